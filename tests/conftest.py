@@ -1,0 +1,52 @@
+"""What every test shares: the environment JAX and Keras start in, and comparison with golden texts.
+
+A golden text lies in `tests/golden/<module>/<test>.txt`, `<module>` being the path below `tests/` without `.py`.
+`pytest --update-golden` writes the texts instead of comparing; without it, a text that is missing fails the test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Read once, when jax and keras are first imported; this file is imported before any test module.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["KERAS_BACKEND"] = "jax"
+
+TESTS = Path(__file__).resolve().parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--update-golden`."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ instead of comparing with it")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """A function `golden(text, part="")` that compares text with the stored one; `part` names one of several."""
+    module = request.path.relative_to(TESTS).with_suffix("")
+    update = request.config.getoption("--update-golden")
+
+    def compare(text: str, part: str = "") -> None:
+        test = re.sub(r"[^\w.=-]+", "_", request.node.name).strip("_")
+        path = TESTS / "golden" / module / f"{test}{'.' if part else ''}{part}.txt"
+        got = text.rstrip("\n") + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(got, encoding="utf-8")
+            return
+        name = path.relative_to(TESTS.parent)
+        if not path.exists():
+            pytest.fail(f"{name} does not exist; `pytest --update-golden` writes it", pytrace=False)
+        want = path.read_text(encoding="utf-8")
+        if got != want:
+            diff = difflib.unified_diff(want.splitlines(), got.splitlines(), str(name), "this run", lineterm="")
+            rows = [*diff, "If the change is meant: pytest --update-golden, and read the diff."]
+            pytest.fail("\n".join(rows), pytrace=False)
+
+    return compare

@@ -1,0 +1,106 @@
+"""`import ipujax` as a user has it: installed, in a folder whose own files have unlucky names, and at little cost.
+
+Everything runs in subprocesses: what this process has imported says nothing about a fresh one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_IMPORT_SECONDS = 0.5  # over `import jax`; assumed: what a user does not notice beside jax itself (about 1 s)
+
+# Imports every module of the package, then prints where the package was found.
+IMPORT_ALL = """
+import importlib, pkgutil
+import ipujax
+for module in pkgutil.walk_packages(ipujax.__path__, "ipujax."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+import ipujax.lowering, ipujax.runtime
+print(ipujax.__file__)
+"""
+
+
+def run_python(code: str, cwd: Path, *path: Path) -> str:
+    """Runs `python -c code` in `cwd`, which `-c` puts first on sys.path, with `path` next; returns its output."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder whose `runtime` and `lowering` raise when imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in ("runtime", "lowering"):
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s own {name}.py was imported')\n")
+    return folder
+
+
+def test_hostile_folder_is_hostile(hostile: Path):
+    for name in ("runtime", "lowering"):
+        run_python(f"try: import {name}\nexcept RuntimeError: pass\nelse: raise SystemExit('harmless')", hostile)
+
+
+def test_import_in_hostile_folder(hostile: Path):
+    found = Path(run_python(IMPORT_ALL, hostile))
+    assert found.name == "__init__.py" and not found.is_relative_to(hostile)
+
+
+def source_modules() -> set[str]:
+    """The files a wheel must hold, apart from its metadata, by their path in it."""
+    folders = {"ipujax": ROOT / "ipujax", "ipujax/lowering": ROOT / "lowering", "ipujax/runtime": ROOT / "runtime"}
+    links = {ROOT / "ipujax" / "runtime", ROOT / "ipujax" / "lowering"}
+    modules = {
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for package, folder in folders.items()
+        for path in folder.rglob("*.py")
+        if links.isdisjoint(path.parents)
+    }
+    return modules | {"ipujax/py.typed"}
+
+
+def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: Path):
+    checkout, dist, site = tmp_path / "checkout", tmp_path / "dist", tmp_path / "site"
+    checkout.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for name in ("ipujax", "lowering", "runtime"):
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+    # Without --wheel or --sdist, `build` makes the sdist, unpacks it, and makes the wheel from that.
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(checkout)]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == source_modules()
+
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(site), str(wheel)]
+    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Path(run_python(IMPORT_ALL, hostile, site)).is_relative_to(site)
+
+
+@pytest.mark.slow
+def test_import_costs_little_over_jax(tmp_path: Path):
+    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    seconds: dict[str, list[float]] = {"jax": [], "jax, ipujax": []}
+    for _ in range(7):  # interleaved, so that a busy machine slows both
+        for what, samples in seconds.items():
+            samples.append(float(run_python(code.format(what), tmp_path)))
+    base, ours = (statistics.median(samples) for samples in seconds.values())
+    assert ours - base < MAX_IMPORT_SECONDS, f"import ipujax took {ours:.2f} s, import jax {base:.2f} s"
