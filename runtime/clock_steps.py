@@ -1,0 +1,168 @@
+"""From what leaves cost, tile by tile, to what they do to the clocks of IPUs.
+
+Input: the costs of the leaves of a program. Output: a `ClockStep` for every leaf and for every decision of
+data-dependent control. On one IPU each phase lasts as long as its slowest tile.
+
+    Execute              sync, exchange, compute; if results move: sync, exchange
+    Copy inside IPUs     sync, exchange, compute (copying on the own tile)
+    Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
+                         buffered: a sender waits until its destination has been read, works, receivers wait for it
+    StreamIn, StreamOut  host exchange
+    decision             all IPUs agree: an internal sync on one IPU, a global one on several
+
+Source: lockstep is how PopART runs pipelines, buffered is the model of the closed forms for pipeline schedules (design
+§5).
+Limits: the sync group of a global sync is the whole system. An IPU's exchange between IPUs lasts as long as its links
+or its busiest tile need, whichever is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+
+import numpy as np
+
+from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.program import Copy, If, Program, RepeatWhile, Switch
+from ipujax.runtime.steps import Leaf, distinct
+from ipujax.runtime.target import Target
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost
+from ipujax.runtime.variable import Variable
+
+Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost]
+
+
+def clock_steps(
+    program: Program, costs: Costs, effects: EffectsOf, target: Target
+) -> tuple[dict[Program, ClockStep], int]:
+    """What each leaf and decision of a program does to the clocks.
+
+    Args:
+        program: the control tree.
+        costs: the cost of each leaf.
+        effects: the effects of its nodes.
+        target: the system.
+
+    Returns:
+        (steps, slots): the steps by node, and how many rows the clock state has beside the IPUs.
+    """
+    slots = _slots(costs, target)
+    steps: dict[Program, ClockStep] = {}
+    for node in distinct(program):
+        if isinstance(node, (If, Switch, RepeatWhile)):
+            steps[node] = _decision(target)
+        elif isinstance(node, Leaf):
+            reads = effects(node).reads if slots else frozenset()
+            frees = tuple(sorted(slots[variable] for variable in reads if variable in slots))
+            steps[node] = _step(node, costs[node], target, slots, frees)
+    return steps, len(slots)
+
+
+def _slots(costs: Costs, target: Target) -> dict[Variable, int]:
+    """The destinations of buffered exchanges, by their row in the clock state."""
+    if target.global_exchange == "lockstep":
+        return {}
+    rows = count(target.num_ipus)
+    slots: dict[Variable, int] = {}
+    for leaf, cost in costs.items():
+        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.is_global:
+            for variable in leaf.destination.variables():
+                if variable not in slots:
+                    slots[variable] = next(rows)
+    return slots
+
+
+def _step(
+    leaf: Leaf,
+    cost: ComputeSetCost | CopyCost | StreamCost,
+    target: Target,
+    slots: Mapping[Variable, int],
+    frees: tuple[int, ...],
+) -> ClockStep:
+    match cost:
+        case ComputeSetCost():
+            work = _compute_set_work(cost, target)
+            return ClockStep(work, _busy(work), frees=frees)
+        case StreamCost():
+            work = _no_work(target)
+            work[:, HOST_EXCHANGE] = cost.cycles
+            return ClockStep(work, _busy(work), frees=frees)
+    if not cost.is_global:
+        work = _local_copy_work(cost, target)
+        return ClockStep(work, _busy(work), frees=frees)
+    if target.global_exchange == "lockstep":
+        everyone = tuple(range(target.num_ipus))
+        return ClockStep(_global_copy_work(cost, target), everyone, meet=everyone)
+    assert isinstance(leaf, Copy) and cost.flows is not None
+    senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
+    work = _sender_work(cost, target, senders)
+    ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
+    fills = tuple(slots[variable] for variable in leaf.destination.variables())
+    return ClockStep(work, ipus, senders=senders, receivers=receivers, fills=fills, frees=frees)
+
+
+def _no_work(target: Target) -> np.ndarray:
+    return np.zeros((target.num_ipus, len(PHASES)), np.int64)
+
+
+def _busy(work: np.ndarray) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(work.any(1)).tolist())
+
+
+def _slowest(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
+    """The cycles of the slowest tile of each IPU, int64[num_ipus], from those of the tiles of some IPUs."""
+    slowest = np.zeros(target.num_ipus, np.int64)
+    by_ipu = cycles.reshape(-1, target.tiles_per_ipu).max(1)
+    slowest[first_ipu : first_ipu + len(by_ipu)] = by_ipu
+    return slowest
+
+
+def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:
+    work = _no_work(target)
+    before, after, compute, vertices = (
+        _slowest(cycles, cost.first_ipu, target)
+        for cycles in (cost.before.cycles, cost.after.cycles, cost.compute_cycles, cost.vertices)
+    )
+    taking_part = (before > 0) | (after > 0) | (vertices > 0)
+    work[:, COMPUTE] = compute
+    work[:, EXCHANGE] = before + after
+    work[:, SYNC] = target.internal_sync_cycles * (taking_part.astype(np.int64) + (after > 0))
+    return work
+
+
+def _local_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
+    work = _no_work(target)
+    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
+    work[:, EXCHANGE] = _slowest(cost.exchange.cycles, cost.first_ipu, target)
+    work[:, SYNC] = target.internal_sync_cycles * work.any(1)
+    return work
+
+
+def _global_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
+    assert cost.flows is not None and cost.link_cycles is not None
+    work = _no_work(target)
+    ports = _slowest(cost.exchange.cycles, cost.first_ipu, target)
+    crosses = cost.flows.any(0) | cost.flows.any(1)
+    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
+    work[:, EXCHANGE] = np.where(crosses, 0, ports)
+    work[:, GLOBAL_EXCHANGE] = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
+    work[:, SYNC] = target.global_sync_cycles
+    return work
+
+
+def _sender_work(cost: CopyCost, target: Target, senders: tuple[int, ...]) -> np.ndarray:
+    work = _global_copy_work(cost, target)
+    work[:, SYNC] = 0
+    receiving_only = np.ones(target.num_ipus, bool)
+    receiving_only[list(senders)] = False
+    work[receiving_only, GLOBAL_EXCHANGE] = 0
+    return work
+
+
+def _decision(target: Target) -> ClockStep:
+    work, everyone = _no_work(target), tuple(range(target.num_ipus))
+    work[:, SYNC] = target.internal_sync_cycles if target.num_ipus == 1 else target.global_sync_cycles
+    return ClockStep(work, everyone, meet=everyone)

@@ -1,0 +1,76 @@
+"""What one leaf of a program does to the clocks of the IPUs.
+
+    step ::= meet? ; work on some IPUs ; wait for arrival? ; free slots
+
+A step first makes its group of IPUs meet (lockstep exchanges and shared decisions), or makes senders wait until the
+slot they write is free (buffered exchanges). Then each IPU works; then receivers wait until everything has been sent;
+last, the slots that were read are free again. All of it is linear over (max, +), see `maxplus`, so a clock state may be
+a vector or a matrix.
+
+State: int64[num_ipus + slots, k] cycles; row i < num_ipus is the clock of IPU i, further rows are the times since when
+each slot (the destination of a buffered exchange) is free.
+Limits: all receivers of one exchange wait for all its senders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PHASES = ("compute", "exchange", "global_exchange", "host_exchange", "sync")  # work; what is left over is idle
+COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC = range(len(PHASES))
+_NONE: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClockStep:
+    """What running one leaf once costs each IPU.
+
+    Args:
+        work: cycles of each of `PHASES` on each IPU, int64[num_ipus, 5].
+        ipus: the IPUs that take part, rising.
+        meet: the IPUs that wait for one another before they start.
+        senders: IPUs that send in a buffered exchange.
+        receivers: IPUs that wait for what `senders` sent.
+        fills: slots that `senders` write, and so wait for, as rows of the state.
+        frees: slots that the senders, or else all `ipus`, have read when the step ends, as rows of the state.
+    """
+
+    work: np.ndarray
+    ipus: tuple[int, ...]
+    meet: tuple[int, ...] = _NONE
+    senders: tuple[int, ...] = _NONE
+    receivers: tuple[int, ...] = _NONE
+    fills: tuple[int, ...] = _NONE
+    frees: tuple[int, ...] = _NONE
+    cycles: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.work.setflags(write=False)
+        object.__setattr__(self, "cycles", self.work.sum(1))
+
+    def start(self, state: np.ndarray) -> None:
+        """Makes the IPUs of `state` wait for whatever they wait for before they work, in place."""
+        if len(self.meet) > 1:
+            rows = list(self.meet)
+            state[rows] = state[rows].max(0)
+        if self.fills:
+            senders = list(self.senders)
+            state[senders] = np.maximum(state[senders], state[list(self.fills)].max(0))
+
+    def finish(self, state: np.ndarray) -> None:
+        """Makes the IPUs of a started `state` work, wait for arrival and free slots, in place."""
+        state[: len(self.cycles)] += self.cycles[:, None]
+        readers = list(self.senders or self.ipus)
+        if self.frees and readers:
+            frees = list(self.frees)
+            state[frees] = np.maximum(state[frees], state[readers].max(0))
+        if self.receivers:
+            receivers = list(self.receivers)
+            state[receivers] = np.maximum(state[receivers], state[list(self.senders)].max(0))
+
+    def advance(self, state: np.ndarray) -> None:
+        """Runs the step on `state`, in place."""
+        self.start(state)
+        self.finish(state)

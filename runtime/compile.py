@@ -1,0 +1,159 @@
+"""Compile: from a graph and a program to an `Executable` that knows what running it costs.
+
+    graph, program ── verify ── costs ── memory ──▶ Executable ── timeline, profile (when asked for)
+
+Compile is pure: it reads the graph and keeps a copy of its tables, so a graph may grow afterwards. Each pass is timed
+by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from ipujax.runtime.clock_steps import clock_steps
+from ipujax.runtime.clocks import ClockStep
+from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
+from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
+from ipujax.runtime.options import Options
+from ipujax.runtime.program import ComputeSet, Copy, Execute, Program, StreamIn, StreamOut
+from ipujax.runtime.steps import Leaf, leaves, while_names
+from ipujax.runtime.target import Target
+from ipujax.runtime.timeline import Recording, Timeline, timeline
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost, copy_cost, stream_cost
+from ipujax.runtime.verifier import verify
+
+Cost = ComputeSetCost | CopyCost | StreamCost
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled program.
+
+    Args:
+        graph: variables, mappings and vertices; a copy, which nobody changes.
+        program: the control tree.
+        options: the choices it was compiled with.
+        costs: what one run of each leaf costs.
+        memory: what every tile needs.
+        steps: what each leaf and decision does to the clocks of IPUs.
+        slots: rows of the clock state that are slots of buffered exchanges.
+        timings: seconds of each pass of this compilation, by name.
+    """
+
+    graph: Graph
+    program: Program
+    options: Options
+    costs: Mapping[Leaf, Cost] = field(repr=False)
+    memory: MemoryReport = field(repr=False)
+    steps: Mapping[Program, ClockStep] = field(repr=False)
+    slots: int
+    timings: Mapping[str, float]
+
+    @property
+    def target(self) -> Target:
+        """The machine it was compiled for."""
+        return self.graph.target
+
+    @cached_property
+    def static_timeline(self) -> Timeline:
+        """The timeline of one run as far as it is known before running.
+
+        Raises:
+            ProfileError: a loop whose trip count is data and not among `Options.trip_counts`.
+        """
+        return self.timeline_of(None)
+
+    def timeline_of(self, recording: Recording | None) -> Timeline:
+        """The timeline of the run that a recording tells of; the static one without.
+
+        Args:
+            recording: what data-dependent control did, see `timeline.Recording`.
+
+        Raises:
+            ProfileError: as `static_timeline`, or a recording that is too short.
+        """
+        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
+        return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
+
+
+def compile(graph: Graph, program: Program, *, options: Options | None = None) -> Executable:
+    """Compiles a program: checks it, and finds what every leaf of it costs and how much memory every tile needs.
+
+    Args:
+        graph: variables, mappings and vertices, for one target.
+        program: the control tree; not to be changed afterwards.
+        options: choices; the defaults when None.
+
+    Raises:
+        VerifyError: a program that breaks a rule.
+        TileMemoryError: a program that overflows a tile, unless the options allow it.
+        ArgumentError: a trip count for a loop that the program does not have.
+    """
+    options, timings = options or Options(), dict[str, float]()
+    graph, effects = _copied(graph), EffectsOf(graph)
+    _check_trip_counts(program, options)
+    with _timed("verify", timings):
+        verify(graph, program, effects)
+    with _timed("cost", timings):
+        costs = leaf_costs(graph, program)
+    with _timed("memory", timings):
+        memory = memory_report(graph, program, effects, costs)
+    if not options.allow_out_of_memory:
+        check_memory(memory, graph.target)
+    with _timed("clocks", timings):
+        steps, slots = clock_steps(program, costs, effects, graph.target)
+    frozen = MappingProxyType
+    return Executable(graph, program, options, frozen(costs), memory, frozen(steps), slots, frozen(timings))
+
+
+def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
+    """What one run of each leaf of a program costs; a compute set that is executed in several places is costed once."""
+    known: dict[ComputeSet, ComputeSetCost] = {}
+    costs: dict[Leaf, Cost] = {}
+    for leaf in leaves(program):
+        match leaf:
+            case Execute(compute_set):
+                if compute_set not in known:
+                    known[compute_set] = compute_set_cost(graph, compute_set)
+                costs[leaf] = known[compute_set]
+            case Copy():
+                costs[leaf] = copy_cost(graph, leaf)
+            case StreamIn(stream, tensor) | StreamOut(tensor, stream):
+                costs[leaf] = stream_cost(graph, stream, tensor)
+    return costs
+
+
+def _copied(graph: Graph) -> Graph:
+    copy = Graph(graph.target)
+    copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
+    copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
+    copy.fallbacks = dict(graph.fallbacks)
+    return copy
+
+
+def _check_trip_counts(program: Program, options: Options) -> None:
+    names = [name for loop in while_names(program).values() for name in loop]
+    for name in options.trip_counts:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            raise ArgumentError(
+                f"Options.trip_counts names no loop of this program: {name!r}",
+                expected=f"one of {names}" if names else "nothing: every trip count is known",
+                hint=f"{close[0]!r}" if close else None,
+            )
+
+
+@contextmanager
+def _timed(name: str, timings: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    timings[name] = time.perf_counter() - start

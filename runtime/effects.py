@@ -1,0 +1,140 @@
+"""What a program reads and writes: the facts that liveness, the engine's loop state and the verifier share.
+
+A variable is *killed* by a step that writes all of it without reading it: whatever it held before is dead. Writes inside a
+compute set are disjoint (the verifier sees to that), so counting elements tells whether all of a variable is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import (
+    Call,
+    Copy,
+    Execute,
+    If,
+    Program,
+    Repeat,
+    RepeatWhile,
+    StreamIn,
+    StreamOut,
+    Switch,
+    WriteUndef,
+)
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable
+from ipujax.runtime.vertices import VertexGroup, extents
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What running a program does to variables, seen from outside.
+
+    Args:
+        reads: variables whose value from before the program may be read.
+        writes: variables that may be written.
+        kills: variables that are certainly written in full before any read.
+    """
+
+    reads: frozenset[Variable] = frozenset()
+    writes: frozenset[Variable] = frozenset()
+    kills: frozenset[Variable] = frozenset()
+
+    def then(self, later: Effects) -> Effects:
+        """The effects of this and, after it, of `later`."""
+        return Effects(
+            self.reads | (later.reads - self.kills),
+            self.writes | later.writes,
+            self.kills | (later.kills - self.reads),
+        )
+
+    def or_else(self, other: Effects) -> Effects:
+        """The effects of either."""
+        return Effects(self.reads | other.reads, self.writes | other.writes, self.kills & other.kills)
+
+    def maybe(self) -> Effects:
+        """The effects if it may run not at all."""
+        return Effects(self.reads, self.writes, frozenset())
+
+
+def _of_leaf(reads: list[Tensor], writes: list[tuple[Tensor, int]]) -> Effects:
+    read = frozenset(v for tensor in reads for v in tensor.variables())
+    counts: dict[Variable, int] = {}
+    for tensor, elements in writes:
+        for variable in tensor.variables():
+            share = elements if len(tensor.variables()) == 1 else 0 if elements < tensor.size else variable.size
+            counts[variable] = counts.get(variable, 0) + share
+    killed = frozenset(v for v, count in counts.items() if count >= v.size) - read
+    return Effects(read, frozenset(counts), killed)
+
+
+def written_elements(group: VertexGroup, field: int) -> int:
+    """Number of elements the vertices of a group write through field number `field`."""
+    total = (group.tile >= 0).astype(int)
+    for dim in extents(group, group.accesses[field]):
+        total = total * dim.length
+    return int(total.sum())
+
+
+def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, int]]]:
+    """The tensors a group reads, and those it writes with the number of elements it writes."""
+    reads, writes = [], []
+    for number, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True)):
+        if field.is_read:
+            reads.append(access.tensor)
+        if field.is_written:
+            writes.append((access.tensor, written_elements(group, number)))
+    return reads, writes
+
+
+class EffectsOf:
+    """Effects of programs of one graph, each node computed once.
+
+    Args:
+        graph: holds the vertex groups of the compute sets.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._known: dict[Program, Effects] = {}
+
+    def __call__(self, program: Program) -> Effects:
+        """The effects of `program`."""
+        if program not in self._known:
+            self._known[program] = self._compute(program)
+        return self._known[program]
+
+    def _compute(self, program: Program) -> Effects:
+        match program:
+            case Execute(compute_set):
+                reads: list[Tensor] = []
+                writes: list[tuple[Tensor, int]] = []
+                for group in self._graph.groups[compute_set]:
+                    group_reads, group_writes = group_tensors(group)
+                    reads += group_reads
+                    writes += group_writes
+                return _of_leaf(reads, writes)
+            case Copy(source, destination):
+                return _of_leaf([source], [(destination, destination.size)])
+            case StreamIn(_, destination) | WriteUndef(destination):
+                return _of_leaf([], [(destination, destination.size)])
+            case StreamOut(source, _):
+                return _of_leaf([source], [])
+            case Repeat(count, body):
+                return self(body) if count else Effects()
+            case RepeatWhile(condition, predicate, body):
+                test = self(condition).then(_of_leaf([predicate], []))
+                return test.then(self(body).then(test).maybe())
+            case If(predicate, then, otherwise):
+                return _of_leaf([predicate], []).then(self(then).or_else(self(otherwise)))
+            case Switch(selector, cases, default):
+                branches = [self(p) for p in (*cases, default)]
+                return _of_leaf([selector], []).then(reduce(Effects.or_else, branches))
+            case Call(function):
+                return self(function.body)
+            case ProgramSequence():
+                return reduce(Effects.then, map(self, program.children()), Effects())
+        raise AssertionError(f"unknown program node {program!r}")

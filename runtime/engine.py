@@ -1,0 +1,286 @@
+"""The engine: a whole program as one JAX function, for one call of XLA a step.
+
+Input: a graph and a program. Output: a function from the values of host streams to the values of host streams that
+`jax.jit` can trace. Vertices are computed unsplit wherever the kinds of their axes allow it (`runtime/collapse.py`),
+else as they are split (`runtime/split.py`).
+
+Control flow becomes `lax.scan`, `while_loop`, `cond` and `switch`. Only variables that are written inside and read
+later pass through them: XLA then updates a loop's buffers in place, and never copies what a branch leaves alone.
+
+Limits: a host stream holds one value a run; a stream written several times keeps the last value, one never written
+gives zeros. Memory that was never written reads as zeros (the verifier refuses such programs). The body of a `Function`
+is traced once for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import io_callback
+
+from ipujax.runtime.collapse import collapsible, distinct_nodes, executed_groups, merged, one_slot
+from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import (
+    Call,
+    Copy,
+    Execute,
+    HostStream,
+    If,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+    WriteUndef,
+)
+from ipujax.runtime.split import apply, run_group, signatures
+from ipujax.runtime.tensor import read, write
+from ipujax.runtime.variable import Variable, dtype_name
+
+Streams = dict[HostStream, jax.Array]
+Live = frozenset[Variable]
+State = list[jax.Array]
+Record = Callable[[Program, Any], None]
+
+
+def engine_function(
+    graph: Graph, program: Program, *, exact_splits: bool = False, record: Record | None = None
+) -> Callable[[Mapping[HostStream, Any]], Streams]:
+    """Makes the function that runs a program.
+
+    Args:
+        graph: holds the vertex groups and constants.
+        program: what to run; not to be changed afterwards.
+        exact_splits: compute every vertex by itself instead of unsplit: slower, the very splits of the machine.
+        record: told, in order, what data-dependent control does: the trips of a `RepeatWhile`, 1 or 0 of an `If`, the
+            case of a `Switch` (their number for its default). It calls back to the host each time, and is slow.
+
+    Returns:
+        `run(inputs)`: takes for each stream the program reads an array of its shape and dtype, returns one for each
+        stream it writes. It can be traced; it raises `ArgumentError` for an input that is missing, or of another shape
+        or dtype.
+    """
+    engine = _Engine(graph, program, exact_splits, record)
+    return engine.run
+
+
+class _Values(dict[Variable, jax.Array]):
+    """Arrays of variables. Every variable has one: its constant, or zeros, until it is written."""
+
+    def __contains__(self, variable: object) -> bool:
+        return isinstance(variable, Variable)
+
+    def __missing__(self, variable: Variable) -> jax.Array:
+        if variable.value is not None:
+            return jnp.asarray(variable.value)
+        return jnp.zeros(variable.shape, variable.dtype)
+
+    def with_state(self, variables: list[Variable], state: State) -> _Values:
+        """A copy in which some variables have other values."""
+        values = _Values(self)
+        values.update(zip(variables, state, strict=True))
+        return values
+
+
+class _Engine:
+    """A program prepared for tracing: facts that do not depend on values."""
+
+    def __init__(self, graph: Graph, program: Program, exact_splits: bool, record: Record | None) -> None:
+        self._graph = graph
+        self._record = record
+        self._program = program
+        self._effects = EffectsOf(graph)
+        self._order = {variable: number for number, variable in enumerate(graph.variables)}
+        self._stands_for = {} if exact_splits else {v: one_slot(v) for v in collapsible(graph, program)}
+        self._groups = {
+            group: (run, signatures(run))
+            for group in executed_groups(graph, program)
+            for run in [merged(group, self._stands_for, exact_splits)]
+        }
+        self._constants = self._constants_read()
+        # Where the value of a stream waits: a variable of its own, so that loops and branches hand it on like others.
+        self._inputs = _stream_variables(program, StreamIn)
+        self._outputs = _stream_variables(program, StreamOut)
+
+    def _constants_read(self) -> list[Variable]:
+        """Constants in the order of the graph, made arrays once, outside of all control flow."""
+        nodes = list(distinct_nodes(self._program))
+        tensors = [node.source for node in nodes if isinstance(node, (Copy, StreamOut))]
+        tensors += [access.tensor for group in self._groups for access in group.accesses]
+        used = {variable for tensor in tensors for variable in tensor.variables()}
+        return [v for v in self._graph.variables if v.is_constant and v in used]
+
+    def run(self, inputs: Mapping[HostStream, Any]) -> Streams:
+        """Runs the whole program."""
+        values = _Values({v: jnp.asarray(v.value) for v in self._constants})
+        values.update({variable: _input(stream, inputs) for stream, variable in self._inputs.items()})
+        self._run(self._program, values, frozenset())
+        return {stream: values[variable] for stream, variable in self._outputs.items()}
+
+    def _run(self, program: Program, values: _Values, live: Live) -> None:
+        """Runs a program on values, which are changed; `live` is what may be read after it."""
+        steps = list(_steps(program))
+        for step, live_after in zip(steps, self._live_after(steps, live), strict=True):
+            _STEPS[type(step)](self, step, values, live_after)
+
+    def _live_after(self, steps: list[Program], live: Live) -> list[Live]:
+        """What may be read after each step, for steps of control flow; nothing for the others, which need not know."""
+        first = next((n for n, step in enumerate(steps) if isinstance(step, _CONTROL)), len(steps))
+        now, result = set(live), [Live()] * len(steps)
+        for number in range(len(steps) - 1, first - 1, -1):
+            if isinstance(steps[number], _CONTROL):
+                result[number] = frozenset(now)
+            effects = self._effects(steps[number])
+            now -= effects.kills
+            now |= effects.reads
+        return result
+
+    def _state(self, programs: list[Program], live: Live) -> list[Variable]:
+        """The variables that the programs write and that are read later, in a fixed order."""
+        written = frozenset().union(*(self._effects(program).writes for program in programs)) & live
+        streams = dict.fromkeys(n.stream for p in programs for n in distinct_nodes(p) if isinstance(n, StreamOut))
+        variables = [self._stands_for.get(v, v) for v in sorted(written, key=self._order.__getitem__)]
+        return [*variables, *(self._outputs[stream] for stream in streams)]
+
+    # --- one method a kind of step: runs it on values, which are changed ---
+
+    def _execute(self, step: Execute, values: _Values, live: Live) -> None:
+        del live
+        groups = [self._groups[group] for group in self._graph.groups[step.compute_set]]
+        for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
+            apply(written, values)
+
+    def _copy(self, step: Copy, values: _Values, live: Live) -> None:
+        del live
+        values.update(write(step.destination, values, read(step.source, values)))
+
+    def _write_undef(self, step: WriteUndef, values: _Values, live: Live) -> None:
+        del live
+        for variable in step.destination.variables():
+            if step.destination.is_whole_variable:
+                values.pop(self._stands_for.get(variable, variable), None)
+
+    def _stream_in(self, step: StreamIn, values: _Values, live: Live) -> None:
+        del live
+        values.update(write(step.destination, values, values[self._inputs[step.stream]]))
+
+    def _stream_out(self, step: StreamOut, values: _Values, live: Live) -> None:
+        del live
+        values[self._outputs[step.stream]] = read(step.source, values)
+
+    def _repeat(self, step: Repeat, values: _Values, live: Live) -> None:
+        if step.count == 1:
+            self._run(step.body, values, live)
+        if step.count <= 1:
+            return
+        live |= self._effects(step.body).reads
+        variables = self._state([step.body], live)
+
+        def iteration(state: State, _: None) -> tuple[State, None]:
+            inner = values.with_state(variables, state)
+            self._run(step.body, inner, live)
+            return [inner[v] for v in variables], None
+
+        state, _ = lax.scan(iteration, [values[v] for v in variables], None, length=step.count)
+        values.update(zip(variables, state, strict=True))
+
+    def _repeat_while(self, step: RepeatWhile, values: _Values, live: Live) -> None:
+        again = Sequence(step.body, step.condition)
+        predicate = frozenset(step.predicate.variables())
+        live |= predicate | self._effects(again).reads
+        self._run(step.condition, values, live)
+        variables = self._state([again], live)
+
+        def iteration(state: tuple[jax.Array, jax.Array, State]) -> tuple[jax.Array, jax.Array, State]:
+            inner = values.with_state(variables, state[2])
+            self._run(again, inner, live)
+            return read(step.predicate, inner), state[1] + 1, [inner[v] for v in variables]
+
+        start = read(step.predicate, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
+        _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
+        self._tell(step, trips)
+        values.update(zip(variables, state, strict=True))
+
+    def _tell(self, step: Program, what: jax.Array) -> None:
+        """Tells the recorder what a step did, if there is one."""
+        if self._record is not None:
+            io_callback(partial(self._record, step), None, what, ordered=True)
+
+    def _if(self, step: If, values: _Values, live: Live) -> None:
+        variables = self._state([step.then, step.otherwise], live)
+        then, otherwise = (self._branch(program, values, variables, live) for program in (step.then, step.otherwise))
+        predicate = read(step.predicate, values)
+        self._tell(step, predicate)
+        state = lax.cond(predicate, then, otherwise)
+        values.update(zip(variables, state, strict=True))
+
+    def _switch(self, step: Switch, values: _Values, live: Live) -> None:
+        programs = [*step.cases, step.default]
+        variables = self._state(programs, live)
+        branches = [self._branch(program, values, variables, live) for program in programs]
+        selector, count = read(step.selector, values), len(step.cases)
+        in_range = (selector >= 0) & (selector < count)
+        case = jnp.where(in_range, selector, count)
+        self._tell(step, case)
+        state = lax.switch(case, branches)
+        values.update(zip(variables, state, strict=True))
+
+    def _branch(self, program: Program, values: _Values, variables: list[Variable], live: Live) -> Callable[[], State]:
+        """A function that runs a program on a copy of the values, and returns some of them."""
+
+        def run() -> State:
+            inner = _Values(values)
+            self._run(program, inner, live)
+            return [inner[v] for v in variables]
+
+        return run
+
+
+_STEPS: dict[type[Program], Callable[..., None]] = {
+    Execute: _Engine._execute,
+    Copy: _Engine._copy,
+    StreamIn: _Engine._stream_in,
+    WriteUndef: _Engine._write_undef,
+    StreamOut: _Engine._stream_out,
+    Repeat: _Engine._repeat,
+    RepeatWhile: _Engine._repeat_while,
+    If: _Engine._if,
+    Switch: _Engine._switch,
+}
+_CONTROL = (Repeat, RepeatWhile, If, Switch)
+
+
+def _steps(program: Program) -> Iterator[Program]:
+    """The steps of a program in order, without the sequences and calls around them."""
+    if isinstance(program, (Sequence, Call)):
+        for child in program.children():
+            yield from _steps(child)
+    else:
+        yield program
+
+
+def _stream_variables(program: Program, kind: type[StreamIn] | type[StreamOut]) -> dict[HostStream, Variable]:
+    """A variable for each stream that a kind of node moves, in the order of the nodes."""
+    streams = dict.fromkeys(node.stream for node in distinct_nodes(program) if isinstance(node, kind))
+    return {stream: Variable(stream.shape, stream.dtype, stream.name) for stream in streams}
+
+
+def _input(stream: HostStream, inputs: Mapping[HostStream, Any]) -> jax.Array:
+    """The value of a stream, checked."""
+    expected = f"{dtype_name(stream.dtype)}{list(stream.shape)}"
+    if stream not in inputs:
+        raise ArgumentError(f"stream {stream.name} has no value", expected=expected)
+    value = jnp.asarray(inputs[stream])
+    if value.shape != stream.shape or value.dtype != stream.dtype:
+        got = f"{dtype_name(value.dtype)}{list(value.shape)}"
+        raise ArgumentError(f"stream {stream.name} was given another value", expected=expected, got=got)
+    return value

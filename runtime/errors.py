@@ -1,0 +1,68 @@
+"""Errors a user can meet: one family, one form.
+
+Every error says what happened, where in the user's code, what was expected and found (with units), and what to try.
+Errors that are faults of ipujax itself are plain `AssertionError`s.
+"""
+
+from __future__ import annotations
+
+
+class IpuError(Exception):
+    """Base of all ipujax errors.
+
+    Args:
+        what: what happened, naming the thing it happened to.
+        where: the user's source line, as `file:line (function)`.
+        expected: what would have been right, with units.
+        got: what was found instead, with units.
+        hint: what to try.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
+        rows = (("at", where), ("expected", expected), ("got", got), ("try", hint))
+        super().__init__("\n".join([what, *(f"  {label}: {value}" for label, value in rows if value is not None)]))
+
+
+class TargetError(IpuError):
+    """A machine description that makes no sense, or names nothing known."""
+
+
+class TensorError(IpuError):
+    """A view of a tensor that does not exist: bad slice, reshape to another size, write through a broadcast."""
+
+
+class MappingError(IpuError):
+    """A tile mapping that leaves elements out, holds them twice, or names tiles the target lacks."""
+
+
+class GraphError(IpuError):
+    """A graph built wrongly: unconnected field, wrong dtype or shape, unknown name."""
+
+
+class VerifyError(IpuError):
+    """A rule of the verifier is broken; `rule` names it."""
+
+    def __init__(self, rule: str, what: str, **facts: object) -> None:
+        self.rule = rule
+        super().__init__(f"[{rule}] {what}", **facts)  # type: ignore[arg-type]
+
+
+class TileMemoryError(IpuError):
+    """A program that does not fit in the memory of a tile."""
+
+
+class ArgumentError(IpuError):
+    """A call with arguments that cannot be compiled or run."""
+
+
+class ProfileError(IpuError):
+    """A figure was asked for that this profile cannot know."""

@@ -1,0 +1,330 @@
+"""The exchange between tiles: what each tile receives and sends around a compute set or for a copy.
+
+Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
+`Traffic`, bytes and fragments a tile, and from these cycles. Two ways give the same numbers: axis by axis for boxes on
+boxes (`exchange_boxes`), and by flat runs for everything else (`exchange_count`). `messages` lists the same exchange.
+
+An element that several tiles need is sent once (multicast) and received by each; one that is needed several times on
+one tile, by several vertices or through a broadcast, is received once.
+
+Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
+Limits: all pairs of tiles are equally far; the doubled width of paired tiles that receive the same data is not used;
+reordering inside an operand (a transposed read) is not charged. Views whose elements are scattered singly over a `Flat`
+mapping (a flattened transpose) take time by element: 0.15 s a million.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field as member
+from functools import lru_cache
+
+import numpy as np
+
+from ipujax.runtime.affine import Affine
+from ipujax.runtime.exchange_boxes import count_boxes
+from ipujax.runtime.exchange_count import Counts, count
+from ipujax.runtime.exchange_demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable, element_bytes
+from ipujax.runtime.vertices import Access, VertexGroup, element
+from ipujax.runtime.view import Concat, Node, Reshaped
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Traffic:
+    """What tiles exchange, each member int64[num_tiles] and read-only.
+
+    Args:
+        received_bytes: bytes that arrive from other tiles.
+        sent_bytes: bytes that leave, each once however many tiles receive it.
+        fragments: contiguous parts that arrive (contiguous in the memory they leave and in the operand they become).
+        local_bytes: bytes needed that are already on the tile.
+        local_fragments: contiguous parts of those.
+    """
+
+    received_bytes: np.ndarray
+    sent_bytes: np.ndarray
+    fragments: np.ndarray
+    local_bytes: np.ndarray
+    local_fragments: np.ndarray
+
+    @property
+    def is_scattered(self) -> np.ndarray:
+        """Whether local bytes must be copied, because a vertex' edge is contiguous and its elements are not, bool."""
+        return (self.local_bytes > 0) & (self.fragments + self.local_fragments > 1)
+
+    @property
+    def copied_bytes(self) -> np.ndarray:
+        """Local bytes copied to make edges contiguous."""
+        return np.where(self.is_scattered, self.local_bytes, 0)
+
+    @property
+    def copied_fragments(self) -> np.ndarray:
+        """Contiguous parts of `copied_bytes`."""
+        return np.where(self.is_scattered, self.local_fragments, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A count that is asked for again and again: equal by `key`, which holds all that the answer depends on."""
+
+    key: tuple[object, ...]
+    group: VertexGroup = member(compare=False)
+    access: Access = member(compare=False)
+    mappings: tuple[TileMapping, ...]
+    num_tiles: int
+    item_bytes: int
+    writes: bool
+
+
+def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
+    """The exchange of one field of a vertex group.
+
+    Args:
+        group: the vertices.
+        field: number of the field.
+        graph: holds the target and the mappings of the field's variables.
+        results: False for the exchange before the compute set, from owners to vertices; True for the one after it, from
+            vertices to owners. By default what the field's direction says; a field that is read and written has both,
+            and the first is the default.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
+    """
+    access = group.accesses[field]
+    writes = not group.codelet.fields[field].is_read if results is None else results
+    return _traffic(group, access, graph, writes)
+
+
+def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+    """The exchange of a copy: every tile receives what its part of the destination needs of the source.
+
+    All local bytes are copied on their tile; `copied_bytes` is not meant for copies.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor of the same shape that is written.
+        graph: holds the target and the mappings of all variables.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
+    """
+    if source.size == 0:
+        return _nothing(graph.target.num_tiles)
+    grid = copy_grid(source, destination, graph)
+    if grid is not None:
+        return _traffic(*grid, graph, False)
+    wanted = element_demand(source, destination, graph)
+    return _in_bytes(count(wanted, mappings_of(source, graph), False), element_bytes(source.dtype))
+
+
+def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> Traffic:
+    tensor, num_tiles = access.tensor, graph.target.num_tiles
+    mappings = mappings_of(tensor, graph)
+    item_bytes = element_bytes(tensor.dtype)
+    if tensor.size == 0 or group.num_vertices == 0:
+        return _nothing(num_tiles)
+    if len(mappings) == 1 and _stays(group, access, mappings[0]):
+        first, last = _tile_range(mappings[0])
+        return _widen(_in_place(mappings[0], item_bytes), first, num_tiles)
+    ends = [_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)]
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
+    grid = grid_of(group.axes, tile)
+    mappings = tuple(_moved_down(mapping, first) for mapping in mappings)
+    return _widen(_recalled(grid, access, mappings, last - first + 1, item_bytes, writes), first, num_tiles)
+
+
+def _ends(tiles: np.ndarray) -> tuple[int, int]:
+    return int(tiles.min()), int(tiles.max())
+
+
+@lru_cache(maxsize=4096)
+def _tile_range(mapping: TileMapping) -> tuple[int, int]:
+    """The first and the last tile of a mapping of one element or more."""
+    return _ends(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+
+
+@lru_cache(maxsize=4096)
+def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
+    """The mapping with `by` less for every tile; counts then run over the tiles that take part, not over all IPUs."""
+    if by == 0:
+        return mapping
+    if isinstance(mapping, Blocked):
+        return Blocked(mapping.cuts, mapping.tile - by)
+    return Flat(mapping.size, mapping.starts, mapping.tiles - by)
+
+
+def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
+    """The traffic of some tiles from number `first` on as that of all tiles."""
+    if len(part.local_bytes) == num_tiles:
+        return part
+    none, members = _zeros(num_tiles), []
+    for values in (part.received_bytes, part.sent_bytes, part.fragments, part.local_bytes, part.local_fragments):
+        if not values.any():
+            members.append(none)
+            continue
+        wide = np.zeros(num_tiles, np.int64)
+        wide[first : first + len(values)] = values
+        members.append(_read_only(wide))
+    return Traffic(*members)
+
+
+def _recalled(
+    grid: VertexGroup,
+    access: Access,
+    mappings: tuple[TileMapping, ...],
+    num_tiles: int,
+    item_bytes: int,
+    writes: bool,
+) -> Traffic:
+    """The answer to a question, from memory where the same geometry was asked for before."""
+    tensor = access.tensor
+    blanks = {v: Variable(v.shape, tensor.dtype) for v in tensor.variables()}
+    node = _nameless(tensor.node, blanks)
+    if node is None:
+        return _answer(_Question((), grid, access, mappings, num_tiles, item_bytes, writes))
+    cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
+    key = (_geometry(node, list(blanks.values())), access.dims, cuts, grid.tile.tobytes())
+    asked = Access(Tensor(node, tensor.shape, tensor.dtype), access.dims)
+    return _remembered(_Question(key, grid, asked, mappings, num_tiles, item_bytes, writes))
+
+
+def _nameless(node: Node, blanks: dict[Variable, Variable]) -> Node | None:
+    """The node over other variables, so that a cache keeps nothing of a program but mappings; None for a list."""
+    match node:
+        case Affine(variable, offset, dims):
+            return Affine(blanks[variable], offset, dims)
+        case Reshaped(source, shape):
+            inner = _nameless(source, blanks)
+            return Reshaped(inner, shape) if isinstance(inner, Affine | Concat) else None
+        case Concat(axis, parts, shape):
+            inners = [_nameless(part, blanks) for part in parts]
+            found = tuple(inner for inner in inners if inner is not None)
+            return Concat(axis, found, shape) if len(found) == len(parts) else None
+    return None
+
+
+def _geometry(node: Node, variables: list[Variable]) -> tuple[object, ...]:
+    """All that an exchange depends on in a node, variables by number and shape."""
+    match node:
+        case Affine(variable, offset, dims):
+            return variables.index(variable), variable.shape, offset, dims
+        case Reshaped(source, shape):
+            return _geometry(source, variables), shape
+        case Concat(axis, parts, _):
+            return axis, tuple(_geometry(part, variables) for part in parts)
+    raise AssertionError(f"no geometry for {type(node).__name__}")
+
+
+def _stays(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
+    """Whether the grid of vertices is the grid of the mapping, box for box and tile for tile."""
+    tensor = access.tensor
+    if not tensor.is_whole_variable or access.dims != tuple(element(number) for number in range(len(group.axes))):
+        return False
+    if isinstance(mapping, Blocked):
+        same = tensor.shape == mapping.shape and mapping.tile.shape == group.tile.shape
+        return (
+            same
+            and all(
+                a.cuts is cuts or np.array_equal(a.cuts, cuts) for a, cuts in zip(group.axes, mapping.cuts, strict=True)
+            )
+            and (mapping.tile is group.tile or np.array_equal(mapping.tile, group.tile))
+        )
+    if tensor.ndim != 1 or not np.array_equal(mapping.tiles, group.tile):
+        return False
+    return np.array_equal(mapping.starts, group.axes[0].cuts[:-1])
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+@lru_cache(maxsize=64)
+def _zeros(num_tiles: int) -> np.ndarray:
+    return _read_only(np.zeros(num_tiles, np.int64))
+
+
+@lru_cache(maxsize=16)
+def _nothing(num_tiles: int) -> Traffic:
+    none = _zeros(num_tiles)
+    return Traffic(none, none, none, none, none)
+
+
+@lru_cache(maxsize=1024)
+def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
+    """Everything a mapping holds stays where it is; over the tiles from its first to its last."""
+    first, last = _tile_range(mapping)
+    none, held = _zeros(last - first + 1), _moved_down(mapping, first).elements_per_tile(last - first + 1)
+    return Traffic(none, none, none, _read_only(held * item_bytes), _read_only((held > 0).astype(np.int64)))
+
+
+def _answer(question: _Question) -> Traffic:
+    """Counts in the fast way where it applies, else by runs."""
+    group, access, mappings, num_tiles = question.group, question.access, question.mappings, question.num_tiles
+    counts = None
+    if len(mappings) == 1:
+        counts = count_boxes(group, access, mappings[0], num_tiles, question.writes)
+    if counts is None:
+        counts = count(access_demand(group, access, num_tiles), mappings, question.writes)
+    return _in_bytes(counts, question.item_bytes)
+
+
+_remembered = lru_cache(maxsize=512)(_answer)
+
+
+def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
+    members = (
+        counts.received * item_bytes,
+        counts.sent * item_bytes,
+        counts.fragments,
+        counts.local * item_bytes,
+        counts.local_fragments,
+    )
+    return Traffic(*map(_read_only, members))
+
+
+# --- cycles -----------------------------------------------------------------------------------------------------------
+
+
+def exchange_cycles(
+    received_bytes: np.ndarray, sent_bytes: np.ndarray, fragments: np.ndarray, target: Target
+) -> np.ndarray:
+    """Cycles each tile spends in one internal exchange, the sync before it not included.
+
+    Args:
+        received_bytes: bytes that arrive, all fields of the exchange together, int64[num_tiles].
+        sent_bytes: bytes that leave, int64[num_tiles].
+        fragments: contiguous parts that arrive, int64[num_tiles].
+        target: gives width, start-up and control costs.
+
+    Returns:
+        int64[num_tiles], 0 where a tile neither sends nor receives.
+
+    Source: reference A2, payload over width or the control slots of each fragment, whichever is more; B5 for the start.
+    """
+    payload = np.ceil(np.maximum(received_bytes, sent_bytes) / target.exchange_bytes_per_cycle).astype(np.int64)
+    work = np.maximum(payload, fragments * target.exchange_fragment_cycles)
+    return np.where(work > 0, work + target.exchange_startup_cycles, 0)
+
+
+def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: Target) -> np.ndarray:
+    """Cycles each tile spends to rearrange bytes in its own memory.
+
+    Args:
+        copied_bytes: bytes copied, as `Traffic.copied_bytes`, int64[num_tiles].
+        copied_fragments: contiguous parts of those, int64[num_tiles].
+        target: gives the cost of a byte and of a part.
+
+    Returns:
+        int64[num_tiles], 0 where nothing is copied.
+
+    Source: reference B5, a fit to copies before and after an exchange on Mk1.
+    """
+    streamed = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
+    return np.where(copied_bytes > 0, streamed + copied_fragments * target.copy_fragment_cycles, 0)

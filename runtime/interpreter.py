@@ -1,0 +1,200 @@
+"""The tile interpreter: a program run tile by tile and vertex by vertex, the living definition of the machine.
+
+Input: a graph, a program and the values of its input streams. Output: the values of its output streams. A compute set
+is an exchange of operands, its vertices one after the other in a random order, and an exchange of results; a vertex
+sees the memory of its tile and nothing else. What has no meaning on the machine raises `InterpreterError`: reading what
+was not delivered or never written, two vertices that race, a result that does not reach its owner.
+
+The engine, the exchange plan and the verifier are tested against it.
+Limits: slow and literal; for machines of at most 64 tiles and small tensors. One IPU's exchange reaches all tiles; that
+vertices stay on their IPU is a rule of the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.messages import messages
+from ipujax.runtime.program import (
+    Call,
+    ComputeSet,
+    Copy,
+    Execute,
+    HostStream,
+    If,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+    WriteUndef,
+    own_tensors,
+)
+from ipujax.runtime.steps import distinct
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
+from ipujax.runtime.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
+from ipujax.runtime.variable import is_key_dtype
+from ipujax.runtime.vertices import VertexGroup
+
+MAX_TILES = 64
+
+# (graph, group, number of the field, results) -> operands moved before, or results moved after the compute set.
+ExchangePlan = Callable[[Graph, VertexGroup, int, bool], Messages]
+
+
+def interpret(
+    graph: Graph,
+    program: Program,
+    inputs: Mapping[HostStream, Any],
+    *,
+    seed: int = 0,
+    exchange: ExchangePlan = messages,
+) -> dict[HostStream, Any]:
+    """Runs a program literally.
+
+    Args:
+        graph: variables, mappings and vertices, for a target of at most 64 tiles.
+        program: what runs.
+        inputs: an array of the stream's shape and dtype for each stream that the program reads.
+        seed: seed of the order in which the vertices of a compute set run.
+        exchange: the exchange plan, which delivers operands and results.
+
+    Returns:
+        The last value of each output stream written: numpy arrays, or JAX arrays of PRNG keys.
+
+    Raises:
+        InterpreterError: if the program does what the machine cannot, naming vertex, tile, variable and index.
+        ArgumentError: if the target is too big, or an input is missing or of another shape or dtype.
+    """
+    if graph.target.num_tiles > MAX_TILES:
+        got = f"{graph.target.num_tiles} tiles"
+        raise ArgumentError("the tile interpreter is for small targets", expected=f"≤ {MAX_TILES} tiles", got=got)
+    machine = _Machine(graph, program, inputs, np.random.default_rng(seed), exchange)
+    machine.run(program)
+    return machine.outputs
+
+
+class _Machine:
+    """The state of a run: the memory of all tiles and the values sent to the host.
+
+    Args:
+        graph: the graph.
+        program: all that may run, for the variables to make room for.
+        inputs: values of the input streams.
+        rng: chooses the order of vertices.
+        exchange: the exchange plan.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        inputs: Mapping[HostStream, Any],
+        rng: np.random.Generator,
+        exchange: ExchangePlan,
+    ) -> None:
+        self._graph, self._inputs, self._rng, self._exchange = graph, inputs, rng, exchange
+        tensors = [tensor for node in distinct(program) for tensor in _tensors(graph, node)]
+        self._memory = TileMemory(graph, dict.fromkeys(v for tensor in tensors for v in tensor.variables()))
+        self._views = Views()
+        self.outputs: dict[HostStream, Any] = {}
+
+    def run(self, program: Program) -> None:
+        """Runs one node."""
+        match program:
+            case Sequence() | Call():
+                for child in program.children():
+                    self.run(child)
+            case Execute(compute_set):
+                self._execute(compute_set)
+            case Copy(source, destination):
+                self._store(destination, self._load(source, program), program)
+            case Repeat(count, body):
+                for _ in range(count):
+                    self.run(body)
+            case RepeatWhile(condition, predicate, body):
+                self.run(condition)
+                while self._load(predicate, program).item():
+                    self.run(body)
+                    self.run(condition)
+            case If(predicate, then, otherwise):
+                self.run(then if self._load(predicate, program).item() else otherwise)
+            case Switch(selector, cases, default):
+                chosen = self._load(selector, program).item()
+                self.run(cases[chosen] if 0 <= chosen < len(cases) else default)
+            case StreamIn(stream, destination):
+                self._store(destination, _input(stream, self._inputs), program)
+            case WriteUndef(destination):
+                self._store(destination, raw_empty(destination.dtype, destination.shape), program)
+            case StreamOut(source, stream):
+                raw = self._load(source, program)
+                self.outputs[stream] = from_raw(raw, source.dtype) if is_key_dtype(source.dtype) else raw
+            case _:
+                raise AssertionError(f"unknown program node {program!r}")
+
+    def _load(self, tensor: Tensor, step: Program) -> np.ndarray:
+        """The raw value of a tensor, from the tiles that own its elements."""
+        view, actor = self._views.whole(tensor), _actor(step)
+        raw = raw_empty(tensor.dtype, view.which.shape)
+        for variable, chosen, elements in view.parts():
+            raw[chosen] = self._memory.read(self._memory.home(variable)[elements], variable, elements, actor)
+        return raw.reshape(view.shape)
+
+    def _store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
+        """Writes a raw value to the tiles that own the elements of a tensor."""
+        check_writable(tensor, _actor(step))
+        for variable, chosen, elements in self._views.whole(tensor).parts():
+            self._memory.write(self._memory.home(variable)[elements], variable, elements, raw.ravel()[chosen])
+        self._memory.retire()
+
+    def _execute(self, compute_set: ComputeSet) -> None:
+        """Runs one compute set: exchange, vertices in random order, exchange."""
+        groups, races = self._graph.groups[compute_set], RaceLog()
+        actor = Actor(compute_set.name, where=compute_set.origin)
+        vertices: list[Vertex] = []
+        for group in groups:
+            vertices += vertices_of(group, compute_set.name, len(vertices))
+        self._move(groups, actor, results=False)
+        for number in self._rng.permutation(len(vertices)):
+            run_vertex(vertices[number], self._memory, races, self._views)
+        self._move(groups, actor, results=True)
+        self._memory.check_results_home(actor)
+        self._memory.retire()
+
+    def _move(self, groups: list[VertexGroup], actor: Actor, *, results: bool) -> None:
+        """The exchange of operands before a compute set, or of results after it."""
+        for group in (group for group in groups if group.num_vertices):
+            for number, field in enumerate(group.codelet.fields):
+                if field.is_written if results else field.is_read:
+                    moved = self._exchange(self._graph, group, number, results)
+                    self._memory.deliver(moved, actor, to_home=results)
+
+
+def _actor(step: Program) -> Actor:
+    return Actor(type(step).__name__, where=getattr(step, "origin", None))
+
+
+def _input(stream: HostStream, inputs: Mapping[HostStream, Any]) -> np.ndarray:
+    """The raw value of an input stream."""
+    if stream not in inputs:
+        raise ArgumentError(f"no value for input stream {stream.name}")
+    value = inputs[stream]
+    value = value if hasattr(value, "dtype") else np.asarray(value, stream.dtype)
+    expected, got = type_name(stream.dtype, stream.shape), type_name(value.dtype, value.shape)
+    if expected != got:
+        raise ArgumentError(f"input stream {stream.name} has another type", expected=expected, got=got)
+    return to_raw(value)
+
+
+def _tensors(graph: Graph, node: Program) -> list[Tensor]:
+    """The tensors one node touches, itself or through vertices."""
+    groups = graph.groups[node.compute_set] if isinstance(node, Execute) else ()
+    return [*own_tensors(node), *(access.tensor for group in groups for access in group.accesses)]

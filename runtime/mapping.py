@@ -1,0 +1,195 @@
+"""Tile mappings: which tile holds each element of a variable, each element exactly once.
+
+`Blocked` cuts every dimension and puts each box on one tile: what planners make. `Flat` cuts the row-major flat order:
+what the linear mapping rule makes. Both are compared by identity, so that everything derived from a mapping can be cached;
+the functions that make mappings are themselves memoised.
+
+Source of the linear rule: poplibs `poputil/TileMapping.cpp` and `Util.cpp:splitRegions` (reference machine.md §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.errors import MappingError
+
+MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share worth a tile
+VECTOR_BYTES = 8  # data path width of a tile; one grain is one vector
+
+
+def frozen(values: object, dtype: type) -> np.ndarray:
+    """Returns a read-only array."""
+    array = np.array(values, dtype=dtype)
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Blocked:
+    """Boxes of a variable on tiles.
+
+    Args:
+        cuts: per dimension the boundaries `0 = c0 < … < cn = size`, int64[n + 1].
+        tile: the tile of each box, int32[n1, …, nr].
+    """
+
+    cuts: tuple[np.ndarray, ...]
+    tile: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(c[-1]) for c in self.cuts)
+
+    def elements_per_tile(self, num_tiles: int) -> np.ndarray:
+        """Elements each tile holds, int64[num_tiles]."""
+        counts = np.ones(self.tile.shape, np.int64)
+        for axis, cut in enumerate(self.cuts):
+            counts = counts * np.diff(cut).reshape([-1 if a == axis else 1 for a in range(len(self.cuts))])
+        return np.bincount(self.tile.ravel(), counts.ravel(), num_tiles).astype(np.int64)
+
+    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+        shape = self.shape
+        if prod(shape) == 0:
+            return frozen([], np.int64), frozen([], np.int64), frozen([], np.int32)
+        starts, tiles, inner = np.zeros(1, np.int64), np.asarray(self.tile), prod(shape)
+        last = max((axis for axis, cut in enumerate(self.cuts) if len(cut) > 2), default=-1)
+        index: np.ndarray = np.zeros((1,), np.int64)
+        for axis, cut in enumerate(self.cuts[: last + 1]):
+            inner //= shape[axis]
+            if axis < last:
+                offsets = np.arange(shape[axis], dtype=np.int64) * inner
+                block = np.searchsorted(cut, np.arange(shape[axis]), side="right") - 1
+            else:
+                offsets, block = cut[:-1] * inner, np.arange(len(cut) - 1)
+            starts = (starts[:, None] + offsets).ravel()
+            index = (index[:, None] * (len(cut) - 1) + block).ravel()
+        owners = tiles.reshape(-1)[index].astype(np.int32)
+        return starts, np.diff(np.append(starts, prod(shape))), owners
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flat:
+    """Intervals of a variable's row-major flat order on tiles.
+
+    Args:
+        size: number of elements.
+        starts: first element of each interval, rising from 0, int64[n].
+        tiles: the tile of each interval, int32[n].
+    """
+
+    size: int
+    starts: np.ndarray
+    tiles: np.ndarray
+
+    def elements_per_tile(self, num_tiles: int) -> np.ndarray:
+        """Elements each tile holds, int64[num_tiles]."""
+        lengths = np.diff(np.append(self.starts, self.size))
+        return np.bincount(self.tiles, lengths, num_tiles).astype(np.int64)
+
+    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
+        return self.starts, np.diff(np.append(self.starts, self.size)), self.tiles
+
+
+TileMapping = Blocked | Flat
+
+
+def owners(mapping: TileMapping) -> np.ndarray:
+    """The tile of every element in flat order, int32[size]; for small variables."""
+    _, lengths, tiles = mapping.runs()
+    return np.repeat(tiles, lengths)
+
+
+def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
+    """Cuts `extent` in at most `blocks` parts of whole grains, as equal as can be.
+
+    Args:
+        extent: number of elements.
+        blocks: most parts wanted, at least 1.
+        grain: every boundary but the last is a multiple of it.
+
+    Returns:
+        Boundaries, int64[parts + 1]; `[0]` when `extent` is 0.
+    """
+    return _even_cuts(int(extent), int(blocks), int(grain))
+
+
+@lru_cache(maxsize=8192)
+def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
+    if extent == 0:
+        return frozen([0], np.int64)
+    grains = -(-extent // grain)
+    parts = min(blocks, grains)
+    return frozen(np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, extent), np.int64)
+
+
+@lru_cache(maxsize=4096)
+def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -> Flat:
+    """Spreads elements in order over tiles, by the linear rule of PopLibs.
+
+    Whole grains of one vector, evenly, and never less than 128 bytes a tile unless there is less in all.
+
+    Args:
+        size: number of elements.
+        element_bytes: bytes of one element.
+        num_tiles: tiles to spread over.
+        first_tile: tile of the first grain.
+    """
+    grain = max(1, VECTOR_BYTES // element_bytes)
+    min_grains = max(1, -(-MIN_BYTES_PER_TILE // (grain * element_bytes)))
+    grains = -(-size // grain)
+    parts = min(num_tiles, max(1, grains // min_grains))
+    per_part = -(-grains // parts) if grains else 1
+    parts = -(-grains // per_part) if grains else 0
+    bounds = even_cuts(size, max(1, parts), grain)
+    tiles = first_tile + np.arange(len(bounds) - 1)
+    return Flat(size, bounds[:-1], frozen(tiles, np.int32))
+
+
+@lru_cache(maxsize=4096)
+def on_one_tile(size: int, tile: int) -> Flat:
+    """Puts everything on one tile."""
+    return Flat(size, frozen([0] if size else [], np.int64), frozen([tile] if size else [], np.int32))
+
+
+@lru_cache(maxsize=4096)
+def grid(shape: tuple[int, ...], blocks: tuple[int, ...], first_tile: int = 0) -> Blocked:
+    """Cuts every dimension evenly and numbers the boxes row-major from `first_tile`."""
+    cuts = tuple(even_cuts(extent, n) for extent, n in zip(shape, blocks, strict=True))
+    counts = [len(c) - 1 for c in cuts]
+    return Blocked(cuts, frozen(first_tile + np.arange(prod(counts)).reshape(counts), np.int32))
+
+
+def check_mapping(mapping: TileMapping, shape: Sequence[int], num_tiles: int, name: str) -> None:
+    """Refuses a mapping that does not hold each element of `shape` once, on tiles of the target.
+
+    Raises:
+        MappingError: naming the variable, the first offending boundary or tile.
+    """
+    size = prod(shape)
+    if isinstance(mapping, Blocked):
+        if mapping.shape != tuple(shape):
+            raise MappingError(f"tile mapping of {name} has another shape", expected=tuple(shape), got=mapping.shape)
+        rising = all(c[0] == 0 and np.all(np.diff(c) > 0) for c in mapping.cuts)
+        tiles = mapping.tile
+        if tuple(len(c) - 1 for c in mapping.cuts) != tiles.shape:
+            raise MappingError(f"tile mapping of {name} has not one tile a box", got=tiles.shape)
+    else:
+        tiles = mapping.tiles
+        rising = mapping.size == size and len(tiles) == len(mapping.starts)
+        rising = rising and (size == 0 or (len(tiles) > 0 and mapping.starts[0] == 0))
+        rising = rising and bool(np.all(np.diff(np.append(mapping.starts, size)) > 0))
+    if not rising:
+        raise MappingError(f"tile mapping of {name} leaves elements out or holds them twice", expected=f"{size} elements")
+    if tiles.size and (tiles.min() < 0 or tiles.max() >= num_tiles):
+        raise MappingError(
+            f"tile mapping of {name} names a tile the target lacks",
+            expected=f"0 … {num_tiles - 1}",
+            got=f"{tiles.min()} … {tiles.max()}",
+        )

@@ -1,0 +1,54 @@
+"""What a user may choose about one compilation.
+
+Input: named choices. Output: a validated, frozen `Options`. Every field changes what `compile` or the engine does; none
+is accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from types import MappingProxyType
+
+from ipujax.runtime.errors import ArgumentError
+
+
+def _no_trip_counts() -> Mapping[str, int]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """Choices for one compilation.
+
+    Args:
+        exact_splits: compute every axis block by block as the tiles do, instead of in one go where its kind allows it.
+            Numbers then round exactly as split, and running is slower. Cycles and memory do not change.
+        allow_out_of_memory: compile a program that overflows tiles instead of raising `TileMemoryError`; the profile
+            still reports what each tile would need.
+        trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,
+            or `while[k]`, k counting such loops from 0 in program order. Static profiles need it for their cycles; what
+            is computed does not depend on it.
+
+    Raises:
+        ArgumentError: a choice that is not a bool, or a trip count that is not a whole number of at least 0.
+    """
+
+    exact_splits: bool = False
+    allow_out_of_memory: bool = False
+    trip_counts: Mapping[str, int] = field(default_factory=_no_trip_counts)
+
+    def __post_init__(self) -> None:
+        for name in ("exact_splits", "allow_out_of_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
+        if not isinstance(self.trip_counts, Mapping):
+            kind = type(self.trip_counts).__name__
+            raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
+        for name, count in self.trip_counts.items():
+            if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
+                expected = "a whole number of iterations, at least 0"
+                raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
+        counts = {str(name): int(count) for name, count in self.trip_counts.items()}
+        object.__setattr__(self, "trip_counts", MappingProxyType(counts))

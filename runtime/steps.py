@@ -1,0 +1,64 @@
+"""The leaves of a program tree, and the names people know them by.
+
+A leaf is a program that moves or computes something itself: Execute, Copy, StreamIn, StreamOut. Everything else is
+control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ipujax.runtime.program import Copy, Execute, Program, RepeatWhile, StreamIn, StreamOut
+from ipujax.runtime.variable import Origin
+
+Leaf = Execute | Copy | StreamIn | StreamOut
+
+
+def leaf_name(leaf: Leaf) -> str:
+    """The debug name of a leaf."""
+    match leaf:
+        case Execute(compute_set):
+            return compute_set.name
+        case Copy():
+            return leaf.name
+        case StreamIn(stream, _) | StreamOut(_, stream):
+            return stream.name
+    raise AssertionError(f"not a leaf: {leaf!r}")
+
+
+def leaf_origin(leaf: Leaf) -> Origin:
+    """Where a leaf comes from."""
+    match leaf:
+        case Execute(compute_set):
+            return compute_set.origin
+        case Copy():
+            return leaf.origin
+        case StreamIn(stream, _) | StreamOut(_, stream):
+            return Origin(path=f"host stream {stream.name}")
+    raise AssertionError(f"not a leaf: {leaf!r}")
+
+
+def distinct(program: Program) -> Iterator[Program]:
+    """Every node of the tree once, parents first, however often a function is called."""
+    seen: set[int] = set()
+    stack = [program]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack.extend(reversed(node.children()))
+
+
+def leaves(program: Program) -> Iterator[Leaf]:
+    """Every leaf once, in program order of its first appearance."""
+    return (node for node in distinct(program) if isinstance(node, Leaf))
+
+
+def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:
+    """The names each loop with a data-dependent trip count answers to: `while[k]`, its source line, its path."""
+    loops = [node for node in distinct(program) if isinstance(node, RepeatWhile)]
+    return {
+        loop: tuple(name for name in (f"while[{k}]", loop.origin.line, loop.origin.path) if name)
+        for k, loop in enumerate(loops)
+    }

@@ -1,0 +1,324 @@
+"""The machine description: one frozen value that says everything the model knows of a system of IPUs.
+
+Input: numbers, each with the `Source` it was taken from. Output: a validated, hashable `Target`, and derived figures.
+Source: the values live in `presets`, each beside where it was read; here are only names, units and what is sensible.
+Limits: on-chip exchange is one width for every pair of tiles (real latency depends on where the tiles are), IPU-Links
+are one rate for every link, and host figures are unvalidated in every preset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any, Literal, get_args, overload
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from ipujax.runtime.errors import TargetError
+
+SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
+GlobalExchange = Literal["lockstep", "buffered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value comes from.
+
+    Args:
+        kind: `published` (stated by a named source), `measured` (on hardware), `derived` (arithmetic from such figures,
+            or carried over from the same die), `assumed` (chosen without a figure for this machine), `fitted` (to
+            measurements), `user`.
+        text: the source's name, and the doubts about the value.
+
+    Raises:
+        TargetError: unknown kind, or empty text.
+    """
+
+    kind: SourceKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SourceKind):
+            raise TargetError("Source.kind is unknown", expected=f"one of {get_args(SourceKind)}", got=repr(self.kind))
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise TargetError("Source.text is empty", expected="the name of a source", got=repr(self.text))
+
+
+def constant(*, unit: str, doc: str, zero_ok: bool = False, most: float | None = None) -> Any:
+    """Declares a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`)."""
+    return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "most": most})
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Returns a hint naming the known name closest to `name`, or None when none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"{close[0]!r}, the nearest known name" if close else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The description of one system of IPUs; equal and hashed by its values, not by their sources.
+
+    Args:
+        sources: a `Source` for every other field, by field name; kept as a read-only copy.
+        (other fields): see each one's `doc` and `unit` in `dataclasses.fields(Target)`.
+
+    Raises:
+        TargetError: a value of the wrong type or out of range, or a field without a source.
+    """
+
+    name: str = constant(unit="name", doc="which machine this describes")
+    num_ipus: int = constant(unit="IPUs", doc="IPUs of the system")
+
+    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU")
+    bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
+    memory_element_bytes: int = constant(unit="bytes", doc="one SRAM element: one access port")
+    interleaved_offset_bytes: int = constant(
+        unit="bytes", zero_ok=True, doc="offset of the interleaved region in tile memory; code lies below"
+    )
+    clock_hz: float = constant(unit="Hz", doc="tile clock")
+    worker_contexts: int = constant(unit="workers", doc="worker threads of a tile, issuing in turn, one slot each")
+    vector_width_bytes: int = constant(unit="bytes", doc="data path of an ordinary vector instruction")
+    supervisor_overhead_cycles: int = constant(
+        unit="cycles", zero_ok=True, doc="the supervisor's launch of the workers of one vertex"
+    )
+
+    fp16_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp16 multiply-adds of the AMP unit")
+    fp32_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp32 multiply-adds of the AMP unit")
+    conv_units_fp16: int = constant(unit="units/tile", doc="AMP engines, fp16: output channels of one pass")
+    conv_units_fp32: int = constant(unit="units/tile", doc="AMP engines, fp32: output channels of one pass")
+    amp_weight_load_bytes_per_cycle: int = constant(
+        unit="B/cycle/tile", doc="loading of AMP weights, with the 128-bit load option off"
+    )
+
+    load_bytes_per_cycle: int = constant(
+        unit="B/cycle/tile", doc="SRAM load ports together; ordinary memory gives one 8 B load, interleaved memory all"
+    )
+    store_bytes_per_cycle: int = constant(unit="B/cycle/tile", doc="SRAM store port")
+    memcpy_bytes_per_cycle: float = constant(unit="B/cycle/tile", doc="ideal rate of an on-tile copy")
+    copy_fragment_cycles: int = constant(
+        unit="cycles", zero_ok=True, doc="on-tile copy: cost of each contiguous piece, beside its bytes"
+    )
+
+    exchange_bytes_per_cycle: float = constant(unit="B/cycle/tile", doc="internal exchange, each direction")
+    tiles_per_exchange_bus: int = constant(
+        unit="tiles", doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate"
+    )
+    exchange_startup_cycles: int = constant(
+        unit="cycles", zero_ok=True, doc="fixed cost of one internal exchange, sync not included"
+    )
+    exchange_fragment_cycles: int = constant(
+        unit="cycles", zero_ok=True, doc="least cycles of a received fragment (its control slots): max, not sum"
+    )
+    internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
+    global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
+    global_exchange: GlobalExchange = constant(  # noqa: RUF009 (the alias hides from ruff that the value is a field)
+        unit="choice", doc="how the clocks of IPUs meet at a global exchange"
+    )
+
+    ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
+    ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
+    ipu_link_efficiency: float = constant(unit="ratio", most=1.0, doc="payload share of an IPU-Link's rate")
+    host_bytes_per_second: float = constant(unit="B/s", doc="host to IPU or back, one direction, for one IPU")
+    host_latency_seconds: float = constant(unit="s", zero_ok=True, doc="fixed cost of one host exchange")
+    stream_buffer_limit_bytes: int = constant(unit="bytes", doc="largest single host stream")
+    max_remote_transfer_bytes: int = constant(unit="bytes", doc="largest single transfer of a remote buffer")
+
+    native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
+    available_memory_proportion: float = constant(
+        unit="ratio", zero_ok=True, most=1.0, doc="share of a tile a planner may use; 0: as little as possible"
+    )
+
+    sources: Mapping[str, Source] = field(compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for item in _constants():
+            object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
+        object.__setattr__(self, "sources", _checked_sources(self.sources))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only mapping cannot be pickled or deep-copied, and a rebuilt target should be validated again anyway.
+        return _rebuild, (self._values() | {"sources": dict(self.sources)},)
+
+    def _values(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in _constants()}
+
+    def replace(self, **changes: Any) -> Target:
+        """Returns a target with some constants changed, for what-if studies.
+
+        Args:
+            **changes: new values by field name, in the field's unit. Their source becomes of kind `user`.
+
+        Raises:
+            TargetError: an unknown field (the nearest name is suggested), or a value the field refuses.
+        """
+        values, sources = self._values(), dict(self.sources)
+        for name in changes:
+            if name not in values:
+                hint = nearest(name, values)
+                raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", hint=hint)
+            sources[name] = Source("user", f"replaced; was {values[name]!r} ({self.sources[name].kind})")
+        return Target(**(values | changes), sources=sources)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the whole system."""
+        return self.num_ipus * self.tiles_per_ipu
+
+    @property
+    def total_memory_bytes(self) -> int:
+        """SRAM of the whole system, in bytes."""
+        return self.num_tiles * self.bytes_per_tile
+
+    @property
+    def interleaved_bytes(self) -> int:
+        """Size of one tile's interleaved region, in bytes; 0 for a tile too small to have one."""
+        return max(0, self.bytes_per_tile - self.interleaved_offset_bytes)
+
+    @property
+    def exchange_bytes_per_second(self) -> float:
+        """Internal exchange of the whole system, each direction, in B/s."""
+        return self.num_tiles * self.clock_hz * self.exchange_bytes_per_cycle
+
+    @property
+    def sram_bytes_per_second(self) -> float:
+        """SRAM loads and stores of the whole system at their peak, in B/s."""
+        return self.num_tiles * self.clock_hz * (self.load_bytes_per_cycle + self.store_bytes_per_cycle)
+
+    @property
+    def peak_fp16_flops(self) -> float:
+        """Peak fp16 AMP rate of the whole system, in flop/s; a multiply-add is 2 flop."""
+        return 2 * self.num_tiles * self.clock_hz * self.fp16_amp_macs_per_cycle
+
+    @property
+    def peak_fp32_flops(self) -> float:
+        """Peak fp32 AMP rate of the whole system, in flop/s; a multiply-add is 2 flop."""
+        return 2 * self.num_tiles * self.clock_hz * self.fp32_amp_macs_per_cycle
+
+    @property
+    def global_exchange_bytes_per_second(self) -> float:
+        """Payload rate of all IPU-Links of one IPU, one direction, in B/s; a single neighbour gets only some links."""
+        return self.ipu_links_per_ipu * self.ipu_link_bytes_per_second * self.ipu_link_efficiency
+
+    @overload
+    def seconds(self, cycles: float) -> float: ...
+    @overload
+    def seconds(self, cycles: NDArray[Any]) -> NDArray[Any]: ...
+    def seconds(self, cycles: float | NDArray[Any]) -> float | NDArray[Any]:
+        """Returns the time of `cycles` tile clock cycles, in seconds; of any shape."""
+        return cycles / self.clock_hz
+
+    @overload
+    def ipu_of_tile(self, tile: int) -> int: ...
+    @overload
+    def ipu_of_tile(self, tile: NDArray[np.integer]) -> NDArray[np.integer]: ...
+    def ipu_of_tile(self, tile: int | NDArray[np.integer]) -> int | NDArray[np.integer]:
+        """Returns the IPU that holds each tile.
+
+        Args:
+            tile: tile numbers of the system, of any shape; -1 (no tile) gives -1.
+
+        Raises:
+            TargetError: a number that is not whole, or outside -1 … num_tiles - 1.
+        """
+        tiles = np.asarray(tile)
+        if tiles.dtype.kind not in "iu" or np.any((tiles < -1) | (tiles >= self.num_tiles)):
+            expected = f"whole numbers from -1 to {self.num_tiles - 1}"
+            raise TargetError(f"not tiles of {self.name}", expected=expected, got=repr(tile))
+        ipu = tiles.astype(np.int64) // self.tiles_per_ipu
+        return int(ipu) if np.ndim(tile) == 0 else ipu
+
+
+def _rebuild(values: dict[str, Any]) -> Target:
+    return Target(**values)
+
+
+def _constants() -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(item for item in dataclasses.fields(Target) if item.name != "sources")
+
+
+def _whole(value: Any) -> int | None:
+    return None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+
+
+def _real(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number larger than any float is as good as infinite
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _meeting(value: object) -> str | None:
+    return value if isinstance(value, str) and value in get_args(GlobalExchange) else None
+
+
+def _dtype_names(value: object) -> frozenset[str] | None:
+    if not isinstance(value, (set, frozenset)) or not value:
+        return None
+    return frozenset(value) if all(_is_dtype_name(name) for name in value) else None
+
+
+def _is_dtype_name(name: object) -> bool:
+    if not isinstance(name, str):
+        return False
+    try:
+        dtype = jnp.dtype(name)
+    except TypeError:  # how numpy says that it knows no such dtype
+        return False
+    return dtype.name == name and bool(jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_)
+
+
+# By annotation: what is expected, in words, and the conversion to it (None: refused).
+_READERS: Mapping[str, tuple[str, Callable[[object], object]]] = MappingProxyType(
+    {
+        "int": ("a whole number", _whole),
+        "float": ("a finite number", _real),
+        "str": ("a non-empty string", _word),
+        "GlobalExchange": (f"one of {get_args(GlobalExchange)}", _meeting),
+        "frozenset[str]": ("a non-empty set of full number or bool dtype names, as 'float32'", _dtype_names),
+    }
+)
+
+
+def _in_range(number: float, zero_ok: bool, most: float | None) -> bool:
+    return (number >= 0 if zero_ok else number > 0) and (most is None or number <= most)
+
+
+def _checked(item: dataclasses.Field[Any], value: object) -> object:
+    words, read = _READERS[str(item.type)]
+    unit, zero_ok, most = (item.metadata[key] for key in ("unit", "zero_ok", "most"))
+    result = read(value)
+    if item.type in ("int", "float"):
+        words += (" of at least 0" if zero_ok else " above 0") + ("" if most is None else f", at most {most:g}")
+        result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, most) else None
+    if result is None:
+        got = f"{value!r} ({type(value).__name__})"
+        raise TargetError(f"Target.{item.name} cannot be {value!r}", expected=f"{words} [{unit}]", got=got)
+    return result
+
+
+def _checked_sources(sources: object) -> Mapping[str, Source]:
+    names = [item.name for item in _constants()]
+    if not isinstance(sources, Mapping):
+        raise TargetError("Target.sources is not a mapping", expected="field to Source", got=type(sources).__name__)
+    for name in sources:
+        if name not in names:
+            raise TargetError(f"Target.sources names no field: {name!r}", hint=nearest(name, names))
+    for name in names:
+        if not isinstance(sources.get(name), Source):
+            raise TargetError(f"Target.{name} has no source", expected="a Source", got=repr(sources.get(name)))
+    return MappingProxyType(dict(sources))

@@ -1,0 +1,81 @@
+"""A variable: memory of one shape and dtype, spread over tiles by a tile mapping the graph holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where in the user's program something comes from.
+
+    Args:
+        line: `file:line (function)` of the user's frame, empty when none is known.
+        path: the JAX name stack or the Poplar debug path, empty when none is known.
+    """
+
+    line: str = ""
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.line or self.path or "unknown"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Variable:
+    """Memory on tiles; equal only to itself.
+
+    Args:
+        shape: sizes of its dimensions, row-major.
+        dtype: a numpy dtype, or one of JAX's extended dtypes (a PRNG key is one element).
+        name: debug name.
+        value: the constant it holds, as an array of `shape`; None for memory that programs write.
+        monoid: name of the monoid ("add", "max"…) by which slots of dimension 0 combine, for a variable of partial
+            results; the engine may then keep one slot instead of `shape[0]`.
+        origin: where it comes from.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    name: str = ""
+    value: Any = None
+    monoid: str | None = None
+    origin: Origin = Origin()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole variable in bytes."""
+        return self.size * element_bytes(self.dtype)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.value is not None
+
+    def __repr__(self) -> str:
+        return f"Variable({self.name or 'unnamed'}: {dtype_name(self.dtype)}{list(self.shape)})"
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether `dtype` is a PRNG key dtype, whose elements are keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
+    return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The dtype's JAX name, `float32` or `key<fry>`."""
+    return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
