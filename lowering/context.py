@@ -1,0 +1,49 @@
+"""What a lowering rule is given besides its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+
+
+class LowerJaxpr(Protocol):
+    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results."""
+
+    def __call__(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One equation's surroundings.
+
+    Args:
+        graph: graph to add to; its `origin` is already set to the user's line.
+        prog: program to add to.
+        name: debug name of the equation.
+        primitive: the equation's primitive.
+        params: all of the equation's parameters.
+        out_avals: shape and dtype of each result.
+        lower_jaxpr: lowers the jaxprs that control flow holds.
+    """
+
+    graph: Graph
+    prog: ProgramSequence
+    name: str
+    primitive: Primitive
+    params: Mapping[str, Any]
+    out_avals: tuple[Any, ...]
+    lower_jaxpr: LowerJaxpr
+
+    def into(self, prog: ProgramSequence) -> Context:
+        """The same surroundings, adding to another program."""
+        return replace(self, prog=prog)
+
+
+# A rule takes the context and the operands and returns the results: one tensor, or one for each of several results.
+Rule = Callable[..., Tensor | Sequence[Tensor]]

@@ -1,0 +1,81 @@
+"""The only file that touches JAX's less stable surface: tracing, jaxpr types, source lines.
+
+Written for jax 0.10. Everything else in ipujax imports these names from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend import core as _core
+from jax.extend import source_info_util
+from jax.interpreters import partial_eval
+
+ClosedJaxpr = _core.ClosedJaxpr
+Jaxpr = _core.Jaxpr
+JaxprEqn = _core.JaxprEqn
+Literal = _core.Literal
+Primitive = _core.Primitive
+Var = _core.Var
+DropVar = _core.DropVar
+Atom = Var | Literal
+
+check_jaxpr = _core.check_jaxpr
+jaxpr_as_fun = _core.jaxpr_as_fun
+jaxprs_in_params = _core.jaxprs_in_params
+new_jaxpr_eqn = _core.new_jaxpr_eqn
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable of a jaxpr."""
+    return Var(aval)
+
+
+def closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """A closed jaxpr, whichever is given; an open one must have no constants."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def eliminate_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Drops equations that neither an output nor an effect needs; keeps all inputs."""
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return live
+
+
+def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int]) -> Any:
+    """Traces a function: `.jaxpr` (closed), `.in_avals`, `.in_tree`, `.out_info`, `.out_tree`.
+
+    `args` may be arrays or `jax.ShapeDtypeStruct`s.
+    """
+    return jax.jit(fun, static_argnums=tuple(static_argnums)).trace(*args, **kwargs)
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know."""
+    summary = source_info_util.summarize(eqn.source_info)
+    if not summary or summary == "unknown":
+        return ""
+    path, _, rest = summary.partition(":")
+    return f"{Path(path).name}:{rest}" if rest else summary
+
+
+def name_stack(eqn: JaxprEqn) -> str:
+    """The name stack of an equation, `transpose(jvp(stage0))/dense`."""
+    return str(eqn.source_info.name_stack)
+
+
+def jaxpr_file(jaxpr: Jaxpr) -> str:
+    """The file of the function a jaxpr was traced from, "" when unknown."""
+    info = getattr(jaxpr.debug_info, "func_src_info", None) or ""
+    _, _, place = info.partition(" at ")
+    return place.rpartition(":")[0]
+
+
+def with_caller(eqn: JaxprEqn, caller: JaxprEqn, *, keep_line: bool) -> JaxprEqn:
+    """The equation as seen from the call it is inlined from: name stack prefixed, source line kept or the caller's."""
+    stack = caller.source_info.name_stack + eqn.source_info.name_stack
+    info = eqn.source_info if keep_line else caller.source_info
+    return eqn.replace(source_info=info.replace(name_stack=stack))

@@ -1,0 +1,176 @@
+"""From a jaxpr to a graph and a control program.
+
+    lower(jaxpr, target, donated) → LoweredProgram(graph, program, inputs, outputs)
+
+Arguments become variables filled from host streams, each equation adds compute sets by its rule, results go to host
+streams. A donated argument stays on the device: the result that takes its place is copied into its variable, and neither
+moves to or from the host. Variables no rule has placed are placed linearly at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.fallback import fallback
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.rules import RULES
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """A graph with its control program, and a host stream for each input and output of the jaxpr.
+
+    Args:
+        graph: variables, mappings and vertices.
+        program: what runs in one call.
+        inputs: one stream for each input of the jaxpr.
+        outputs: one stream for each output.
+        aliases: for each output, the number of the donated input whose variable it ends in, or None.
+    """
+
+    graph: Graph
+    program: ProgramSequence
+    inputs: tuple[HostStream, ...]
+    outputs: tuple[HostStream, ...]
+    aliases: tuple[int | None, ...]
+
+
+def lower(
+    jaxpr: ClosedJaxpr, target: Target, *, donated: Sequence[bool] = (), names: Sequence[str] = ()
+) -> LoweredProgram:
+    """Lowers a jaxpr for a target.
+
+    Args:
+        jaxpr: inlined jaxpr, see `passes`.
+        target: the machine.
+        donated: for each input whether its buffer may be reused; all False when empty.
+        names: debug name of each input.
+
+    Returns:
+        The graph and the program of one call.
+    """
+    donated = donated or [False] * len(jaxpr.in_avals)
+    names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
+    graph, prog = Graph(target), ProgramSequence()
+    aliases = donated_aliases(jaxpr, donated)
+    arguments, inputs = [], []
+    for number, aval in enumerate(jaxpr.in_avals):
+        stream = HostStream(names[number], aval.shape, aval.dtype, resident=number in aliases)
+        arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
+        inputs.append(stream)
+        prog.add(StreamIn(stream, arguments[-1]))
+    lowering = _Lowering(graph)
+    results = lowering.jaxpr(jaxpr, arguments, prog)
+    results = _set_aside_arguments(graph, prog, results, arguments, aliases)
+    outputs = []
+    for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
+        if alias is not None and result is not arguments[alias]:
+            map_linearly(graph, result)
+            prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", graph.origin))
+            result = arguments[alias]
+        outputs.append(HostStream(f"out{number}", result.shape, result.dtype, resident=alias is not None))
+        prog.add(StreamOut(result, outputs[-1]))
+    for variable in graph.variables:
+        map_linearly(graph, Tensor.of(variable))
+    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases)
+
+
+def donated_aliases(jaxpr: ClosedJaxpr, donated: Sequence[bool]) -> tuple[int | None, ...]:
+    """For each output the first free donated input of its shape and dtype, as JAX pairs them."""
+    free = [n for n, given in enumerate(donated) if given]
+    aliases: list[int | None] = []
+    for aval in jaxpr.out_avals:
+        match = next((n for n in free if _same_buffer(jaxpr.in_avals[n], aval)), None)
+        if match is not None:
+            free.remove(match)
+        aliases.append(match)
+    return tuple(aliases)
+
+
+def _same_buffer(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def _set_aside_arguments(
+    graph: Graph,
+    prog: ProgramSequence,
+    results: Sequence[Tensor],
+    arguments: Sequence[Tensor],
+    aliases: Sequence[int | None],
+) -> list[Tensor]:
+    """Copies results that are views of a donated argument, before that argument is overwritten."""
+    overwritten = {v for alias in aliases if alias is not None for v in arguments[alias].variables()}
+    kept = []
+    for result, alias in zip(results, aliases, strict=True):
+        in_place = alias is not None and result is arguments[alias]
+        if not in_place and overwritten & set(result.variables()):
+            copy = graph.add_variable(result.shape, result.dtype, "aside")
+            map_linearly(graph, copy)
+            prog.add(Copy(result, copy, "aside", graph.origin))
+            result = copy
+        kept.append(result)
+    return kept
+
+
+class _Lowering:
+    """Lowers jaxprs into one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._scalars: dict[tuple[str, bytes], Tensor] = {}
+
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
+        """Lowers a jaxpr on given tensors; returns the tensors of its results."""
+        body = jaxpr.jaxpr
+        env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
+        for var, value in zip(body.constvars, jaxpr.consts, strict=True):
+            env[var] = self._graph.add_constant(value, "constant")
+        for eqn in body.eqns:
+            line = source_line(eqn)
+            with self._graph.debug_origin(Origin(line, name_stack(eqn)) if line else self._graph.origin):
+                results = self._equation(eqn, [self._read(env, atom) for atom in eqn.invars], prog)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [self._read(env, atom) for atom in body.outvars]
+
+    def _equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+        stack = name_stack(eqn)
+        context = Context(
+            graph=self._graph,
+            prog=prog,
+            name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
+            primitive=eqn.primitive,
+            params=eqn.params,
+            out_avals=tuple(var.aval for var in eqn.outvars),
+            lower_jaxpr=self.jaxpr,
+        )
+        rule: Rule | None = RULES.get(eqn.primitive.name)
+        results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)
+        results = [results] if isinstance(results, Tensor) else list(results)
+        for result, var in zip(results, eqn.outvars, strict=True):
+            assert (result.shape, result.dtype) == (var.aval.shape, var.aval.dtype), f"{context.name}: {result} {var.aval}"
+        return results
+
+    def _read(self, env: dict[Var, Tensor], atom: Atom) -> Tensor:
+        if not isinstance(atom, Literal):
+            return env[atom]
+        value = np.asarray(atom.val, atom.aval.dtype)
+        key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
+        if key is None:
+            return self._graph.add_constant(value, "literal")
+        if key not in self._scalars:
+            self._scalars[key] = self._graph.add_constant(value, str(value))
+        return self._scalars[key]
+
+

@@ -1,0 +1,13 @@
+"""The passes over jaxprs, in order. Each is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.passes.dce import dce
+from ipujax.lowering.passes.inline import inline
+
+Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
+
+PASSES: tuple[tuple[str, Pass], ...] = (("inline", inline), ("dce", dce))

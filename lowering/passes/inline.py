@@ -1,0 +1,122 @@
+"""Pass `inline`: replaces calls by the equations of their callee, recursively, inside loops and branches too.
+
+Calls are `jit`, `remat2`, `custom_jvp_call`, `custom_vjp_call` and their like: what they add (caching, rules for
+differentiation) has done its work by the time a jaxpr is compiled. Control flow stays.
+
+An inlined equation's name stack is prefixed with the caller's. Its source line is the callee's own, unless the callee is
+library code: JAX traces that once and shares it between callers, so that its lines may be another caller's.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    closed,
+    jaxpr_file,
+    new_var,
+    with_caller,
+)
+
+# Parameter that holds the callee, by primitive name.
+CALLEES: dict[str, str] = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+_LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib")})
+
+
+def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns an equal jaxpr without calls."""
+    consts = list(jaxpr.consts)
+    body = _Inliner(jaxpr.jaxpr, consts).run()
+    return ClosedJaxpr(body, consts)
+
+
+class _Inliner:
+    """Rewrites one jaxpr; constants of callees become constants of the whole."""
+
+    def __init__(self, jaxpr: Jaxpr, consts: list[Any]) -> None:
+        self._jaxpr, self._consts = jaxpr, consts
+        self._constvars = list(jaxpr.constvars)
+        self._eqns: list[JaxprEqn] = []
+
+    def run(self) -> Jaxpr:
+        same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
+        outs = self._copy(self._jaxpr, same, None, fresh=False)
+        return self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs, debug_info=self._debug())
+
+    def _debug(self) -> Any:
+        return self._jaxpr.debug_info
+
+    def _copy(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, fresh: bool) -> list[Atom]:
+        """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
+        of_library = caller is not None and jaxpr_file(jaxpr).startswith(_LIBRARIES)
+        for eqn in jaxpr.eqns:
+            eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
+            operands = [_read(env, atom) for atom in eqn.invars]
+            callee = eqn.params.get(CALLEES.get(eqn.primitive.name, ""))
+            if callee is not None:
+                results = self._call(closed(callee), operands, eqn)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
+            outvars = [v if not fresh or isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, outvars, strict=True))
+            params = {key: _inlined_inside(value) for key, value in eqn.params.items()}
+            self._eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+        return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:
+        env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
+        for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
+            env[var] = new_var(var.aval)
+            self._constvars.append(env[var])
+            self._consts.append(value)
+        return self._copy(callee.jaxpr, env, caller, fresh=True)
+
+
+def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
+    return atom if isinstance(atom, Literal) else env[atom]
+
+
+def _inlined_inside(value: Any) -> Any:
+    """Inlines calls in the jaxprs that a parameter of control flow holds."""
+    if isinstance(value, ClosedJaxpr):
+        return inline(value)
+    if isinstance(value, Jaxpr) and not value.constvars:
+        return inline(closed(value)).jaxpr if not _has_consts(value) else value
+    if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
+        return tuple(map(_inlined_inside, value))
+    return value
+
+
+def _has_consts(jaxpr: Jaxpr) -> bool:
+    """Whether inlining an open jaxpr would need constants, which it has no place for."""
+    return any(bool(inner.consts) for inner in _closed_callees(jaxpr))
+
+
+def _closed_callees(jaxpr: Jaxpr) -> Iterator[ClosedJaxpr]:
+    for eqn in jaxpr.eqns:
+        callee = eqn.params.get(CALLEES.get(eqn.primitive.name, ""))
+        if callee is not None:
+            yield closed(callee)
+            yield from _closed_callees(closed(callee).jaxpr)
+
+

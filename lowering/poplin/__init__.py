@@ -1,0 +1,9 @@
+"""Matrix multiplication and convolution: planner, cycle formulas, codelets."""
+
+from ipujax.lowering.poplin.convolution import convolution as convolution
+from ipujax.lowering.poplin.matmul import matmul as matmul
+from ipujax.lowering.poplin.plan import Plan as Plan
+from ipujax.lowering.poplin.plan import PlanCost as PlanCost
+from ipujax.lowering.poplin.plan import plan_convolution as plan_convolution
+from ipujax.lowering.poplin.plan import plan_matmul as plan_matmul
+from ipujax.lowering.poplin.spec import ConvSpec as ConvSpec

@@ -1,0 +1,192 @@
+"""The candidate plans of one kind of vertex, costed as arrays.
+
+Each candidate has a lower bound that is cheap: exchange, reduction, and its multiply-adds at the peak rate. The full formula
+is computed for those of least bound first, then only for those whose bound is below the best found, so that the choice is
+the same as if all were costed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
+from ipujax.lowering.poplin.partials import partials_cost
+from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.vertex_kinds import (
+    VertexKind,
+    block_cycles,
+    gathered_bytes,
+    grains,
+    input_lengths,
+    output_lengths,
+    weight_lengths,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.variable import element_bytes
+
+# Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid of candidates small.
+_CANDIDATES = {1: 256, 2: 128, 3: 48, 4: 20, 5: 11, 6: 8, 7: 7}
+_FEWEST_CANDIDATES = 4
+_FIRST_COSTED = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """All candidate plans of one kind of vertex; arrays have one entry a candidate.
+
+    Args:
+        spec: what is computed.
+        kind: the vertices that compute it.
+        target: the machine.
+        grains: what boundaries of blocks are multiples of.
+        splits: blocks of each dimension, int64[dimensions, candidates].
+        block: lengths of the largest block.
+    """
+
+    spec: ConvSpec
+    kind: VertexKind
+    target: Target
+    grains: Dims[int]
+    splits: np.ndarray
+    block: Dims[np.ndarray]
+
+    @staticmethod
+    def of(kind: VertexKind, spec: ConvSpec, target: Target) -> Candidates:
+        """Makes the candidates of one kind of vertex that use at most one IPU's tiles."""
+        grain = grains(kind, spec, target)
+        pairs = list(zip(spec.extents, grain, strict=True))
+        splittable = sum(extent > g for extent, g in pairs)
+        limit = _CANDIDATES.get(max(1, splittable), _FEWEST_CANDIDATES)
+        splits = grids([split_candidates(extent, g, limit) for extent, g in pairs], target.tiles_per_ipu)
+        lengths = [ceil_div(-(-extent // g), split) * g for (extent, g), split in zip(pairs, splits, strict=True)]
+        clipped = [np.minimum(length, extent) for length, (extent, _) in zip(lengths, pairs, strict=True)]
+        return Candidates(spec, kind, target, grain, splits, Dims.of(clipped))
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """Partial results of each output element."""
+        return np.asarray(product(self.splits[[3, *range(4 + len(self.spec.in_field), len(self.splits))]]))
+
+    @cached_property
+    def exchange_cycles(self) -> np.ndarray:
+        """Cycles to receive the operands, in full."""
+        received = ceil_div(self._operand_bytes, self.target.exchange_bytes_per_cycle)
+        return self.target.exchange_startup_cycles + np.asarray(received).astype(np.int64)
+
+    @cached_property
+    def reduction_cycles(self) -> np.ndarray:
+        """Exchange, compute and sync cycles of combining partial results, int64[3, candidates]."""
+        extents, spec = self.spec.extents, self.spec
+        outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
+        counts, inverse = np.unique(self.slots, return_inverse=True)
+        costs = [partials_cost(int(n), outputs, spec.partials_dtype, spec.out_dtype, self.target) for n in counts]
+        return np.array([[c.exchange_cycles, c.compute_cycles, c.sync_cycles] for c in costs]).T[:, inverse]
+
+    @cached_property
+    def temp_bytes(self) -> np.ndarray:
+        """Operands, results and gathered windows on the fullest tile."""
+        spec = self.spec
+        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.out_dtype))
+        results = product(output_lengths(self.block)) * width
+        return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
+
+    @cached_property
+    def bound_cycles(self) -> np.ndarray:
+        """A lower bound of the cost."""
+        how, spec = arithmetic(self.spec, self.target), self.spec
+        rate: float = 1 / how.instructions_per_mac
+        if how.precision is not None:
+            vector = self.target.vector_width_bytes // (2 if how.precision == "half" else 4)
+            amp = self.target.fp16_amp_macs_per_cycle if how.precision == "half" else self.target.fp32_amp_macs_per_cycle
+            rate = amp if self.kind.uses_amp else vector
+        macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
+        gathering = copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
+        compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + gathering
+        return self.exchange_cycles + self.reduction_cycles.sum(0) + self.target.internal_sync_cycles + compute
+
+    @property
+    def least_cycles(self) -> int:
+        """No candidate is faster."""
+        return int(self.bound_cycles.min())
+
+    def fastest(self, bound_bytes: float, most_cycles: int | None = None) -> tuple[int, np.ndarray] | None:
+        """The fastest candidate within a memory bound; of equally fast ones the smallest in memory.
+
+        Args:
+            bound_bytes: bound of `temp_bytes`.
+            most_cycles: slower candidates need not be found.
+
+        Returns:
+            Its number and its cycles by part of `PlanCost`, or None when there is none.
+        """
+        fits = self.temp_bytes <= bound_bytes
+        if most_cycles is not None:
+            fits &= self.bound_cycles <= most_cycles
+        left = np.flatnonzero(fits)
+        if not left.size:
+            return None
+        first = left[np.argsort(self.bound_cycles[left], kind="stable")[:_FIRST_COSTED]]
+        best = self.cost_parts(first).sum(0).min()
+        left = left[self.bound_cycles[left] <= best]
+        parts = self.cost_parts(left)
+        cycles = parts.sum(0)
+        chosen = int(np.lexsort((self.temp_bytes[left], cycles))[0])
+        return int(left[chosen]), parts[:, chosen]
+
+    def smallest(self) -> tuple[int, np.ndarray]:
+        """The candidate of least memory; of equally small ones the fastest."""
+        left = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())
+        parts = self.cost_parts(left)
+        chosen = int(parts.sum(0).argmin())
+        return int(left[chosen]), parts[:, chosen]
+
+    def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
+        """Cycles by part of `PlanCost`, int64[5, numbers], of some candidates."""
+        block = Dims.of([length[numbers] for length in self.block])
+        compute = block_cycles(self.kind, self.spec, block, self.target)
+        exchange, compute_after, sync = self.reduction_cycles[:, numbers]
+        sync = self.target.internal_sync_cycles + sync
+        rows = (self.exchange_cycles[numbers], compute, exchange, compute_after, sync)
+        return np.stack(np.broadcast_arrays(*rows)).astype(np.int64)
+
+    @cached_property
+    def _operand_bytes(self) -> Count:
+        inputs = product(input_lengths(self.spec, self.block)) * element_bytes(self.spec.lhs_dtype)
+        return inputs + product(weight_lengths(self.block)) * element_bytes(self.spec.rhs_dtype)
+
+
+@lru_cache(maxsize=4096)
+def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
+    """Numbers of blocks worth trying for one dimension: those that change the largest block, evenly thinned.
+
+    Args:
+        extent: elements of the dimension, at least 1.
+        grain: boundaries are multiples of it.
+        limit: most candidates; the same for any number of tiles.
+
+    Returns:
+        Rising numbers of blocks from 1, int64[≤ limit].
+    """
+    whole = -(-extent // grain)
+    blocks = np.unique(-(-whole // np.arange(1, whole + 1)))
+    if len(blocks) <= limit:
+        return blocks
+    wanted = np.geomspace(1, whole, limit)
+    nearest = np.clip(np.searchsorted(blocks, wanted), 0, len(blocks) - 1)
+    return np.unique(blocks[nearest])
+
+
+def grids(values: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """All combinations of one value a dimension whose product is at most `most`, int64[dimensions, combinations]."""
+    total, chosen = np.ones(1, np.int64), np.zeros((0, 1), np.int64)
+    for options in values:
+        products = total[:, None] * options[None, :]
+        rows, columns = np.nonzero(products <= most)
+        total = products[rows, columns]
+        chosen = np.concatenate([chosen[:, rows], options[columns][None]])
+    return chosen

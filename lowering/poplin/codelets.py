@@ -1,0 +1,155 @@
+"""Codelets of matrix multiplications and convolutions: what a vertex computes, as the JAX operation it is a block of.
+
+Computed unsplit a codelet is the very operation `jax.jit` would run; its cycles come from the vertex kind of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.vertex_kinds import VertexKind, block_cycles
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target
+from ipujax.runtime.variable import dtype_name
+
+# Assumed: size of one assembly codelet and of its vertex state with the pointers to its edges.
+_CODE_BYTES = 1500
+_STATE_BYTES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which dimension of an operand holds what, as positions in the operand the codelet sees; −1 where there is none."""
+
+    batch: int
+    group: int
+    channel: int
+    field: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvParams:
+    """Parameters of `lax.conv_general_dilated` a codelet needs, with the layout of its blocks.
+
+    Args:
+        dimension_numbers: of operands without a group dimension.
+        lhs: layout of the activations.
+        rhs: layout of the weights: `batch` is their output channel, `channel` their input channel.
+        out: layout of the result.
+        groups_in_batch: whether groups divide the batch of the activations (`batch_group_count`).
+        precision: as given to JAX.
+    """
+
+    dimension_numbers: lax.ConvDimensionNumbers
+    lhs: Layout
+    rhs: Layout
+    out: Layout
+    groups_in_batch: bool
+    precision: Any
+
+
+def _without_groups(array: jax.Array, group: int) -> jax.Array:
+    """Joins the group dimension with the one it divides, which follows it."""
+    if group < 0:
+        return array
+    shape = array.shape
+    return array.reshape((*shape[:group], shape[group] * shape[group + 1], *shape[group + 2 :]))
+
+
+def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
+    if group < 0:
+        return array
+    shape = array.shape
+    return array.reshape((*shape[:group], groups, shape[group] // groups, *shape[group + 1 :]))
+
+
+@lru_cache(maxsize=2048)
+def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: Any) -> Codelet:
+    """The codelet of [g, m, k] by [g, k, n].
+
+    Args:
+        kind: vertex kind of the plan.
+        spec: what is computed; its extents do not matter.
+        out_dtype: dtype of the result or of its partials.
+        precision: as given to JAX.
+    """
+
+    def compute(a: jax.Array, b: jax.Array) -> jax.Array:
+        if a.shape[0] == 1:  # XLA's fast path is the product without a batch dimension
+            dims: Any = (((1,), (0,)), ((), ()))
+            return lax.dot_general(a[0], b[0], dims, precision=precision, preferred_element_type=out_dtype)[None]
+        dims = (((2,), (1,)), ((0,), (0,)))
+        return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=out_dtype)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        (groups, rows, inner), (_, _, columns) = shapes[0], shapes[1]
+        one = np.int64(1)
+        block = Dims(one, groups, columns, inner, (rows,), (one,))
+        return np.asarray(block_cycles(kind, spec, block, target))
+
+    fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), Field("out", "out", out_dtype))
+    return Codelet(_title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES)
+
+
+@lru_cache(maxsize=2048)
+def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
+    """The codelet of a convolution; its blocks have the layouts of `params`.
+
+    Args:
+        kind: vertex kind of the plan.
+        spec: strides, dilations and dtypes; its extents do not matter.
+        out_dtype: dtype of the result or of its partials.
+        params: layouts and dimension numbers.
+    """
+
+    def compute(x: jax.Array, w: jax.Array, *, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
+        groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
+        field_pads = [pads[0][d] for d in params.lhs.field]
+        dilation = spec.lhs_dilation
+        if any(x.shape[d] == 0 for d in params.lhs.field):  # all of the window is fill
+            config = [(*pads[0][d], 0) for d in range(x.ndim)]
+            x, field_pads = lax.pad(x, np.zeros((), x.dtype), config), [(0, 0)] * len(field_pads)
+            dilation = (1,) * len(dilation)
+        result = lax.conv_general_dilated(
+            _without_groups(x, params.lhs.group),
+            _without_groups(w, params.rhs.group),
+            window_strides=spec.strides,
+            padding=field_pads,
+            lhs_dilation=dilation,
+            rhs_dilation=spec.rhs_dilation,
+            dimension_numbers=params.dimension_numbers,
+            feature_group_count=1 if params.groups_in_batch else groups,
+            batch_group_count=groups if params.groups_in_batch else 1,
+            precision=params.precision,
+            preferred_element_type=out_dtype,
+        )
+        return _with_groups(result, params.out.group, groups)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        weights, results = shapes[1], shapes[2]
+        groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
+        block = Dims(
+            results[params.out.batch],
+            groups,
+            results[params.out.channel],
+            weights[params.rhs.channel],
+            tuple(results[d] for d in params.out.field),
+            tuple(weights[d] for d in params.rhs.field),
+        )
+        return np.asarray(block_cycles(kind, spec, block, target))
+
+    fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), Field("out", "out", out_dtype))
+    name = _title(kind, spec, out_dtype)
+    return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",))
+
+
+def _title(kind: VertexKind, spec: ConvSpec, out_dtype: Any) -> str:
+    return f"poplin::{kind.name}<{dtype_name(spec.lhs_dtype)},{dtype_name(out_dtype)}>"

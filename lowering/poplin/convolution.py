@@ -1,0 +1,219 @@
+"""Convolution over tiles, with strides, padding, both dilations and groups, in any layout of its operands.
+
+Operands keep the dimension order of the user, so that computed unsplit a convolution is the one `jax.jit` runs. Groups, of
+features or of the batch, become a dimension of their own by a view. Each vertex convolves a block: outputs by batch, group,
+channel and field, reduced dimensions by channel and kernel; padding and dilation are indices of the input that read zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
+from ipujax.lowering.poplin.operands import map_operand, result_variable, zeros
+from ipujax.lowering.poplin.partials import combine, out_dtypes
+from ipujax.lowering.poplin.plan import Plan, plan_convolution
+from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.window import Window
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Execute, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+
+# Axes of the grid of vertices, in the order of `Dims`; then the field, then the kernel.
+_BATCH, _GROUP, _OUT, _IN, _FIELD = range(5)
+
+
+def convolution(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    prog: ProgramSequence,
+    name: str,
+    *,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    out_dtype: Any = None,
+    partials_dtype: Any = None,
+    precision: Any = None,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """Convolves as `jax.lax.conv_general_dilated` does, with its parameters.
+
+    Args:
+        graph: graph to add to.
+        x: activations, dimensions as `dimension_numbers.lhs_spec` says.
+        w: weights, as `rhs_spec` says.
+        prog: program the compute sets are added to.
+        name: debug name.
+        dimension_numbers: positions of (batch, features, field…), (out features, in features, field…), as results.
+        window_strides: one for each field dimension, as the next three.
+        padding: (low, high) in elements of the dilated input; may be negative.
+        lhs_dilation: of the input.
+        rhs_dilation: of the kernel.
+        feature_group_count: groups of features, or
+        batch_group_count: groups of the batch; one of them is 1.
+        out_dtype: dtype of the result, default that of `x`.
+        partials_dtype: dtype of partial results, default float32 for narrower floats, else `out_dtype`.
+        precision: as JAX takes it.
+        available_memory_proportion: of a tile's memory the plan may use, default the target's.
+
+    Returns:
+        A new tensor with dimensions as `out_spec` says.
+
+    Raises:
+        GraphError: if both kinds of groups are asked for, or they do not divide the operands.
+    """
+    out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
+    groups, in_batch = max(feature_group_count, batch_group_count), batch_group_count > 1
+    lhs = _layout(dimension_numbers.lhs_spec, groups, divides_batch=in_batch)
+    rhs = _layout(dimension_numbers.rhs_spec, groups, divides_batch=True)
+    out = _layout(dimension_numbers.out_spec, groups, divides_batch=False)
+    if min(feature_group_count, batch_group_count) > 1:
+        raise GraphError(f"{name}: feature groups and batch groups exclude each other", where=graph.origin)
+    x, w = (_split_groups(graph, t, layout, groups, name) for t, layout in ((x, lhs), (w, rhs)))
+    in_field, kernel = tuple(x.shape[d] for d in lhs.field), tuple(w.shape[d] for d in rhs.field)
+    windows = [
+        Window(*row) for row in zip(in_field, kernel, padding, window_strides, lhs_dilation, rhs_dilation, strict=True)
+    ]
+    field = tuple(window.outputs for window in windows)
+    extents = Dims(x.shape[lhs.batch], groups, w.shape[rhs.batch], x.shape[lhs.channel], field, kernel)
+    out_shape = _shape_of(dimension_numbers.out_spec, extents)
+    if 0 in (*extents, *in_field):
+        return zeros(graph, out_shape, out_dtype, name)
+    x, windows = _used_only(x, lhs, windows)
+    spec = _spec(extents, windows, x.dtype, w.dtype, out_dtype, partials_dtype)
+    plan = plan_convolution(spec, graph.target, available_memory_proportion)
+    params = ConvParams(dimension_numbers, lhs, rhs, out, in_batch, precision)
+    _map_operands(graph, x, w, plan, params)
+    result = _add_vertices(graph, x, w, plan, params, windows, prog, name)
+    result = combine(graph, result, out_dtype, prog, name) if plan.slots > 1 else result
+    return result.reshape(out_shape)
+
+
+def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
+    """The layout of an operand whose group dimension, if any, stands before the dimension it divides."""
+    batch, channel, *field = spec
+    if groups == 1:
+        return Layout(batch, -1, channel, tuple(field))
+    at = batch if divides_batch else channel
+    batch, channel, *field = (position + (position >= at) for position in spec)
+    return Layout(batch, at, channel, tuple(field))
+
+
+def _split_groups(graph: Graph, tensor: Tensor, layout: Layout, groups: int, name: str) -> Tensor:
+    if layout.group < 0:
+        return tensor
+    shape, at = tensor.shape, layout.group
+    if shape[at] % groups:
+        got = f"{shape[at]} in dimension {at} of {list(shape)}"
+        raise GraphError(f"{name}: groups do not divide the operand", where=graph.origin, expected=groups, got=got)
+    return tensor.reshape((*shape[:at], groups, shape[at] // groups, *shape[at + 1 :]))
+
+
+def _used_only(x: Tensor, layout: Layout, windows: Sequence[Window]) -> tuple[Tensor, list[Window]]:
+    """A view of the activations without the elements that strides and dilations step over, and its windows."""
+    starts, strides, left = [0] * x.ndim, [1] * x.ndim, []
+    for position, window in zip(layout.field, windows, strict=True):
+        starts[position], strides[position], window = window.used_only()
+        left.append(window)
+    if all(stride == 1 for stride in strides):
+        return x, list(windows)
+    return x.slice(starts, x.shape, strides), left
+
+
+def _spec(extents: Dims[int], windows: Sequence[Window], *dtypes: Any) -> ConvSpec:
+    rows = zip(*((w.size, w.stride, w.lhs_dilation, w.rhs_dilation) for w in windows), strict=True)
+    return ConvSpec(extents, *(rows if windows else ((), (), (), ())), *dtypes)
+
+
+def _shape_of(out_spec: Sequence[int], extents: Dims[int]) -> tuple[int, ...]:
+    values = (extents.batch, extents.groups * extents.out_channels, *extents.field)
+    return tuple(value for _, value in sorted(zip(out_spec, values, strict=True)))
+
+
+def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> list[int]:
+    """The axis of the grid that each dimension of an operand follows."""
+    rows = {layout.batch: batch, layout.channel: channel, **dict(zip(layout.field, field, strict=True))}
+    if layout.group >= 0:
+        rows[layout.group] = _GROUP
+    return [rows[position] for position in sorted(rows)]
+
+
+def _add_vertices(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    plan: Plan,
+    params: ConvParams,
+    windows: Sequence[Window],
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds the compute set of the blocks; returns the result, or its partials with a leading slot dimension."""
+    spec, cuts, tile, rank = plan.spec, list(plan.cuts()), plan.tiles(), len(plan.spec.in_field)
+    field, kernel = range(_FIELD, _FIELD + rank), range(_FIELD + rank, _FIELD + 2 * rank)
+    kept = _axis_of(params.out, _BATCH, _OUT, field)
+    out, slot = result_variable(graph, plan, kept, (_IN, *kernel), cuts, tile, name)
+    window = {
+        position: Dim(
+            (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])), -windows[d].padding[0], spec.lhs_dilation[d]
+        )
+        for d, position in enumerate(params.lhs.field)
+    }
+    x_axes = _axis_of(params.lhs, _BATCH, _IN, field)
+    accesses = (
+        Access(x, tuple(window.get(position, element(axis)) for position, axis in enumerate(x_axes)), fill=0),
+        Access(w, tuple(map(element, _axis_of(params.rhs, _OUT, _IN, kernel)))),
+        Access(out, (*slot, *map(element, kept))),
+    )
+    titles = ("batch", "group", "out_channel", "in_channel", *(f"field{d}" for d in range(rank)))
+    titles = (*titles, *(f"kernel{d}" for d in range(rank)))
+    reduced = (_IN, *kernel)
+    axes = tuple(
+        Axis(title, cut, "reduce" if number in reduced else "map")
+        for number, (title, cut) in enumerate(zip(titles, cuts, strict=True))
+    )
+    codelet = convolution_codelet(plan.kind, spec.code, out.dtype, params)
+    compute_set = graph.add_compute_set(name)
+    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+    prog.add(Execute(compute_set))
+    return out
+
+
+def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
+    """Maps operands that have no mapping: weights where they are used, activations where most of their use is."""
+    cuts, tile, rank = list(plan.cuts()), plan.tiles(), len(plan.spec.in_field)
+    kernel = range(_FIELD + rank, _FIELD + 2 * rank)
+    w_axes = _axis_of(params.rhs, _OUT, _IN, kernel)
+    map_operand(graph, w, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+    # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
+    field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(_FIELD, _FIELD + rank)]
+    x_axes = _axis_of(params.lhs, _BATCH, _IN, field)
+    for axis, size in zip(field, plan.spec.in_field, strict=True):
+        cuts[axis], kept = _scaled(cuts[axis], size)
+        tile = tile.take(kept, axis)
+    map_operand(graph, x, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
+
+
+def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Tiles with an operand's dimensions first, then the axes that share it."""
+    return np.transpose(tile, (*axes, *(axis for axis in range(tile.ndim) if axis not in axes)))
+
+
+def _scaled(cuts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Boundaries scaled to another extent, and the blocks that still hold something."""
+    bounds = cuts * size // cuts[-1]
+    kept = np.flatnonzero(np.diff(bounds))
+    return np.append(bounds[kept], size), kept
+

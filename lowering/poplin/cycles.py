@@ -1,0 +1,233 @@
+"""Cycles of the codelets of matrix multiplications and convolutions on one tile.
+
+Input: lengths of the block of a vertex, as int64 arrays over any grid. Output: tile cycles, int64 arrays of that grid.
+A tile issues one instruction a cycle, to its workers in turn, so a vertex costs its supervisor's cycles and, for each
+pass, `workers` times those of its slowest worker.
+
+Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); the AMP 1x1 formula is checked
+against 128 measurements on Bow (reference B1). Limits: grain effects of the last block are charged in full, regions that
+a real vertex would walk as a list are one region, and figures marked `assumed` have no public source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from ipujax.runtime.target import Target
+
+Precision = Literal["half", "float"]
+Count = np.ndarray | np.int64 | int
+
+# A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1, weights per conv unit).
+_CHAIN_BYTES = 32
+_WIDTH_BYTES = {"half": 2, "float": 4}
+
+# AMP 1x1, one worker: cycles for 0, 1 and 2 rows, and for 3 rows before the loop adds its cycles a row (reference 1.2).
+_WORKER_ROWS = {"half": (20, 31, 40, 38), "float": (24, 47, 46, 46)}
+_STATE_RETENTION_CYCLES = 7
+# AMP nx1: the same for one row of output elements and one kernel position (reference 1.2).
+_KERNEL_ROWS = {"half": (17, 29, 34, 34), "float": (17, 33, 44, 45)}
+# Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
+_FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
+
+
+def ceil_div(a: Count, b: Count) -> Count:
+    """Quotient rounded up."""
+    return -(-a // b)
+
+
+def product(lengths: Sequence[Count]) -> Count:
+    """Product of lengths that broadcast to one grid."""
+    total: Count = np.int64(1)
+    for length in lengths:
+        total = total * length
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class AmpBlock:
+    """The unit of work of the AMP: the weights it holds at once.
+
+    Args:
+        in_channels: input channels a pass consumes.
+        out_channels: output channels a pass produces, one a conv unit.
+        row_cycles: cycles of one row of activations.
+        load_cycles: cycles to load the weights.
+    """
+
+    in_channels: int
+    out_channels: int
+    row_cycles: int
+    load_cycles: int
+
+
+@lru_cache(maxsize=64)
+def amp_block(target: Target, precision: Precision) -> AmpBlock:
+    """The AMP's block on a target, for half or float activations."""
+    half = precision == "half"
+    units = target.conv_units_fp16 if half else target.conv_units_fp32
+    macs = target.fp16_amp_macs_per_cycle if half else target.fp32_amp_macs_per_cycle
+    in_channels = _CHAIN_BYTES // _WIDTH_BYTES[precision]
+    load_cycles = ceil_div(units * _CHAIN_BYTES, target.amp_weight_load_bytes_per_cycle)
+    return AmpBlock(in_channels, units, int(ceil_div(in_channels * units, macs)), int(load_cycles))
+
+
+def amp_1x1_cycles(
+    target: Target, precision: Precision, rows: Count, in_channels: Count, out_channels: Count, groups: Count = 1
+) -> Count:
+    """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`).
+
+    Args:
+        target: the machine.
+        precision: of the activations.
+        rows: output elements of one channel.
+        in_channels: channels reduced.
+        out_channels: channels produced.
+        groups: conv groups, one after the other.
+    """
+    block = amp_block(target, precision)
+    ins, outs = ceil_div(in_channels, block.in_channels), ceil_div(out_channels, block.out_channels)
+    adding, zeroing = (_amp_pass(target, block, precision, rows, first) for first in (False, True))
+    later = 15 + outs * (19 + 6 + block.load_cycles + adding)
+    first = 11 + outs * (18 + 7 + block.load_cycles + zeroing)
+    setup = 50 + target.worker_contexts * (7 + 3 * (ins * groups - 1))
+    return setup + groups * (13 + (ins - 1) * later + first)
+
+
+def _amp_pass(target: Target, block: AmpBlock, precision: Precision, rows: Count, zeroing: bool) -> Count:
+    workers = target.worker_contexts
+    table = tuple(n - _STATE_RETENTION_CYCLES + (1 if zeroing else 2) for n in _WORKER_ROWS[precision][:3])
+    start = _WORKER_ROWS[precision][3] - _STATE_RETENTION_CYCLES - (1 if zeroing else 0)
+    most, least = (_by_rows(n, table, start, block.row_cycles) for n in (ceil_div(rows, workers), rows // workers))
+    return np.maximum(workers * np.maximum(most, least), workers * np.minimum(most, least) + 14)
+
+
+def _by_rows(rows: Count, table: Sequence[int], start: int, row_cycles: int) -> Count:
+    """Worker cycles: `table` below 3 rows, from there a loop."""
+    short = np.asarray(table)[np.clip(rows, 0, 2)]
+    return np.where(np.asarray(rows) < 3, short, start + row_cycles * (rows - 3))
+
+
+def amp_nx1_cycles(
+    target: Target,
+    precision: Precision,
+    rows: Count,
+    width: Count,
+    kernel: Sequence[Count],
+    in_channels: Count,
+    out_channels: Count,
+    groups: Count = 1,
+) -> Count:
+    """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best.
+
+    Args:
+        target: the machine.
+        precision: of the activations.
+        rows: rows of output elements, batch and outer field dimensions together.
+        width: output elements of a row.
+        kernel: lengths of the kernel, at least one dimension.
+        in_channels: channels reduced.
+        out_channels: channels produced.
+        groups: conv groups, one after the other.
+    """
+    block, workers = amp_block(target, precision), target.worker_contexts
+    outs = ceil_div(out_channels, block.out_channels)
+    most, least = _worker_rows(rows, width, workers)
+    by_row = (_kernel_row(block, precision, *share) for share in (most, least))
+    spread = [17 + share[0] * cycles for share, cycles in zip((most, least), by_row, strict=True)]
+    position = np.maximum(workers * spread[0], workers * spread[1] + 9)
+    totals = []
+    for height, extra in _FILTER_HEIGHTS:
+        ins = ceil_div(in_channels, max(1, block.in_channels // height))
+        outer = product([ceil_div(kernel[0], height), *kernel[1:-1]]) if len(kernel) > 1 else 1
+        inner_most = kernel[-1] if len(kernel) > 1 else ceil_div(kernel[0], height)
+        loads = outer * (14 + inner_most * (12 + block.load_cycles + extra + 3))
+        inner = loads + outer * inner_most * position
+        totals.append(ins * (14 + outs * (14 + inner)))
+    best = np.minimum.reduce(np.broadcast_arrays(*totals))
+    setup = 109 + 18 * workers + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
+    return setup + groups * (16 + best)
+
+
+def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:
+    """(rows, width) of the busiest and of the idlest worker: whole rows, or parts of rows when there are few."""
+    parts = np.maximum(1, workers // np.maximum(rows, 1))
+    busiest = ceil_div(rows, workers), ceil_div(width, parts)
+    idlest = np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts
+    return busiest, idlest
+
+
+def _kernel_row(block: AmpBlock, precision: Precision, rows: Count, width: Count) -> Count:
+    *table, start = _KERNEL_ROWS[precision]
+    return 3 - 9 + _by_rows(width, table, start, block.row_cycles)
+
+
+def hmac_cycles(
+    target: Target,
+    precision: Precision,
+    rows: Count,
+    kernel_positions: Count,
+    in_channels: Count,
+    out_channels: Count,
+    groups: Count = 1,
+) -> Count:
+    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
+    vector = target.vector_width_bytes // _WIDTH_BYTES[precision]
+    dot = ceil_div(in_channels, vector) + 7
+    share = ceil_div(rows, target.worker_contexts)
+    worker = 16 + kernel_positions * (13 + share * (7 + out_channels * dot))
+    return groups * (65 + target.worker_contexts * worker) + zero_cycles(target, rows * out_channels * groups)
+
+
+def vmac_cycles(target: Target, precision: Precision, rows: Count, kernel_positions: Count, groups: Count) -> Count:
+    """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group.
+
+    Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2.
+    """
+    channels, cycles = (8, 3) if precision == "half" else (4, 2)
+    share = ceil_div(rows, target.worker_contexts)
+    worker = ceil_div(groups, channels) * share * (cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
+    return 61 + 14 + 25 + target.worker_contexts * worker + zero_cycles(target, rows * groups)
+
+
+_VMAC_OUTPUT_CYCLES = 6  # assumed: pointers and store of one output vector, one trip through the six issue slots
+
+
+def outer_product_cycles(
+    target: Target, precision: Precision, rows: Count, out_channels: Count, groups: Count = 1
+) -> Count:
+    """Cycles of the outer product vertex: one input channel, every output is one product."""
+    fixed, first, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
+    share = ceil_div(rows, target.worker_contexts)
+    channels = 6 + ceil_div(np.maximum(out_channels - first, 0), vector)
+    return target.supervisor_overhead_cycles + target.worker_contexts * (25 + groups * (fixed + share * channels))
+
+
+def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:
+    """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form.
+
+    Four instructions a multiply-add reproduce the tutorial's measured dot product within 4 % (reference, "what a
+    first-principles model was found to need").
+    """
+    share = ceil_div(outputs, target.worker_contexts)
+    worker = share * (reduced * instructions_per_mac + _SCALAR_OUTPUT_CYCLES)
+    return target.supervisor_overhead_cycles + target.worker_contexts * worker
+
+
+_SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
+
+
+def zero_cycles(target: Target, elements: Count) -> Count:
+    """Cycles to zero float partials before they are added to: 64-bit stores shared by the workers."""
+    stores = ceil_div(ceil_div(elements, target.vector_width_bytes // 4), target.worker_contexts)
+    return target.worker_contexts * (stores + 14 - 9)
+
+
+def copy_cycles(target: Target, num_bytes: Count) -> Count:
+    """Cycles of an on-tile rearrangement, at the ideal copy rate."""
+    return np.ceil(num_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)

@@ -1,0 +1,106 @@
+"""Matrix multiplication over tiles: [G, M, K] by [G, K, N].
+
+The plan cuts all four dimensions; each vertex multiplies a block. When K is cut, vertices write partial results, which are
+then combined by `popops.reduce_partials`. Operands that have no tile mapping yet are put where they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.poplin.codelets import matmul_codelet
+from ipujax.lowering.poplin.operands import map_operand, result_variable, zeros
+from ipujax.lowering.poplin.partials import combine
+from ipujax.lowering.poplin.plan import Plan, plan_matmul
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Execute, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
+
+_G, _M, _K, _N = range(4)
+
+
+def matmul(
+    graph: Graph,
+    a: Tensor,
+    b: Tensor,
+    prog: ProgramSequence,
+    name: str,
+    *,
+    out_dtype: Any = None,
+    partials_dtype: Any = None,
+    precision: Any = None,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """Multiplies matrices, group by group.
+
+    Args:
+        graph: graph to add to.
+        a: [G, M, K], any numeric dtype or bool.
+        b: [G, K, N].
+        prog: program the compute sets are added to.
+        name: debug name.
+        out_dtype: dtype of the result, default that of `a`.
+        partials_dtype: dtype of partial results when K is cut, default float32 for narrower floats, else `out_dtype`.
+        precision: as `jax.lax.dot_general` takes it.
+        available_memory_proportion: of a tile's memory the plan may use, default the target's.
+
+    Returns:
+        A new tensor [G, M, N] of `out_dtype`.
+
+    Raises:
+        GraphError: if shapes do not match.
+    """
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        got = f"{list(a.shape)} by {list(b.shape)}"
+        raise GraphError(f"{name}: shapes do not match", where=graph.origin, expected="[G, M, K] by [G, K, N]", got=got)
+    (groups, m, k), n = a.shape, b.shape[2]
+    out_dtype = np.dtype(a.dtype if out_dtype is None else out_dtype)
+    if 0 in (groups, m, k, n):
+        return zeros(graph, (groups, m, n), out_dtype, name)
+    plan = plan_matmul(
+        groups,
+        m,
+        k,
+        n,
+        a.dtype,
+        graph.target,
+        rhs_dtype=b.dtype,
+        out_dtype=out_dtype,
+        partials_dtype=partials_dtype,
+        available_memory_proportion=available_memory_proportion,
+    )
+    cuts, tile = _grid(plan)
+    map_operand(graph, a, (cuts[_G], cuts[_M], cuts[_K]), tile)
+    map_operand(graph, b, (cuts[_G], cuts[_K], cuts[_N]), np.transpose(tile, (_G, _K, _N, _M)))
+    out = _add_products(graph, a, b, plan, precision, prog, name)
+    return combine(graph, out, out_dtype, prog, name) if plan.slots > 1 else out
+
+
+def _grid(plan: Plan) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Boundaries along G, M, K, N and the tile of each block."""
+    cuts = plan.cuts()
+    tile = np.transpose(plan.tiles(), (1, 4, 3, 2, 0, 5))[..., 0, 0]
+    return (cuts.groups, cuts.field[0], cuts.in_channels, cuts.out_channels), tile
+
+
+def _add_products(
+    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Adds the compute set of the products; returns the result, or its partials [slots, G, M, N]."""
+    cuts, tile = _grid(plan)
+    out, slot = result_variable(graph, plan, (_G, _M, _N), (_K,), cuts, tile, name)
+    axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
+    accesses = (
+        Access(a, (element(_G), element(_M), element(_K))),
+        Access(b, (element(_G), element(_K), element(_N))),
+        Access(out, (*slot, element(_G), element(_M), element(_N))),
+    )
+    codelet = matmul_codelet(plan.kind, plan.spec.code, out.dtype, precision)
+    compute_set = graph.add_compute_set(name)
+    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+    prog.add(Execute(compute_set))
+    return out

@@ -1,0 +1,113 @@
+"""Placing operands and results of a plan on tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.poplin.partials import monoid_of
+from ipujax.lowering.poplin.plan import Plan
+from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, even_cuts, frozen
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.vertices import Dim, Term
+
+_MIN_BYTES_PER_TILE = 128  # poplibs Convolution.cpp: least of an operand worth a tile (reference machine.md §3)
+
+
+def map_operand(graph: Graph, operand: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
+    """Maps an operand without a mapping: each block is spread over the tiles that use it.
+
+    Args:
+        graph: holds the variable.
+        operand: a view; nothing happens when it is mapped.
+        cuts: boundaries of each of its dimensions.
+        tile: the tiles, one dimension for each of the operand's and then any over which its blocks are shared.
+    """
+    if graph.is_mapped(operand):
+        return
+    rank = operand.ndim
+    users = tile.reshape((*tile.shape[:rank], -1))
+    block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
+    wanted = max(1, min(users.shape[-1], block_bytes // _MIN_BYTES_PER_TILE))
+    finer, index, parts = [], [], 1
+    for dim, cut in enumerate(cuts):
+        bounds, part = _spread(cut, wanted // parts)
+        count = int(part.max()) + 1
+        finer.append(frozen(bounds, np.int64))
+        block = np.repeat(np.arange(len(cut) - 1), count)
+        index.append((dim, block, part, count))
+        parts *= count
+    shape = [-1 if d == 0 else 1 for d in range(rank)]
+    which, blocks, stride = np.zeros((1,) * rank, np.int64), [], parts
+    for dim, block, part, count in index:
+        stride //= count
+        along = np.roll(shape, dim)
+        which = which + (part * stride).reshape(along)
+        blocks.append(block.reshape(along))
+    user = which * users.shape[-1] // parts
+    map_by_plan(graph, operand, finer, frozen(users[(*blocks, user)], np.int32))
+
+
+def _spread(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts every block again in as many parts as all of them allow, at most `parts`.
+
+    Returns:
+        The finer boundaries, and for each finer block its number within its block.
+    """
+    starts, lengths = cuts[:-1], np.diff(cuts)
+    parts = max(1, min(parts, int(lengths.min())))
+    finer = starts[:, None] + np.arange(parts) * lengths[:, None] // parts
+    return np.append(finer.ravel(), cuts[-1]), np.tile(np.arange(parts), len(starts))
+
+
+def result_variable(
+    graph: Graph,
+    plan: Plan,
+    kept: Sequence[int],
+    reduced: Sequence[int],
+    cuts: Sequence[np.ndarray],
+    tile: np.ndarray,
+    name: str,
+) -> tuple[Tensor, tuple[Dim, ...]]:
+    """Adds the variable vertices write: the result, or partial results with one slot for each block of `reduced`.
+
+    Args:
+        graph: graph to add to.
+        plan: dtypes and whether there are partial results.
+        kept: axes of the result's dimensions.
+        reduced: axes that are summed over.
+        cuts: boundaries of all axes.
+        tile: tile of each block.
+        name: debug name.
+
+    Returns:
+        The tensor, and the index of its slot dimension: none, or one `Dim`.
+    """
+    shape = [int(cuts[axis][-1]) for axis in kept]
+    kept_cuts = [cuts[axis] for axis in kept]
+    uncut = [axis for axis in range(tile.ndim) if axis not in (*reduced, *kept)]
+    boxes = np.transpose(tile, (*reduced, *kept, *uncut)).reshape(plan.slots, *(len(c) - 1 for c in kept_cuts))
+    if plan.slots == 1:
+        mapping = Blocked(tuple(kept_cuts), frozen(boxes[0], np.int32))
+        return graph.add_variable(shape, plan.spec.out_dtype, name, mapping), ()
+    dtype, slots = plan.spec.partials_dtype, plan.slots
+    mapping = Blocked((even_cuts(slots, slots), *kept_cuts), frozen(boxes, np.int32))
+    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid_of(dtype))
+    terms, weight = [], slots
+    for axis in reduced:
+        weight //= len(cuts[axis]) - 1
+        if len(cuts[axis]) > 2:
+            terms.append(Term(axis, weight, "block"))
+    return out, (Dim(tuple(terms)),)
+
+
+def zeros(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
+    """A tensor of zeros: what a sum over nothing is."""
+    mapping = linear_mapping(graph, prod(shape), dtype)
+    return graph.add_constant(np.zeros(shape, dtype), name, mapping)

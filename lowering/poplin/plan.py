@@ -1,0 +1,180 @@
+"""Plans how a convolution or matrix multiplication is split over the tiles of an IPU.
+
+Input: a `ConvSpec` and a `Target`. Output: a `Plan`: how each dimension is split, by which kind of vertex, and what that
+is expected to cost. All candidate splits are costed at once as arrays, by the cost that is charged later: operands received
+in full, the formula of the largest block, reduction of partials, syncs.
+
+Candidate splits of a dimension do not depend on the number of tiles, which only bounds their product: so among plans that
+meet their memory bound, more tiles are never slower. Source of the objective and of the memory bound with its retries:
+poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, no serial splits, no joint planning of several passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.partials import out_dtypes
+from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
+from ipujax.runtime.mapping import even_cuts
+from ipujax.runtime.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCost:
+    """Expected cycles of a plan by what they are spent on; they add up."""
+
+    exchange_cycles: int
+    compute_cycles: int
+    reduce_exchange_cycles: int
+    reduce_compute_cycles: int
+    sync_cycles: int
+
+    @property
+    def total_cycles(self) -> int:
+        return (
+            self.exchange_cycles
+            + self.compute_cycles
+            + self.reduce_exchange_cycles
+            + self.reduce_compute_cycles
+            + self.sync_cycles
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a convolution is split over tiles.
+
+    Args:
+        spec: what is computed.
+        kind: the vertices that compute it.
+        splits: blocks of each dimension.
+        grains: what boundaries of blocks are multiples of.
+        cost: expected cycles.
+        temp_bytes: operands, results and gathered windows on the fullest tile while it computes.
+        memory_bound_met: whether `temp_bytes` is within the proportion of tile memory that was asked for.
+    """
+
+    spec: ConvSpec
+    kind: VertexKind
+    splits: Dims[int]
+    grains: Dims[int]
+    cost: PlanCost
+    temp_bytes: int
+    memory_bound_met: bool
+
+    @property
+    def tiles_used(self) -> int:
+        return prod(self.splits)
+
+    @property
+    def slots(self) -> int:
+        """Partial results of each output element."""
+        return self.splits.in_channels * prod(self.splits.kernel)
+
+    def cuts(self) -> Dims[np.ndarray]:
+        """Boundaries of the blocks of each dimension, int64[blocks + 1]."""
+        rows = zip(self.spec.extents, self.splits, self.grains, strict=True)
+        return Dims.of([even_cuts(extent, blocks, grain) for extent, blocks, grain in rows])
+
+    def tiles(self) -> np.ndarray:
+        """Tile of each block, int32, one dimension for each of `splits` in its order.
+
+        Output channels are innermost (outermost but for the reduction when swapped), so that neighbours share activations.
+        """
+        rank = len(self.splits.field)
+        outputs = [0, *range(4, 4 + rank)]
+        inner = [2, *outputs] if self.kind.is_swapped else [*outputs, 2]
+        order = [1, 3, *range(4 + rank, 4 + 2 * rank), *inner]
+        counts = list(self.splits)
+        numbers = np.arange(prod(counts), dtype=np.int32).reshape([counts[d] for d in order])
+        return np.transpose(numbers, np.argsort(order))
+
+
+def plan_matmul(
+    groups: int,
+    m: int,
+    k: int,
+    n: int,
+    dtype: Any,
+    target: Target,
+    *,
+    rhs_dtype: Any = None,
+    out_dtype: Any = None,
+    partials_dtype: Any = None,
+    available_memory_proportion: float | None = None,
+) -> Plan:
+    """Plans `groups` products of [m, k] by [k, n]: rows are the field, columns output channels.
+
+    Args:
+        groups: independent products.
+        m: rows of the left operand.
+        k: inner dimension.
+        n: columns of the right operand.
+        dtype: of the left operand.
+        target: the machine.
+        rhs_dtype: of the right operand, default `dtype`.
+        out_dtype: of the result, default `dtype`.
+        partials_dtype: of partial results, default float32 for narrower floats, else `out_dtype`.
+        available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
+    """
+    lhs_dtype = np.dtype(dtype)
+    rhs_dtype = np.dtype(dtype if rhs_dtype is None else rhs_dtype)
+    out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
+    dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
+    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes)
+    return plan_convolution(spec, target, available_memory_proportion)
+
+
+@lru_cache(maxsize=4096)
+def plan_convolution(spec: ConvSpec, target: Target, available_memory_proportion: float | None = None) -> Plan:
+    """Finds the fastest split of a convolution within a memory bound.
+
+    If nothing fits, the bound is doubled up to twice a tile's memory, then dropped; the plan says so.
+
+    Args:
+        spec: what is computed; every extent at least 1.
+        target: the machine.
+        available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
+    """
+    share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    how = arithmetic(spec, target)
+    found = [Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how)]
+    if share == 0:
+        return min((_plan(c, *c.smallest(), True) for c in found), key=lambda p: (p.temp_bytes, p.cost.total_cycles))
+    found.sort(key=lambda candidates: candidates.least_cycles)
+    for number, bound in enumerate(_memory_bounds(share * target.bytes_per_tile, target.bytes_per_tile)):
+        best: Plan | None = None
+        for candidates in found:
+            choice = candidates.fastest(bound, best.cost.total_cycles if best else None)
+            plan = best if choice is None else _plan(candidates, *choice, number == 0)
+            best = plan if best is None or (plan is not None and _rank(plan) < _rank(best)) else best
+        if best is not None:
+            return best
+    raise AssertionError("without a memory bound every plan fits")
+
+
+def _plan(candidates: Candidates, number: int, parts: np.ndarray, bound_met: bool) -> Plan:
+    splits = Dims.of([int(n) for n in candidates.splits[:, number]])
+    temp_bytes = int(candidates.temp_bytes[number])
+    cost = PlanCost(*(int(n) for n in parts))
+    return Plan(candidates.spec, candidates.kind, splits, candidates.grains, cost, temp_bytes, bound_met)
+
+
+def _rank(plan: Plan) -> tuple[int, int]:
+    return plan.cost.total_cycles, plan.temp_bytes
+
+
+def _memory_bounds(bound: float, bytes_per_tile: int) -> Iterator[float]:
+    yield bound
+    while bound < 2 * bytes_per_tile:
+        bound *= 2
+        yield bound
+    yield float("inf")

@@ -1,0 +1,206 @@
+"""The kinds of vertices a convolution can be computed by, as a table: when each applies, its grains, its cost.
+
+Source: the vertex types and transforms of poplibs `lib/poplin/ConvPlan.cpp` and `ConvModel.cpp` (reference machine.md §2).
+"Swapped" kinds exchange the roles of activations and weights; "expanded" kinds gather the kernel's windows into input
+channels on the tile (PopLibs' expandDims), which pays when channels are few or the kernel is larger than the field.
+Limits: SLIC vertices are not modelled; a dilated input costs what its non-zero elements cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.poplin import cycles as formula
+from ipujax.lowering.poplin.cycles import Count, ceil_div, product
+from ipujax.lowering.poplin.spec import Arithmetic, ConvSpec, Dims, arithmetic
+from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
+from ipujax.runtime.target import Target
+from ipujax.runtime.variable import element_bytes
+
+Block = Dims[Count]
+Cost = Callable[[ConvSpec, Block, Target, Arithmetic], Count]
+
+
+@dataclass(frozen=True, slots=True)
+class VertexKind:
+    """One way to compute a block of a convolution on a tile.
+
+    Args:
+        name: PopLibs' name of the codelet, as shown in profiles.
+        applies: whether it can compute a convolution, given its arithmetic.
+        cycles: tile cycles of a block.
+        uses_amp: whether channels come in blocks of the AMP.
+        is_swapped: whether output elements take the place of output channels, and the other way round.
+        is_expanded: whether the kernel is first gathered into input channels.
+    """
+
+    name: str
+    applies: Callable[[ConvSpec, Arithmetic], bool]
+    cycles: Cost
+    uses_amp: bool = False
+    is_swapped: bool = False
+    is_expanded: bool = False
+
+
+def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target) -> Count:
+    """Tile cycles of a vertex, casts and gathering of its operands included.
+
+    Args:
+        kind: how it is computed.
+        spec: the whole convolution.
+        block: lengths of the vertex's block, int64 arrays over any grid.
+        target: the machine.
+    """
+    how = arithmetic(spec, target)
+    total = kind.cycles(spec, block, target, how) + formula.copy_cycles(target, gathered_bytes(kind, spec, block))
+    if how.casts:
+        elements = np.asarray(product(input_lengths(spec, block)) + product(weight_lengths(block)))
+        total = total + elementwise_cycles("convert_element_type", np.float32, 1, 0, elements, target)
+    return total
+
+
+def input_lengths(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
+    """Lengths of the activations a block reads: batch, groups, channels and field."""
+    field = []
+    for d, size in enumerate(spec.in_field):
+        hull = (block.field[d] - 1) * spec.strides[d] + (block.kernel[d] - 1) * spec.rhs_dilation[d] + 1
+        field.append(np.minimum(ceil_div(hull, spec.lhs_dilation[d]), size))
+    return block.batch, block.groups, block.in_channels, *field
+
+
+def weight_lengths(block: Block) -> tuple[Count, ...]:
+    """Lengths of the weights a block reads."""
+    return block.groups, block.out_channels, block.in_channels, *block.kernel
+
+
+def output_lengths(block: Block) -> tuple[Count, ...]:
+    """Lengths of the results of a block."""
+    return block.batch, block.groups, block.out_channels, *block.field
+
+
+def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
+    """Bytes of the windows an expanded kind gathers on the tile, 0 for others."""
+    if not kind.is_expanded:
+        return np.int64(0)
+    windows = product((block.batch, block.groups, block.in_channels, *block.field, *_useful_kernel(spec, block)))
+    return windows * element_bytes(spec.lhs_dtype)
+
+
+def grains(kind: VertexKind, spec: ConvSpec, target: Target) -> Dims[int]:
+    """The multiples in which each dimension is split."""
+    how, extents = arithmetic(spec, target), spec.extents
+    ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
+    if not kind.uses_amp:
+        return ones
+    assert how.precision is not None, "AMP kinds apply to half and float only"
+    amp = formula.amp_block(target, how.precision)
+    ins = amp.in_channels if extents.in_channels >= amp.in_channels or not kind.is_expanded else 1
+    if not kind.is_swapped:
+        return Dims(1, 1, amp.out_channels, ins, ones.field, ones.kernel)
+    rows = [extents.batch, *extents.field]
+    longest = max(range(len(rows)), key=rows.__getitem__)
+    row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]
+    return Dims(row_grains[0], 1, 1, ins, tuple(row_grains[1:]), ones.kernel)
+
+
+def _useful_kernel(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
+    """Kernel lengths that meet something else than the zeros of a dilated input."""
+    return tuple(ceil_div(n, dilation) for n, dilation in zip(block.kernel, spec.lhs_dilation, strict=True))
+
+
+def _rows(block: Block) -> Count:
+    return block.batch * product(block.field)
+
+
+def _amp_1x1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    channels = block.in_channels * product(_useful_kernel(spec, block))
+    return formula.amp_1x1_cycles(target, _precision(how), _rows(block), channels, block.out_channels, block.groups)
+
+
+def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    channels = block.in_channels * product(_useful_kernel(spec, block))
+    return formula.amp_1x1_cycles(target, _precision(how), block.out_channels, channels, _rows(block), block.groups)
+
+
+def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    met = [ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True)]
+    rows, width = block.batch * product(met[:-1]), met[-1]
+    return formula.amp_nx1_cycles(
+        target, _precision(how), rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
+    )
+
+
+def _hmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    positions = product(_useful_kernel(spec, block))
+    channels = block.in_channels, block.out_channels, block.groups
+    return formula.hmac_cycles(target, _precision(how), _rows(block), positions, *channels)
+
+
+def _vmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    positions = product(_useful_kernel(spec, block))
+    return formula.vmac_cycles(target, _precision(how), _rows(block), positions, block.groups)
+
+
+def _outer_product(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    return formula.outer_product_cycles(target, _precision(how), _rows(block), block.out_channels, block.groups)
+
+
+def _scalar(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    reduced = block.in_channels * product(_useful_kernel(spec, block))
+    return formula.scalar_mac_cycles(target, how.instructions_per_mac, product(output_lengths(block)), reduced)
+
+
+def _precision(how: Arithmetic) -> formula.Precision:
+    assert how.precision is not None, "vector kinds apply to half and float only"
+    return how.precision
+
+
+def _has_few_channels(spec: ConvSpec, how: Arithmetic) -> bool:
+    """Whether a dot product without AMP can pay: blocks of the AMP would be three quarters padding."""
+    return how.precision is not None and min(spec.extents.in_channels, spec.extents.out_channels) <= _FEW_CHANNELS
+
+
+_FEW_CHANNELS = 4  # assumed: a quarter of the 16 channels of an AMP block
+
+
+def _is_vector_1x1(spec: ConvSpec, how: Arithmetic) -> bool:
+    return how.precision is not None and spec.is_1x1
+
+
+def _is_vector_larger(spec: ConvSpec, how: Arithmetic) -> bool:
+    return how.precision is not None and not spec.is_1x1
+
+
+def _is_depthwise(spec: ConvSpec, how: Arithmetic) -> bool:
+    return how.precision is not None and spec.extents.in_channels == spec.extents.out_channels == 1
+
+
+def _is_outer_product(spec: ConvSpec, how: Arithmetic) -> bool:
+    return _is_vector_1x1(spec, how) and spec.extents.in_channels == 1
+
+
+def _is_scalar(spec: ConvSpec, how: Arithmetic) -> bool:
+    return how.precision is None
+
+
+KINDS: tuple[VertexKind, ...] = (
+    VertexKind("ConvPartial1x1Out", _is_vector_1x1, _amp_1x1, uses_amp=True),
+    VertexKind("ConvPartial1x1OutSwapped", _is_vector_1x1, _amp_1x1_swapped, uses_amp=True, is_swapped=True),
+    VertexKind("ConvPartialnx1", _is_vector_larger, _amp_nx1, uses_amp=True),
+    VertexKind("ConvPartial1x1OutExpanded", _is_vector_larger, _amp_1x1, uses_amp=True, is_expanded=True),
+    VertexKind(
+        "ConvPartial1x1OutExpandedSwapped",
+        _is_vector_larger,
+        _amp_1x1_swapped,
+        uses_amp=True,
+        is_swapped=True,
+        is_expanded=True,
+    ),
+    VertexKind("ConvPartialHorizontalMac", _has_few_channels, _hmac),
+    VertexKind("ConvPartialVerticalMac", _is_depthwise, _vmac),
+    VertexKind("OuterProduct", _is_outer_product, _outer_product),
+    VertexKind("ConvPartialScalar", _is_scalar, _scalar),
+)

@@ -1,0 +1,1 @@
+"""Operations on tensors: elementwise, reductions, slices, windows, sorting."""

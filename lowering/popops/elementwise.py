@@ -1,0 +1,183 @@
+"""Elementwise operations over tensors of one shape, tile by tile where the data lies.
+
+The output lies like the operand that is best spread (PopLibs' `createOutputForElementWiseOp`), so that no operand of the
+same mapping is exchanged; without such an operand it is mapped linearly. Constant scalars become immediates of the vertex,
+and an operation on nothing else is done at compile time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, elementwise_cycles, total_elements
+from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping
+from ipujax.runtime.program import ComputeSet, Execute, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An elementwise operation: its row in the cost table and its function of equally shaped arrays.
+
+    Args:
+        name: row of `OP_COSTS`, a JAX primitive name.
+        fun: hashable function of arrays of one shape (a memoised partial, a `lax` function).
+        out_dtype: dtype of the result.
+        key: what tells two functions of one name apart.
+    """
+
+    name: str
+    fun: Callable[..., jax.Array]
+    out_dtype: Any
+    key: Hashable = None
+
+
+def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str) -> Tensor:
+    """Applies an operation to tensors of one shape (scalars and dimensions of size 1 are broadcast).
+
+    Args:
+        graph: graph to add to.
+        op: the operation.
+        operands: tensors of equal rank with equal sizes or 1 in each dimension, or of shape ().
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of the broadcast shape and `op.out_dtype`.
+
+    Raises:
+        GraphError: if shapes differ.
+    """
+    shape = _common_shape(graph, operands, name)
+    tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
+    immediates = tuple(immediate_of(t) for t in tensors)
+    if all(value is not None for value in immediates):
+        folded = graph.add_constant(np.asarray(op.fun(*immediates), op.out_dtype), name)
+        return folded.broadcast_in_dim(shape, ())
+    kept = [t for t, value in zip(tensors, immediates, strict=True) if value is None]
+    for tensor in kept:
+        map_linearly(graph, tensor)
+    mapping = best_mapping(graph, kept) or linear_mapping(graph, kept[0].size, op.out_dtype)
+    out = graph.add_variable(shape, op.out_dtype, name, mapping)
+    codelet = _codelet(_Key(op), tuple(t.dtype for t in kept), tuple(map(_freeze, immediates)))
+    compute_set = graph.add_compute_set(name)
+    add_elementwise(graph, compute_set, codelet, [*kept, out], mapping)
+    prog.add(Execute(compute_set))
+    return out
+
+
+def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
+    rank = max(t.ndim for t in operands)
+    shape = tuple(max((t.shape[d] for t in operands if t.ndim and t.shape[d] != 1), default=1) for d in range(rank))
+    if any(t.ndim and (t.ndim != rank or any(n not in (1, m) for n, m in zip(t.shape, shape, strict=True))) for t in operands):
+        raise GraphError(f"{name}: operands differ in shape", where=graph.origin, got=[t.shape for t in operands])
+    return shape
+
+
+def add_elementwise(
+    graph: Graph, compute_set: ComputeSet, codelet: Codelet, tensors: Sequence[Tensor], mapping: TileMapping
+) -> None:
+    """Connects an elementwise codelet to tensors of one shape, one vertex a box of `mapping`."""
+    if isinstance(mapping, Flat):
+        bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
+        axes: tuple[Axis, ...] = (Axis("element", bounds),)
+        accesses = tuple(Access(t.flatten(), (element(0),)) for t in tensors)
+        tile = mapping.tiles
+    else:
+        axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
+        accesses = tuple(Access(t, tuple(map(element, range(t.ndim)))) for t in tensors)
+        tile = mapping.tile
+    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+
+
+def best_mapping(graph: Graph, tensors: Sequence[Tensor]) -> TileMapping | None:
+    """The mapping of the operand that is best spread: least on the worst tile, then most tiles; None without one."""
+    best, best_score = None, None
+    for tensor in tensors:
+        mapping = mapping_like(graph, tensor)
+        if mapping is None:
+            continue
+        score = _spread(mapping, graph.target.num_tiles)
+        if best_score is None or score < best_score:
+            best, best_score = mapping, score
+    return best
+
+
+@lru_cache(maxsize=8192)
+def _spread(mapping: TileMapping, num_tiles: int) -> tuple[int, int, int]:
+    counts = mapping.elements_per_tile(num_tiles)
+    pieces = mapping.tile.size if isinstance(mapping, Blocked) else len(mapping.starts)
+    return int(counts.max(initial=0)), -int(np.count_nonzero(counts)), pieces
+
+
+def immediate_of(tensor: Tensor) -> np.ndarray | None:
+    """The value of a tensor whose elements are all one constant scalar, else None."""
+    affine = tensor.affine
+    if affine is None or not affine.variable.is_constant or affine.variable.size != 1:
+        return None
+    value = affine.variable.value
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return None
+    return np.asarray(value).reshape(())
+
+
+class _Key:
+    """An `Op` compared by name, dtype and key instead of its function's identity."""
+
+    __slots__ = ("identity", "op")
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.identity = (op.name, op.out_dtype, op.key if op.key is not None else op.fun)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.identity == other.identity
+
+
+def _freeze(value: np.ndarray | None) -> tuple[str, bytes] | None:
+    return None if value is None else (value.dtype.name, value.tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[tuple[str, bytes] | None, ...]) -> Codelet:
+    op = key.op
+    dtype = dtypes[-1] if op.out_dtype == np.bool_ else op.out_dtype  # comparisons work in what they compare
+    scalars = [None if i is None else np.frombuffer(i[1], jax.numpy.dtype(i[0])).reshape(()) for i in immediates]
+
+    def compute(*arrays: jax.Array) -> jax.Array:
+        given = iter(arrays)
+        shape = arrays[0].shape
+        return op.fun(*(next(given) if s is None else lax.full(shape, s) for s in scalars))
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        count = sum(s is not None for s in scalars)
+        return elementwise_cycles(op.name, dtype, len(dtypes), count, total_elements(shapes[-1]), target)
+
+    fields = (*(Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)), Field("out", "out", op.out_dtype))
+    title = op.name.title().replace("_", "")
+    return Codelet(f"popops::{title}<{dtype_name(dtype)}>", fields, compute, cycles, code_bytes=_CODE_BYTES)
+
+
+_CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether a JAX primitive is an elementwise operation of the table."""
+    return name in OP_COSTS

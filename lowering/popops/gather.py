@@ -1,0 +1,335 @@
+"""Look-ups of rows of a table by computed indices, as `lax.gather`.
+
+Every vertex reads a static block of the table, whole along indexed dimensions, and static blocks of the indices. Batching
+dimensions and those that a look-up copies whole are cut first, since that divides the table as well. Then either the
+look-ups are cut, each tile needing a whole table, or the rows: every tile then goes through all look-ups, answers those
+that fall in its rows and gives zeros for the others, and the answers are added up. The cheaper by estimate is taken.
+
+Source: poplibs `popops/EmbeddingPlan.cpp` splits the same three ways; cycles from `indexing_cycles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops.blocks import (
+    along,
+    map_like_blocks,
+    mapped_variable,
+    place,
+    placed_axes,
+    spread,
+    tile_grid,
+    whole_axis,
+)
+from ipujax.lowering.popops.indexing_cycles import gather_cycles
+from ipujax.lowering.popops.reduce import reduce_partials
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, even_cuts, frozen
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
+from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+
+Mode = lax.GatherScatterMode
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSpec:
+    """What to look up; the parameters of `lax.gather`, with slices whole along dimensions that are not indexed."""
+
+    numbers: lax.GatherDimensionNumbers
+    slice_sizes: tuple[int, ...]
+    mode: Mode
+    fill_value: Any
+    indices_are_sorted: bool
+    unique_indices: bool
+    table_shape: tuple[int, ...]
+    out_rank: int
+
+    @property
+    def indexed(self) -> tuple[int, ...]:
+        """Dimensions of the table that indices point into."""
+        return tuple(self.numbers.start_index_map)
+
+    def out_dims(self) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+        """For each dimension of the table its dimension of the result or None, and the same for the indices."""
+        numbers = self.numbers
+        rank = len(self.table_shape)
+        window = [d for d in range(rank) if d not in numbers.collapsed_slice_dims + numbers.operand_batching_dims]
+        of_table: list[int | None] = [None] * rank
+        for d, out in zip(window, numbers.offset_dims, strict=True):
+            of_table[d] = None if d in self.indexed else out
+        of_indices = [d for d in range(self.out_rank) if d not in numbers.offset_dims]
+        for d, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+            of_table[d] = of_indices[index_dim]
+        return tuple(of_table), tuple(of_indices)
+
+    def row_dim(self) -> int | None:
+        """The longest indexed dimension of which a look-up takes one index: the one whose rows may be cut."""
+        rows = [d for d in self.indexed if self.slice_sizes[d] == 1]
+        return max(rows, key=lambda d: self.table_shape[d], default=None)
+
+
+def gather(
+    graph: Graph,
+    table: Tensor,
+    indices: Tensor,
+    out_shape: Sequence[int],
+    spec: GatherSpec,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Looks up slices of a table.
+
+    Args:
+        graph: graph to add to.
+        table: tensor of shape `spec.table_shape` with at least one element.
+        indices: integer tensor, index vectors in its last dimension.
+        out_shape: shape of the result, with at least one element.
+        spec: which indices point where.
+        prog: program the compute sets are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of shape `out_shape` and the table's dtype.
+    """
+    table_dims, index_dims = spec.out_dims()
+    placement, rows = _plan(graph, table, indices, tuple(out_shape), spec)
+    map_like_blocks(graph, indices, [*index_dims, None], placement)
+    map_linearly(graph, indices)
+    row_dim = spec.row_dim() if rows > 1 else None
+    axes, tile = placed_axes(placement), placement.tile
+    table_axes: list[int] = []
+    for d, n in enumerate(table.shape):
+        out = table_dims[d]
+        if out is None:
+            out = len(axes)
+            axes.append(Axis(f"table{d}", even_cuts(n, rows), "reduce") if d == row_dim else whole_axis(f"table{d}", n))
+        table_axes.append(out)
+    axes.append(whole_axis("index", indices.shape[-1]))
+    rows = 1 if row_dim is None else axes[table_axes[row_dim]].blocks
+    spread_tile = _with_rows(placement.tile, rows)
+    _map_table(graph, table, table_dims, row_dim, placement, spread_tile)
+    accesses = [along(table, table_axes), along(indices, [*index_dims, len(axes) - 1])]
+    rank = len(out_shape)
+    if row_dim is None:
+        out_tensor = mapped_variable(graph, out_shape, table.dtype, name, range(rank), placement)
+        accesses.append(along(out_tensor, range(rank)))
+        tile = tile_grid(placement, len(axes) - rank)
+    else:
+        mapping = Blocked((even_cuts(rows, rows), *placement.cuts), frozen(np.moveaxis(spread_tile, -1, 0), np.int32))
+        monoid = "or" if table.dtype == np.bool_ else "add"
+        out_tensor = graph.add_variable((rows, *out_shape), table.dtype, f"{name}/partials", mapping, monoid)
+        row_axis = table_axes[row_dim]
+        accesses.append(Access(out_tensor, (block(row_axis), *map(element, range(rank)))))
+        tile = spread_tile.reshape([*placement.tile.shape, *(axis.blocks for axis in axes[rank:])])
+    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim)
+    origins = () if row_dim is None else (f"table{row_dim}",)
+    compute_set = graph.add_compute_set(name)
+    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), tuple(accesses), tile, origins, graph.origin))
+    prog.add(Execute(compute_set))
+    return out_tensor if row_dim is None else reduce_partials(graph, out_tensor, prog, name)
+
+
+def _with_rows(tile: np.ndarray, rows: int) -> np.ndarray:
+    """Tiles of a placement whose boxes are each cut in `rows` parts, on tiles of their own."""
+    return frozen(tile[..., None] * rows + np.arange(rows), np.int32)
+
+
+def _map_table(
+    graph: Graph,
+    table: Tensor,
+    dims: Sequence[int | None],
+    row_dim: int | None,
+    placement: Blocked,
+    spread_tile: np.ndarray,
+) -> None:
+    rows = spread_tile.shape[-1]
+    if row_dim is not None:
+        with_rows = Blocked((*placement.cuts, even_cuts(table.shape[row_dim], rows)), spread_tile)
+        dims = [len(placement.cuts) if d == row_dim else dim for d, dim in enumerate(dims)]
+        map_like_blocks(graph, table, dims, with_rows)
+    else:
+        map_like_blocks(graph, table, dims, placement)
+    map_linearly(graph, table)
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def _plan(
+    graph: Graph, table: Tensor, indices: Tensor, out_shape: tuple[int, ...], spec: GatherSpec
+) -> tuple[Blocked, int]:
+    """Where boxes of the result are looked up, and in how many parts the rows of the table are cut."""
+    table_dims, index_dims = spec.out_dims()
+    shared = [d for d in index_dims if d in table_dims]
+    offsets = [d for d in table_dims if d is not None and d not in index_dims]
+    lookups = [d for d in index_dims if d not in table_dims]
+    width, tiles = element_bytes(table.dtype), graph.target.tiles_per_ipu
+    weight = max(1, -(-table.size * width // prod(out_shape)))  # a point of the result stands for its share of the table
+    base = spread(out_shape, tuple(shared + offsets), max(width, weight), tiles)
+    free = tiles // base.tile.size
+    block = prod(int(np.diff(base.cuts[d]).max()) for d in table_dims if d is not None)
+    part_bytes = block * prod(n for d, n in enumerate(table.shape) if table_dims[d] is None) * width
+    row_elements = block * prod(spec.slice_sizes[d] for d in spec.indexed)
+    count = prod(out_shape[d] for d in lookups)
+    row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
+    rows = 1
+    if row_dim is not None:
+        choice = _Choice(free, count, part_bytes, row_elements, width, table.shape[row_dim])
+        rows = _rows_cut(choice, graph.target)
+    if rows > 1:
+        return base, rows
+    follow = [(indices, [*index_dims, None]), (table, table_dims)]
+    candidates = [pair for pair in follow if graph.is_mapped(pair[0])]
+    return place(graph, out_shape, shared + offsets + lookups, max(width, weight), candidates), 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What decides whether rows or look-ups are cut: tiles for each box, look-ups, table bytes a box, row size."""
+
+    free: int
+    lookups: int
+    part_bytes: int
+    row_elements: int
+    width_bytes: int
+    extent: int
+
+
+@lru_cache(maxsize=4096)
+def _rows_cut(choice: _Choice, target: Target) -> int:
+    """Number of parts to cut the rows in; 1 to cut the look-ups instead."""
+    limit = target.available_memory_proportion * target.bytes_per_tile
+    options = [n for n in {2**k for k in range(1, 12)} | {choice.free} if 1 < n <= min(choice.free, choice.extent)]
+    costs = {n: _row_cost(choice, n, target) for n in options}
+    if choice.part_bytes <= limit:
+        costs[1] = _lookup_cost(choice, target)
+    return min(costs, key=lambda n: (costs[n], n), default=1)
+
+
+def _lookup_cost(choice: _Choice, target: Target) -> float:
+    parts = max(1, min(choice.free, choice.lookups))
+    # Cutting the look-ups sends the table to all parts; in one part it stays where it is.
+    received = (choice.part_bytes if parts > 1 else 0) / target.exchange_bytes_per_cycle
+    return received + _lookup_cycles(choice, -(-choice.lookups // parts), 1.0, target)
+
+
+def _row_cost(choice: _Choice, rows: int, target: Target) -> float:
+    partials = choice.lookups * choice.row_elements * choice.width_bytes * rows / choice.free
+    received = (4 * choice.lookups + partials) / target.exchange_bytes_per_cycle
+    fixed = target.exchange_startup_cycles + target.internal_sync_cycles + target.supervisor_overhead_cycles
+    adding = partials / target.vector_width_bytes
+    return received + fixed + adding + _lookup_cycles(choice, choice.lookups, 1.0 / rows, target)
+
+
+def _lookup_cycles(choice: _Choice, lookups: int, share: float, target: Target) -> float:
+    dtype = np.dtype(f"V{choice.width_bytes}")
+    return float(gather_cycles(np.int64(lookups), np.float64(share), np.int64(choice.row_elements), dtype, target))
+
+
+# --- codelet ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
+    def compute(table: jax.Array, indices: jax.Array, origins: tuple[Any, ...] = ()) -> jax.Array:
+        sizes = _slice_sizes(spec, table.shape)
+        if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
+            return _lookup(table, indices, spec, sizes, spec.mode, spec.unique_indices)
+        return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        table, out = shapes[0], shapes[-1]
+        rows = np.ones((), np.int64)
+        for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
+            rows = rows * (table[d] if size is None else size)
+        total = np.ones((), np.int64)
+        for length in out if row_dim is None else out[1:]:
+            total = total * length
+        share = np.ones(()) if row_dim is None else table[row_dim] / spec.table_shape[row_dim]
+        return gather_cycles(-(-total // np.maximum(rows, 1)), share, rows, dtype, target)
+
+    fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
+    title = f"popops::MultiSlice<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 36, 500, takes=() if row_dim is None else ("origins",))
+
+
+def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
+    """Slice sizes for a block of the table of `shape`: as given where indexed or batched, else all of the block."""
+    fixed = {*spec.indexed, *spec.numbers.operand_batching_dims}
+    return [size if d in fixed else n for d, (size, n) in enumerate(zip(spec.slice_sizes, shape, strict=True))]
+
+
+def _lookup(
+    table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], mode: Mode, unique: bool
+) -> jax.Array:
+    return lax.gather(
+        table,
+        indices,
+        spec.numbers,
+        tuple(sizes),
+        indices_are_sorted=spec.indices_are_sorted and unique == spec.unique_indices,
+        unique_indices=unique,
+        mode=mode,
+        fill_value=spec.fill_value,
+    )
+
+
+def _masked_lookup(
+    table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], row_dim: int, origin: Any
+) -> jax.Array:
+    """The look-ups that fall in the rows of a block; zeros for the others."""
+    column, extent, rows = spec.indexed.index(row_dim), spec.table_shape[row_dim], table.shape[row_dim]
+    indices = signed(indices)
+    row = indices[..., column]
+    wanted = row if spec.mode is Mode.FILL_OR_DROP else jnp.clip(row, 0, extent - 1)
+    local = wanted - jnp.asarray(origin, wanted.dtype)
+    near = indices.at[..., column].set(jnp.clip(local, 0, rows - 1))
+    found = _lookup(table, near, spec, sizes, spec.mode, False)
+    result = jnp.where(_like_result((local >= 0) & (local < rows), spec), found, jnp.zeros((), found.dtype))
+    if spec.mode is not Mode.FILL_OR_DROP:
+        return result
+    # An index beyond the table falls in no block: the first block answers it.
+    astray = ((wanted < 0) | (wanted >= extent)) & (jnp.asarray(origin) == 0)
+    return jnp.where(_like_result(astray, spec), fill_of(spec.fill_value, found.dtype), result)
+
+
+def _like_result(mask: jax.Array, spec: GatherSpec) -> jax.Array:
+    """A mask over look-ups, ready to broadcast against the result."""
+    return jnp.expand_dims(mask, spec.numbers.offset_dims)
+
+
+def signed(indices: jax.Array) -> jax.Array:
+    """Indices in a signed type of at least 32 bits; those beyond it become its largest number."""
+    wide = jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32
+    if jnp.issubdtype(indices.dtype, jnp.unsignedinteger) and indices.dtype.itemsize >= 4:
+        indices = jnp.minimum(indices, jnp.asarray(jnp.iinfo(wide).max, indices.dtype))
+    return indices.astype(wide)
+
+
+def fill_of(value: Any, dtype: Any) -> jax.Array:
+    """What `lax.gather` gives for an index beyond the table: `value`, or NaN, the lowest or the highest number."""
+    if value is None:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            value = np.nan
+        elif dtype == np.bool_:
+            value = True
+        else:
+            info = jnp.iinfo(dtype)
+            value = info.max if info.min == 0 else info.min
+    return jnp.asarray(value, dtype)

@@ -1,0 +1,148 @@
+"""Tile mapping helpers: linear, by a planner's grid, and like another tensor.
+
+Source: poplibs `poputil/TileMapping.cpp`, `popops/ElementWiseUtil.cpp` (reference machine.md §3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping, frozen, linear
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable, element_bytes
+
+
+def map_linearly(graph: Graph, tensor: Tensor) -> None:
+    """Maps the unmapped variables of a tensor by the linear rule over the tiles of one IPU."""
+    for variable in tensor.variables():
+        if variable not in graph.mappings:
+            graph.set_tile_mapping(variable, linear_mapping(graph, variable.size, variable.dtype))
+
+
+def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:
+    """The linear mapping of `size` elements over the tiles of one IPU."""
+    return linear(size, element_bytes(dtype), graph.target.tiles_per_ipu)
+
+
+def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
+    """Maps the unmapped variable under a view so that each box of the view lies on one tile.
+
+    A view that is not the whole variable with its dimensions in another order falls back to the linear rule. Nothing
+    happens when the variable is mapped already.
+
+    Args:
+        graph: holds the variable.
+        tensor: a view of one unmapped variable.
+        cuts: boundaries of each dimension of the view.
+        tile: tile of each box, one dimension for each of the view's.
+    """
+    if graph.is_mapped(tensor):
+        return
+    order = variable_dims(tensor)
+    variables = tensor.variables()
+    if order is None or len(variables) != 1 or tensor.size != variables[0].size:
+        map_linearly(graph, tensor)
+        return
+    variable = variables[0]
+    by_dim: list[np.ndarray] = [frozen([0, n] if n else [0], np.int64) for n in variable.shape]
+    for view_dim, dim in enumerate(order):
+        if dim is not None:
+            by_dim[dim] = cuts[view_dim]
+    kept = [view_dim for view_dim, dim in enumerate(order) if dim is not None]
+    boxes = tile.reshape([tile.shape[d] for d in kept])
+    boxes = np.transpose(boxes, np.argsort([order[d] for d in kept])).reshape([len(c) - 1 for c in by_dim])
+    graph.set_tile_mapping(variable, Blocked(tuple(by_dim), frozen(boxes, np.int32)))
+
+
+def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
+    """For each dimension of a view the variable's dimension it runs along, forwards in steps of one.
+
+    None stands for a dimension of size 1. Returns None when the view is not such a permutation (with slices) of one
+    variable's dimensions: reshaped, broadcast, reversed, strided or of several variables.
+    """
+    affine = tensor.affine
+    if affine is None:
+        return None
+    shape = affine.variable.shape
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    found: list[int | None] = []
+    for group in affine.dims:
+        if not group:
+            found.append(None)
+            continue
+        (size, stride), *more = group
+        matches = [d for d, s in enumerate(strides) if s == stride and shape[d] >= size and shape[d] > 1]
+        if more or len(matches) != 1 or matches[0] in found:
+            return None
+        found.append(matches[0])
+    return tuple(found)
+
+
+def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
+    """A mapping for a new variable of `tensor.shape` that puts each element where `tensor` has it.
+
+    Returns None when there is none of a simple form: several variables, broadcasts, strided or reversed views.
+    """
+    affine = tensor.affine
+    if affine is None or affine.variable not in graph.mappings:
+        return None
+    mapping = graph.mappings[affine.variable]
+    if tensor.is_whole_variable:
+        same_shape = tensor.shape == affine.variable.shape
+        return mapping if same_shape or isinstance(mapping, Flat) else _reshaped(mapping, tensor.shape)
+    if isinstance(mapping, Flat):
+        return None
+    order = variable_dims(tensor)
+    return None if order is None else _sliced(affine.variable, mapping, affine.offset, tensor.shape, order)
+
+
+def _sliced(
+    variable: Variable, mapping: Blocked, offset: int, shape: tuple[int, ...], order: tuple[int | None, ...]
+) -> Blocked | None:
+    first = np.unravel_index(offset, variable.shape) if variable.size else (0,) * len(variable.shape)
+    cuts: list[np.ndarray] = []
+    picks: list[np.ndarray] = [np.zeros(1, np.int64)] * len(variable.shape)
+    for dim, start in enumerate(first):
+        picks[dim] = np.searchsorted(mapping.cuts[dim], [int(start)], side="right") - 1
+    for view_dim, dim in enumerate(order):
+        if dim is None:
+            cuts.append(frozen([0, shape[view_dim]], np.int64))
+            continue
+        start, stop = int(first[dim]), int(first[dim]) + shape[view_dim]
+        inside = mapping.cuts[dim][(mapping.cuts[dim] > start) & (mapping.cuts[dim] < stop)]
+        bounds = np.concatenate([[start], inside, [stop]])
+        picks[dim] = np.searchsorted(mapping.cuts[dim], bounds[:-1], side="right") - 1
+        cuts.append(frozen(bounds - start, np.int64))
+    boxes = mapping.tile[np.ix_(*picks)]
+    kept = [dim for dim in order if dim is not None]
+    rest = [dim for dim in range(len(variable.shape)) if dim not in kept]
+    boxes = np.transpose(boxes, kept + rest).reshape([len(c) - 1 for c in cuts])
+    return Blocked(tuple(cuts), frozen(boxes, np.int32))
+
+
+@lru_cache(maxsize=4096)
+def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
+    """The mapping of the same flat elements under another shape: leading cuts kept where dimensions agree, else flat."""
+    old = mapping.shape
+    same = 0
+    while same < min(len(old), len(shape)) and old[same] == shape[same]:
+        same += 1
+    if all(len(c) <= 2 for c in mapping.cuts[same:]):
+        rest = [frozen([0, n] if n else [0], np.int64) for n in shape[same:]]
+        cuts = (*mapping.cuts[:same], *rest)
+        return Blocked(cuts, mapping.tile.reshape([len(c) - 1 for c in cuts]))
+    starts, _, tiles = mapping.runs()
+    if len(starts) > 4 * np.unique(tiles).size:  # in shreds: following it would cost more than one exchange
+        return None
+    return Flat(prod(shape), frozen(starts, np.int64), frozen(tiles, np.int32))
+
+
+def tile_balance(mapping: TileMapping, num_tiles: int) -> float:
+    """Mean over maximal elements a tile, of all tiles of the target."""
+    counts = mapping.elements_per_tile(num_tiles)
+    return float(counts.mean() / counts.max()) if counts.size and counts.max() else 1.0

@@ -1,0 +1,11 @@
+"""The rule table: one lowering rule for each JAX primitive; what is not here falls back to a single tile."""
+
+from __future__ import annotations
+
+from ipujax.lowering.context import Rule
+from ipujax.lowering.rules import arg_reduce, control, dynamic, elementwise, linear, reductions, shape, windows
+
+_FAMILIES = (elementwise, shape, reductions, arg_reduce, linear, windows, dynamic, control)
+
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+assert len(RULES) == sum(len(family.RULES) for family in _FAMILIES), "a primitive has two rules"

@@ -1,0 +1,82 @@
+"""Rules for computed indices: gather and the scatter family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.fallback import fallback
+from ipujax.lowering.popops.gather import GatherSpec, Mode, gather
+from ipujax.lowering.popops.scatter import SCATTERS, ScatterSpec, scatter
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import is_key_dtype
+
+
+def gather_rule(
+    ctx: Context,
+    table: Tensor,
+    indices: Tensor,
+    *,
+    dimension_numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[int],
+    mode: Mode,
+    fill_value: Any,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+) -> Tensor | Sequence[Tensor]:
+    """Slices of a table at computed places; along dimensions that no index names a slice starts at 0."""
+    (aval,) = ctx.out_avals
+    indexed = dimension_numbers.start_index_map
+    if not table.size or not aval.size or not indices.size:
+        return fallback(ctx, table, indices)
+    limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
+              for d, n in enumerate(table.shape)]  # fmt: skip
+    table = table.slice([0] * table.ndim, limits)
+    spec = GatherSpec(
+        dimension_numbers,
+        tuple(slice_sizes),
+        Mode.from_any(mode),
+        fill_value,
+        indices_are_sorted,
+        unique_indices,
+        table.shape,
+        len(aval.shape),
+    )
+    return gather(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+
+
+def scatter_rule(
+    ctx: Context,
+    table: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    *,
+    dimension_numbers: lax.ScatterDimensionNumbers,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+    mode: Mode,
+    update_jaxpr: Any,
+    update_consts: Sequence[Any],
+) -> Tensor | Sequence[Tensor]:
+    """A table combined with updates at computed places; a function of the user's own runs on one tile."""
+    del update_consts
+    kind = ctx.primitive.name
+    own_function = kind == "scatter" and update_jaxpr is not None
+    if own_function or is_key_dtype(table.dtype) or not table.size or not updates.size or not indices.size:
+        return fallback(ctx, table, indices, updates)
+    spec = ScatterSpec(
+        kind,
+        dimension_numbers,
+        Mode.from_any(mode),
+        indices_are_sorted,
+        unique_indices,
+        table.shape,
+        updates.shape,
+    )
+    return scatter(ctx.graph, table, indices, updates, spec, ctx.prog, ctx.name)
+
+
+RULES: dict[str, Rule] = {"gather": gather_rule, **dict.fromkeys(SCATTERS, scatter_rule)}

@@ -1,0 +1,56 @@
+"""Rules for contractions and convolutions: views into the canonical order of poplin, and its planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.poplin import convolution, matmul
+from ipujax.runtime.tensor import Tensor
+
+DotDims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+def dot_general_rule(
+    ctx: Context,
+    lhs: Tensor,
+    rhs: Tensor,
+    *,
+    dimension_numbers: DotDims,
+    precision: Any,
+    preferred_element_type: Any,
+    out_sharding: Any,
+) -> Tensor:
+    """Any contraction, as groups of matrices: batch dimensions joined, then free, then contracted ones."""
+    del out_sharding, preferred_element_type  # the result's dtype says as much
+    (aval,) = ctx.out_avals
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    a, lhs_free = _matrices(lhs, lhs_batch, lhs_contract, contracted_last=True)
+    b, rhs_free = _matrices(rhs, rhs_batch, rhs_contract, contracted_last=False)
+    out = matmul(ctx.graph, a, b, ctx.prog, ctx.name, out_dtype=aval.dtype, precision=precision)
+    return out.reshape((*(lhs.shape[d] for d in lhs_batch), *lhs_free, *rhs_free)) if aval.shape else out.reshape(())
+
+
+def _matrices(
+    x: Tensor, batch: Sequence[int], contract: Sequence[int], *, contracted_last: bool
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The view [groups, rows, contracted] (or [groups, contracted, columns]) of an operand, and its free sizes."""
+    free = [d for d in range(x.ndim) if d not in batch and d not in contract]
+    order = (*batch, *free, *contract) if contracted_last else (*batch, *contract, *free)
+    sizes = [prod(x.shape[d] for d in dims) for dims in (batch, free, contract)]
+    groups, rows, depth = sizes
+    shape = (groups, rows, depth) if contracted_last else (groups, depth, rows)
+    return x.transpose(order).reshape(shape), tuple(x.shape[d] for d in free)
+
+
+def conv_general_dilated_rule(
+    ctx: Context, x: Tensor, w: Tensor, *, preferred_element_type: Any, out_sharding: Any, **params: Any
+) -> Tensor:
+    """Any convolution, with the parameters of `lax.conv_general_dilated`."""
+    del preferred_element_type, out_sharding  # the result's dtype says as much
+    return convolution(ctx.graph, x, w, ctx.prog, ctx.name, out_dtype=ctx.out_avals[0].dtype, **params)
+
+
+RULES: dict[str, Rule] = {"dot_general": dot_general_rule, "conv_general_dilated": conv_general_dilated_rule}

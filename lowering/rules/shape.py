@@ -1,0 +1,115 @@
+"""Rules for primitives that only rearrange: views, which cost nothing until they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.runtime.tensor import Tensor, concat
+
+
+def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Values are never overwritten, so that a copy, or a barrier for the optimiser, is the value itself."""
+    del ctx, params
+    return operands
+
+
+def reshape_rule(ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: None, sharding: None) -> Tensor:
+    del ctx, sharding
+    assert dimensions is None, "lax.reshape traces its transpose apart"
+    return x.reshape(tuple(new_sizes))
+
+
+def broadcast_in_dim_rule(
+    ctx: Context, x: Tensor, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], sharding: None
+) -> Tensor:
+    del ctx, sharding
+    return x.broadcast_in_dim(tuple(shape), tuple(int(d) for d in broadcast_dimensions))
+
+
+def transpose_rule(ctx: Context, x: Tensor, *, permutation: Sequence[int]) -> Tensor:
+    del ctx
+    return x.transpose(tuple(permutation))
+
+
+def squeeze_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+    del ctx
+    return x.reshape(tuple(n for d, n in enumerate(x.shape) if d not in dimensions))
+
+
+def expand_dims_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+    del dimensions
+    return x.reshape(ctx.out_avals[0].shape)
+
+
+def rev_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+    del ctx
+    return x.reverse(tuple(dimensions))
+
+
+def slice_rule(
+    ctx: Context,
+    x: Tensor,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+) -> Tensor:
+    del ctx
+    return x.slice(tuple(start_indices), tuple(limit_indices), None if strides is None else tuple(strides))
+
+
+def concatenate_rule(ctx: Context, *operands: Tensor, dimension: int) -> Tensor:
+    del ctx
+    return concat(operands, dimension)
+
+
+def stack_rule(ctx: Context, *operands: Tensor, axis: int) -> Tensor:
+    del ctx
+    shape = operands[0].shape
+    return concat([x.reshape((*shape[:axis], 1, *shape[axis:])) for x in operands], axis)
+
+
+def unstack_rule(ctx: Context, x: Tensor, *, axis: int) -> Sequence[Tensor]:
+    del ctx
+    return [x[(slice(None),) * axis + (i,)] for i in range(x.shape[axis])]
+
+
+def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
+    del ctx
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return [x[(slice(None),) * axis + (slice(a, b),)] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
+    (aval,) = ctx.out_avals
+    shape = (1,) * (len(reps) - x.ndim) + x.shape
+    spread = [n for pair in zip(reps, shape, strict=True) for n in pair]
+    kept = tuple(2 * d + 1 for d in range(len(shape)))
+    assert prod(spread) == prod(aval.shape)
+    return x.reshape(shape).broadcast_in_dim(tuple(spread), kept).reshape(aval.shape)
+
+
+RULES: dict[str, Rule] = {
+    "reshape": reshape_rule,
+    "broadcast_in_dim": broadcast_in_dim_rule,
+    "transpose": transpose_rule,
+    "squeeze": squeeze_rule,
+    "expand_dims": expand_dims_rule,
+    "rev": rev_rule,
+    "slice": slice_rule,
+    "concatenate": concatenate_rule,
+    "stack": stack_rule,
+    "unstack": unstack_rule,
+    "split": split_rule,
+    "tile": tile_rule,
+    "copy": identity_rule,
+    "copy_p": identity_rule,
+    "stop_gradient": identity_rule,
+    "optimization_barrier": identity_rule,
+    "name": identity_rule,
+}

@@ -1,0 +1,94 @@
+"""Runs a function through the compiler in all its ways and compares it with plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import trace
+from ipujax.lowering.lower import LoweredProgram, lower
+from ipujax.lowering.passes import PASSES
+from ipujax.runtime.engine import engine_function
+from ipujax.runtime.interpreter import interpret
+from ipujax.runtime.presets import preset
+from ipujax.runtime.target import Target
+
+TILES = (1, 4, 7, 16)
+
+
+def small_target(tiles: int, **changes: Any) -> Target:
+    """A Mk2 with few tiles and their whole memory."""
+    return preset("mk2").replace(tiles_per_ipu=tiles, **changes)
+
+
+def lowered(fun: Callable[..., Any], args: Sequence[Any], target: Target) -> LoweredProgram:
+    """Traces and lowers `fun` for `target`."""
+    jaxpr = trace(fun, args, {}, ()).jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    return lower(jaxpr, target)
+
+
+def run_engine(program: LoweredProgram, args: Sequence[Any], exact_splits: bool = False) -> list[Any]:
+    """Results of the engine, in order."""
+    run = engine_function(program.graph, program.program, exact_splits=exact_splits)
+
+    def by_position(leaves: list[Any]) -> list[Any]:
+        outs = run(dict(zip(program.inputs, leaves, strict=True)))
+        return [outs[stream] for stream in program.outputs]
+
+    return jax.jit(by_position)(jax.tree.leaves(args))
+
+
+def run_tiles(program: LoweredProgram, args: Sequence[Any], seed: int = 0) -> list[Any]:
+    """Results of the tile interpreter, in order."""
+    inputs = dict(zip(program.inputs, jax.tree.leaves(args), strict=True))
+    outs = interpret(program.graph, program.program, inputs, seed=seed)
+    return [outs[stream] for stream in program.outputs]
+
+
+def assert_same(got: Sequence[Any], expected: Sequence[Any], rtol: float, atol: float, what: str) -> None:
+    """Equal to the bit when both tolerances are 0; NaNs equal; PRNG keys by their data."""
+    assert len(got) == len(expected), what
+    for a, b in zip(got, expected, strict=True):
+        if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.dtype == b.dtype and a.shape == b.shape, what
+        if a.dtype.kind in "fcV" or "float" in a.dtype.name:
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            np.testing.assert_allclose(a.astype(wide), b.astype(wide), rtol, atol, err_msg=what)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=what)
+
+
+def check(
+    fun: Callable[..., Any],
+    *args: Any,
+    tiles: Sequence[int] = TILES,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    split_rtol: float | None = None,
+    split_atol: float | None = None,
+) -> None:
+    """Asserts that engine, literal engine and tile interpreter give what plain JAX gives.
+
+    Args:
+        fun: function of arrays.
+        args: its arguments, pytrees of arrays.
+        tiles: sizes of the targets to try.
+        rtol, atol: tolerance of the engine against `jax.jit`; 0 is equality.
+        split_rtol, split_atol: tolerance of split executions, where reductions reassociate; as the engine's by default.
+    """
+    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    split_rtol = rtol if split_rtol is None else split_rtol
+    split_atol = atol if split_atol is None else split_atol
+    for count in tiles:
+        program = lowered(fun, args, small_target(count))
+        assert_same(run_engine(program, args), expected, rtol, atol, f"engine, {count} tiles")
+        literal = run_engine(program, args, exact_splits=True)
+        assert_same(literal, expected, split_rtol, split_atol, f"literal engine, {count} tiles")
+        assert_same(run_tiles(program, args, count), expected, split_rtol, split_atol, f"interpreter, {count} tiles")

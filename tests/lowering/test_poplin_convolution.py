@@ -1,0 +1,128 @@
+"""Convolution over tiles against `lax.conv_general_dilated`: engine, engine with exact splits, tile interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from ipujax.lowering.poplin import convolution
+from ipujax.runtime.engine import engine_function
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.interpreter import interpret
+from ipujax.runtime.presets import preset
+from ipujax.runtime.program import HostStream, Sequence, StreamIn, StreamOut
+from ipujax.runtime.target import Target
+from ipujax.runtime.verifier import verify
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+# name: input shape, kernel shape, parameters of conv_general_dilated
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1x1": ((2, 5, 4, 9), (1, 1, 9, 20), {"dimension_numbers": NHWC}),
+    "same": ((2, 7, 6, 5), (3, 3, 5, 18), {"dimension_numbers": NHWC, "padding": ((1, 1), (1, 1))}),
+    "nchw": ((2, 5, 7, 6), (18, 5, 3, 3), {"dimension_numbers": ("NCHW", "OIHW", "NCHW"), "padding": ((1, 1), (0, 2))}),
+    "strided": ((1, 9, 8, 3), (3, 2, 3, 4), {"dimension_numbers": NHWC, "window_strides": (2, 3)}),
+    "strided 1x1": ((1, 8, 8, 3), (1, 1, 3, 4), {"dimension_numbers": NHWC, "window_strides": (2, 2)}),
+    "lhs dilated": (
+        (2, 4, 3, 6),
+        (3, 3, 6, 2),
+        {"dimension_numbers": NHWC, "lhs_dilation": (2, 3), "padding": ((2, 1), (1, 2))},
+    ),
+    "rhs dilated": ((2, 9, 9, 3), (2, 3, 3, 4), {"dimension_numbers": NHWC, "rhs_dilation": (3, 2)}),
+    "negative padding": ((1, 9, 8, 3), (2, 2, 3, 4), {"dimension_numbers": NHWC, "padding": ((-2, 1), (-1, -3))}),
+    "dilated negative padding": (
+        (1, 5, 5, 2),
+        (2, 2, 2, 3),
+        {"dimension_numbers": NHWC, "padding": ((-1, 0), (-2, -1)), "lhs_dilation": (2, 3)},
+    ),
+    "feature groups": (
+        (2, 6, 6, 8),
+        (3, 3, 2, 12),
+        {"dimension_numbers": NHWC, "feature_group_count": 4, "padding": ((1, 1), (1, 1))},
+    ),
+    "depthwise": ((2, 6, 6, 8), (3, 3, 1, 8), {"dimension_numbers": NHWC, "feature_group_count": 8}),
+    "batch groups": ((6, 5, 5, 4), (2, 2, 4, 9), {"dimension_numbers": NHWC, "batch_group_count": 3}),
+    "mostly padding": ((1, 2, 2, 2), (1, 1, 2, 3), {"dimension_numbers": NHWC, "padding": ((5, 5), (4, 4))}),
+    "1d": ((3, 17, 4), (5, 4, 7), {"dimension_numbers": ("NWC", "WIO", "NWC"), "padding": ((2, 2),)}),
+    "3d": ((1, 4, 5, 3, 3), (2, 2, 2, 3, 4), {"dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}),
+    "0d": ((3, 40), (7, 40), {"dimension_numbers": ("NC", "OI", "NC")}),
+    "permuted": ((3, 6, 5, 2), (3, 5, 4, 2), {"dimension_numbers": ("CHWN", "IHWO", "HWNC")}),
+}
+
+
+def small(tiles: int) -> Target:
+    return preset("mk2").replace(tiles_per_ipu=tiles)
+
+
+def complete(x: Items[int], w: Items[int], given: dict[str, Any]) -> dict[str, Any]:
+    """All parameters, dimension numbers as positions."""
+    rank = len(x) - 2
+    plain = {"window_strides": (1,) * rank, "padding": ((0, 0),) * rank}
+    params = plain | {"lhs_dilation": (1,) * rank, "rhs_dilation": (1,) * rank} | given
+    numbers = lax.conv_dimension_numbers(tuple(x), tuple(w), params["dimension_numbers"])
+    return params | {"dimension_numbers": numbers}
+
+
+def random(shape: Items[int], seed: int, dtype: str = "float32") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    array = rng.integers(-5, 5, shape) if dtype.startswith("int") else rng.standard_normal(shape)
+    return np.asarray(jnp.asarray(array, dtype))
+
+
+def build(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> tuple[Graph, Sequence, dict, HostStream]:
+    """A program that reads both operands, convolves them, and writes the result."""
+    graph, prog = Graph(target), Sequence()
+    tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("x", x), ("w", w))]
+    streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
+    for stream, tensor in zip(streams, tensors, strict=True):
+        prog.add(StreamIn(stream, tensor))
+    out = convolution(graph, *tensors, prog, "conv", **params)
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    verify(graph, prog)
+    return graph, prog, dict(zip(streams, (x, w), strict=True)), result
+
+
+def run_everywhere(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> list[Any]:
+    """Results of the engine, of the engine with exact splits, and of the tile interpreter."""
+    graph, prog, inputs, result = build(x, w, target, **params)
+
+    def engine(exact_splits: bool) -> Any:
+        run = engine_function(graph, prog, exact_splits=exact_splits)
+        return jax.jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
+
+    return [engine(False), engine(True), interpret(graph, prog, inputs)[result]]
+
+
+def close(got: Any, want: jax.Array, tolerance: float = 1e-5) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape
+    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0)))
+
+
+def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
+    """XLA's convolution of an input padded beforehand: XLA CPU reads out of bounds for negative padding."""
+    config = [(0, 0, 0)] * x.ndim
+    rows = zip(params["dimension_numbers"].lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True)
+    for position, (low, high), dilation in rows:
+        config[position] = (low, high, dilation - 1)
+    padded = lax.pad(x, np.zeros((), x.dtype), config)
+    plain = {"padding": ((0, 0),) * (x.ndim - 2), "lhs_dilation": (1,) * (x.ndim - 2)}
+    return lax.conv_general_dilated(padded, w, **(params | plain))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tiles", [1, 7, 16])
+def test_all_executors_agree(case, tiles):
+    x_shape, w_shape, given = CASES[case]
+    params = complete(x_shape, w_shape, given)
+    x, w = random(x_shape, 0), random(w_shape, 1)
+    want = reference(x, w, **params)
+    for got in run_everywhere(x, w, small(tiles), **params):
+        close(got, want)

@@ -1,0 +1,113 @@
+"""Sliding windows against plain JAX: pooling with halos, padding and dilation, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from ipujax.lowering.popops.windows import Windows
+from tests.lowering.helpers import check, lowered, small_target
+
+RNG = np.random.default_rng(1)
+IMAGE = RNG.normal(size=(2, 7, 6, 3)).astype(np.float32)
+
+GEOMETRY: dict[str, dict[str, Any]] = {
+    "pool": {"window_dimensions": (1, 2, 2, 1), "window_strides": (1, 2, 2, 1), "padding": "VALID"},
+    "overlap": {"window_dimensions": (1, 3, 3, 1), "window_strides": (1, 2, 1, 1), "padding": "SAME"},
+    "uneven": {
+        "window_dimensions": (1, 3, 2, 1),
+        "window_strides": (1, 3, 2, 1),
+        "padding": ((0, 0), (2, 1), (1, 3), (0, 0)),
+    },
+    "dilated": {
+        "window_dimensions": (1, 2, 3, 1),
+        "window_strides": (1, 1, 2, 1),
+        "padding": ((0, 0), (1, 2), (0, 4), (0, 0)),
+        "base_dilation": (1, 3, 2, 1),
+        "window_dilation": (1, 2, 3, 1),
+    },
+    "channels": {"window_dimensions": (2, 1, 1, 2), "window_strides": (1, 1, 1, 1), "padding": "SAME"},
+    "cropped": {
+        "window_dimensions": (1, 2, 1, 1),
+        "window_strides": (1, 1, 2, 1),
+        "padding": ((0, 0), (-1, -2), (-1, 0), (0, 0)),
+    },
+    "all": {"window_dimensions": (1, 7, 6, 1), "window_strides": (1, 1, 1, 1), "padding": "VALID"},
+}
+OPS: dict[str, tuple[Callable[..., Any], float]] = {
+    "max": (lax.max, -np.inf),
+    "min": (lax.min, np.inf),
+    "sum": (lax.add, 0.0),
+}
+
+
+def pool(op: str, geometry: str) -> Callable[[Any], Any]:
+    reducer, start = OPS[op]
+    return lambda x: lax.reduce_window(x, np.asarray(start, x.dtype), reducer, **GEOMETRY[geometry])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRY)
+@pytest.mark.parametrize("op", OPS)
+def test_reduce_window(op: str, geometry: str) -> None:
+    tolerance = 1e-6 if op == "sum" else 0.0
+    check(pool(op, geometry), IMAGE, tiles=(1, 7, 16), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("geometry", ["pool", "overlap", "uneven", "channels", "all"])
+def test_gradient_of_max(geometry: str) -> None:
+    check(jax.grad(lambda x: (pool("max", geometry)(x) ** 2).sum()), IMAGE, tiles=(1, 7, 16), rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_with_ties_and_of_min() -> None:
+    flat = np.round(IMAGE)
+    for op in ("max", "min"):
+        check(jax.grad(lambda x, op=op: (pool(op, "overlap")(x) * IMAGE[:, :4]).sum()), flat, tiles=(7,), rtol=1e-5)
+
+
+def test_tangent_of_max() -> None:
+    check(lambda x, t: jax.jvp(pool("max", "overlap"), (x,), (t,)), IMAGE, IMAGE[::-1].copy(), tiles=(1, 7, 16))
+
+
+def test_average_pooling_and_its_gradient() -> None:
+    check(jax.grad(lambda x: (pool("sum", "overlap")(x) ** 2).sum()), IMAGE, tiles=(1, 16), rtol=1e-5, atol=1e-5)
+
+
+def test_not_a_number_and_integers() -> None:
+    image = IMAGE.copy()
+    image[0, 3, 2] = np.nan
+    check(pool("max", "overlap"), image, tiles=(7,))
+    check(lambda x: lax.reduce_window(x, 0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"), IMAGE.astype(np.int32))
+
+
+def test_no_windows() -> None:
+    check(pool("max", "all"), IMAGE[:, :5], tiles=(4,))
+
+
+def test_windows_are_spread_and_move_only_halos() -> None:
+    image = np.zeros((4, 32, 32, 8), np.float32)
+    program = lowered(pool("max", "pool"), (image,), small_target(64))
+    (group,) = [g for groups in program.graph.groups.values() for g in groups]
+    assert np.unique(group.tile).size == 64
+    assert not program.graph.fallbacks
+
+
+@pytest.mark.parametrize("geometry", GEOMETRY)
+def test_result_shape(geometry: str) -> None:
+    given = GEOMETRY[geometry]
+    ones: Sequence[int] = (1, 1, 1, 1)
+    padding = given["padding"]
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(IMAGE.shape, given["window_dimensions"], given["window_strides"], padding)
+    windows = Windows(
+        given["window_dimensions"],
+        given["window_strides"],
+        tuple(padding),
+        given.get("base_dilation", ones),
+        given.get("window_dilation", ones),
+    )
+    assert windows.result_shape(IMAGE.shape) == jax.eval_shape(pool("max", geometry), IMAGE).shape
