@@ -1,0 +1,28 @@
+"""Compile and run JAX programs for a simulated Graphcore IPU.
+
+import ipujax as ipu
+
+@ipu.jit(device=ipu.IPUModel(arch="mk2"), donate_argnums=0)
+def step(params, batch): ...
+
+step.lower(params, batch).compile().profile.summary() says what the machine would do; step(params, batch) computes it.
+"""
+
+from ipujax.device import CPU as CPU
+from ipujax.device import IPUModel as IPUModel
+from ipujax.device import default_device as default_device
+from ipujax.jit import jit as jit
+from ipujax.runtime.errors import ArgumentError as ArgumentError
+from ipujax.runtime.errors import GraphError as GraphError
+from ipujax.runtime.errors import IpuError as IpuError
+from ipujax.runtime.errors import MappingError as MappingError
+from ipujax.runtime.errors import ProfileError as ProfileError
+from ipujax.runtime.errors import TargetError as TargetError
+from ipujax.runtime.errors import TensorError as TensorError
+from ipujax.runtime.errors import TileMemoryError as TileMemoryError
+from ipujax.runtime.errors import VerifyError as VerifyError
+from ipujax.runtime.options import Options as Options
+from ipujax.runtime.profile import Profile as Profile
+from ipujax.runtime.target import Target as Target
+from ipujax.stages import Compiled as Compiled
+from ipujax.stages import Lowered as Lowered
