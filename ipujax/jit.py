@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any, overload
 
 import jax
 
-from ipujax.arguments import check_arguments, function_line, function_name, has_tracer, split_static
+from ipujax.arguments import check_arguments, function_line, function_name, has_tracer, parameter_names, split_static
 from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
@@ -138,6 +139,10 @@ class IpuFunction:
             self._check(args, kwargs)
             raise
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
+        return self if instance is None else MethodType(self, instance)
+
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
@@ -213,17 +218,20 @@ class IpuFunction:
                 jaxprs[name] = run(list(jaxprs.values())[-1])
         with _timed(timings, "lower"):
             infos, in_tree = jax.tree.flatten(traced.args_info)
-            names = [_leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(traced.args_info)]
+            places = {place for place, _ in self._split(args, kwargs)[0]}
+            positional = [n for i, n in enumerate(parameter_names(self._fun, len(args))) if i not in places]
+            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(traced.args_info)]
+            names = [_leaf_name(path, positional) for path in paths]
             donated = [info.donated for info in infos]
             program = lower(list(jaxprs.values())[-1], device.target, donated=donated, names=names)
         signature = Signature(in_tree, tuple(traced.jaxpr.in_avals), traced.out_tree)
         return Lowered(self, signature, jaxprs, program, self._options, timings)
 
 
-def _leaf_name(path: Sequence[Any]) -> str:
-    """A short name for a leaf of `(args, kwargs)`: `arg0['w']`, or the keyword itself."""
+def _leaf_name(path: Sequence[Any], positional: Sequence[str]) -> str:
+    """The name of a leaf of `(args, kwargs)` as the user would write it: `params['w']`."""
     in_args, first, *rest = path
-    head = f"arg{first.idx}" if in_args.idx == 0 else str(first.key)
+    head = positional[first.idx] if in_args.idx == 0 else str(first.key)
     return head + jax.tree_util.keystr(tuple(rest))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from math import log2, prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -5,6 +5,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ Primitive = _core.Primitive
 Var = _core.Var
 DropVar = _core.DropVar
 Atom = Var | Literal
+
+# Where code that is not the user's lies: installed packages, the standard library, ipujax itself, generated code.
+_INSTALLED = (
+    *{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")},
+    str(Path(__file__).parent.parent),
+    "<",
+)
 
 check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
@@ -54,12 +62,18 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know."""
+    """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know.
+
+    That is the innermost frame outside installed packages, so that an optimiser's equations belong to the line that calls
+    it; in a stack of installed packages only, the innermost that is not JAX's.
+    """
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if not frame.file_name.startswith(_INSTALLED):
+            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
     summary = source_info_util.summarize(eqn.source_info)
-    if not summary or summary == "unknown":
-        return ""
     path, _, rest = summary.partition(":")
-    return f"{Path(path).name}:{rest}" if rest else summary
+    return f"{Path(path).name}:{rest}" if rest else ""
 
 
 def name_stack(eqn: JaxprEqn) -> str:

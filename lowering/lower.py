@@ -68,7 +68,8 @@ def lower(
     arguments, inputs = [], []
     for number, aval in enumerate(jaxpr.in_avals):
         stream = HostStream(names[number], aval.shape, aval.dtype, resident=number in aliases)
-        arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
+        with graph.debug_origin(Origin(path=f"argument {names[number]}")):
+            arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
         inputs.append(stream)
         prog.add(StreamIn(stream, arguments[-1]))
     lowering = _Lowering(graph)

@@ -88,13 +88,14 @@ def _misused(group: VertexGroup, candidates: Iterable[Variable]) -> set[Variable
 
 
 def _covers_slots(group: VertexGroup, access: Access, variable: Variable, is_read: bool) -> bool:
-    """Whether dimension 0 of an access goes over all slots of a whole variable by `reduce` axes, and nothing else does."""
+    """Whether dimension 0 of an access, and it alone, goes over all slots of a whole variable by `reduce` axes."""
     tensor, dim = access.tensor, access.dims[0]
     if not tensor.is_whole_variable or tensor.shape[0] != variable.shape[0] or not dim.terms:
         return False
     numbers = [term.axis for term in dim.terms]
     axes = [group.axes[number] for number in numbers]
-    if any(axis.kind != "reduce" for axis in axes) or any(_names(access.dims[1:], number) for number in numbers):
+    others = [term for other in access.dims[1:] for term in other.terms]
+    if any(axis.kind != "reduce" for axis in axes) or any(t.axis in numbers or t.unit == "block" for t in others):
         return False
     if is_read:
         is_all = dim == element(numbers[0]) and axes[0].extent == variable.shape[0]
@@ -110,10 +111,6 @@ def _counts_blocks(group: VertexGroup, dim: Dim) -> int:
             return 0
         count *= group.axes[term.axis].blocks
     return count if dim.offset == 0 and dim.divisor == 1 else 0
-
-
-def _names(dims: Iterable[Dim], axis: int) -> bool:
-    return any(term.axis == axis for dim in dims for term in dim.terms)
 
 
 def _terms(group: VertexGroup) -> Iterator[tuple[Access, Term]]:

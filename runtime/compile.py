@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
+
+import jax
 
 from ipujax.runtime.clock_steps import clock_steps
 from ipujax.runtime.clocks import ClockStep
 from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
 from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
-from ipujax.runtime.program import ComputeSet, Copy, Execute, Program, StreamIn, StreamOut
+from ipujax.runtime.program import ComputeSet, Copy, Execute, HostStream, Program, StreamIn, StreamOut
 from ipujax.runtime.steps import Leaf, leaves, while_names
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import Recording, Timeline, timeline
@@ -62,6 +66,11 @@ class Executable:
     def target(self) -> Target:
         """The machine it was compiled for."""
         return self.graph.target
+
+    @cached_property
+    def function(self) -> Callable[[Mapping[HostStream, Any]], dict[HostStream, jax.Array]]:
+        """The function that runs it, from the values of host streams to those it writes; `jax.jit` can trace it."""
+        return engine_function(self.graph, self.program, exact_splits=self.options.exact_splits)
 
     @cached_property
     def static_timeline(self) -> Timeline:

@@ -172,7 +172,8 @@ def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> lis
 
 def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and cycles of copying scattered operands and results on their own tile."""
-    if not any(t.fragments.any() or (t.local_fragments > 1).any() for t in traffics):
+    here = slice(window.first_tile, window.first_tile + window.tiles)
+    if not any(t.fragments[here].any() or (t.local_fragments[here] > 1).any() for t in traffics):
         return window.zeros, window.zeros
     copied_bytes = window.total(t.copied_bytes for t in traffics)
     fragments = window.total(t.copied_fragments for t in traffics)

@@ -98,7 +98,7 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Di
     reach = sum((n - 1) * s for n, s in inner)
     length = count * stride
     start = min(base - base % stride if base % stride + reach < stride else base, size - length)
-    if start < 0 or base - start + reach >= stride:
+    if start < 0:
         return None
     plan = _full_plan((count, stride), base - start, forward)
     return None if plan is None else replace(plan, window=(start, length))

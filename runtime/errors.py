@@ -6,13 +6,35 @@ Errors that are faults of ipujax itself are plain `AssertionError`s.
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from pathlib import Path
+
+import jax
+
+# Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
+_OWN_FILES = (str(Path(__file__).parent.parent), str(Path(jax.__file__).parent), "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def user_line() -> str | None:
+    """The innermost line of the running call stack that is the user's, as `file:line (function)`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        is_standard = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
+        if not is_standard and not name.startswith(_OWN_FILES):
+            return f"{Path(name).name}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
 
 class IpuError(Exception):
     """Base of all ipujax errors.
 
     Args:
         what: what happened, naming the thing it happened to.
-        where: the user's source line, as `file:line (function)`.
+        where: the user's source line, as `file:line (function)`; the line that is running when None.
         expected: what would have been right, with units.
         got: what was found instead, with units.
         hint: what to try.
@@ -27,6 +49,7 @@ class IpuError(Exception):
         got: object = None,
         hint: str | None = None,
     ) -> None:
+        where = user_line() if where is None or str(where) == "unknown" else where
         self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
         rows = (("at", where), ("expected", expected), ("got", got), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label}: {value}" for label, value in rows if value is not None)]))

@@ -3,9 +3,9 @@
 Input: a vertex group, one of its accesses and the mapping of its variable. Output: `Counts`, or None where the general
 way of `exchange_count` is needed. Cost grows with the number of blocks of each axis and of vertices, not with elements.
 
-Along the *line* of one digit of the flat index (`exchange_digits`) vertices need intervals and tiles own intervals. What
-a vertex receives from a tile is a product of overlaps over all lines, and a sum over all tiles of such products is a
-product of sums, because blocks of different lines combine freely (each axis of the group lies on one line).
+Along the *line* of one digit of the flat index (`exchange_digits`) vertices need intervals and tiles own intervals.
+What a vertex receives from a tile is a product of overlaps over all lines, and a sum over all tiles of such products is
+a product of sums, because blocks of different lines combine freely (each axis of the group lies on one line).
 Limits: one vertex a tile, no gaps in the grid, one box of the mapping a tile.
 """
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import prod
 
 import numpy as np
@@ -262,4 +261,4 @@ def covered(start: np.ndarray, length: np.ndarray, size: int) -> tuple[np.ndarra
 
 def total(sizes: Sequence[int]) -> int:
     """Elements of the flat space of variables of these sizes."""
-    return reduce(lambda base, size: base + size + 1, sizes, 0)
+    return sum(sizes) + len(sizes)

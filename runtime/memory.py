@@ -33,6 +33,7 @@ from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Call, Execute, Function, If, Program, RepeatWhile, Switch
 from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin, leaves
 from ipujax.runtime.target import Target
+from ipujax.runtime.tile_window import tile_range
 from ipujax.runtime.transfer_cost import CopyCost, StreamCost
 from ipujax.runtime.variable import Origin, Variable, element_bytes
 from ipujax.runtime.vertices import NO_TILE
@@ -66,6 +67,10 @@ class LiveItem:
     num_bytes: int
     category: str
     origin: Origin
+
+    def __str__(self) -> str:
+        place = f", {self.origin}" if self.origin != Origin() else ""
+        return f"{self.num_bytes:>12,} B  {self.name} ({self.category}){place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +164,7 @@ def check_memory(report: MemoryReport, target: Target) -> None:
     if need <= have:
         return
     over = int((report.tile_bytes > have).sum())
-    lines = [
-        f"    {item.num_bytes:>12,} B  {item.name} ({item.category}), {item.origin}" for item in report.largest[:5]
-    ]
+    lines = [f"    {item}" for item in report.largest[:5]]
     raise TileMemoryError(
         "\n".join(
             [
@@ -171,7 +174,7 @@ def check_memory(report: MemoryReport, target: Target) -> None:
                 *lines,
             ]
         ),
-        where=report.peak_origin if str(report.peak_origin) != str(Origin()) else None,
+        where=report.peak_origin if report.peak_origin != Origin() else None,
         expected=f"at most {have:,} bytes a tile",
         got=f"{need:,} bytes",
         hint=_memory_hint(report, target),
@@ -224,10 +227,12 @@ def _always(
         seen.add(key)
         steps += 1
         for group in graph.groups[leaf.compute_set] if isinstance(leaf, Execute) else ():
-            on_tile = np.bincount(group.tile[group.tile != NO_TILE], minlength=tiles)
-            layers["vertexInstanceState"] += on_tile * group.codelet.state_bytes
+            (first, stop), there = tile_range(group.tile), group.tile[group.tile != NO_TILE]
+            on_tile = np.bincount(there - first, minlength=stop - first)
+            layers["vertexInstanceState"][first:stop] += on_tile * group.codelet.state_bytes
             size, where = code.get(group.codelet.name, (0, np.zeros(tiles, bool)))
-            code[group.codelet.name] = max(size, group.codelet.code_bytes), where | (on_tile > 0)
+            where[there] = True
+            code[group.codelet.name] = max(size, group.codelet.code_bytes), where
         for exchange, first in _exchanges(costs[leaf], graph.target):
             window = layers["internalExchangeCode"][first : first + len(exchange.cycles)]
             sends = -(-exchange.sent_bytes // (SEND_WORDS * 4))

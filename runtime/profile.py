@@ -131,19 +131,20 @@ class Profile:
         return tuple(found.values())
 
     def operations(self, n: int | None = None) -> tuple[Operation, ...]:
-        """The most expensive lines of the user's source, most expensive first.
+        """The most expensive lines of the user's source, most expensive first; those that take no time are left out.
 
         Args:
             n: how many; all of them when None.
         """
         total, rows = max(1, self.cycles), []
-        for key, (origin, work, names) in self._work_by_line().items():
-            del key
+        for origin, work, names in self._work_by_line().values():
+            if not work.any():
+                continue
             ipu = int(work.sum(1).argmax())
             phases = {name: int(c) for name, c in zip(PHASES, work[ipu], strict=True) if c}
             cycles = sum(phases.values())
             ordered = tuple(name for name, _ in names.most_common())
-            dominant = max(phases, key=lambda name: phases[name], default="none")
+            dominant = max(phases, key=lambda name: phases[name])
             rows.append(Operation(origin, ordered, cycles, cycles / total, phases, dominant))
         rows.sort(key=lambda row: -row.cycles)
         return tuple(rows[:n])

@@ -97,12 +97,12 @@ def execution_report(executable: Executable, timeline: Timeline) -> Json:
         leaf = step.program
         if not isinstance(leaf, Leaf) or leaf not in ids.activities:
             continue
-        clock = min(step.starts, default=0)
-        syncs = executable.steps[leaf].work[:, SYNC]
-        if syncs.any():
-            steps.append({"type": "Sync", "syncType": "External" if _is_global(executable, leaf) else "Internal"})
-            clock += int(syncs.max())
-        for program, activity in ids.activities[leaf]:
+        activities = ids.activities[leaf]
+        clock, sync = min(step.starts, default=0), _sync_before(executable, leaf)
+        for number, (program, activity) in enumerate(activities):
+            if sync and (number == 0 or activity.type == "DoExchange"):
+                steps.append({"type": "Sync", "syncType": "External" if _is_global(executable, leaf) else "Internal"})
+                clock += sync
             trace.append(program)
             steps.append(_step(activity, program, clock, timeline.executions[leaf], target))
             clock += int(activity.cycles.max(initial=0))
@@ -151,6 +151,14 @@ def _step(activity: Activity, program: int, start: int, runs: int, target: Targe
 def _balance(values: np.ndarray, tiles: int) -> float:
     largest = int(values.max(initial=0))
     return float(values.sum() / (largest * tiles)) if largest and tiles else 1.0
+
+
+def _sync_before(executable: Executable, leaf: Leaf) -> int:
+    """Cycles of each sync of a leaf: one before its first activity and one before each later exchange."""
+    if isinstance(executable.costs[leaf], StreamCost):
+        return 0
+    target = executable.target
+    return target.global_sync_cycles if _is_global(executable, leaf) else target.internal_sync_cycles
 
 
 def _is_global(executable: Executable, leaf: Leaf) -> bool:

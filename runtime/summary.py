@@ -67,7 +67,8 @@ def _time(profile: Profile, operations: int) -> str:
         rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {_percent(spent, cycles)}"))
     rows.append(("Tile balance", f"{tile_balance(profile):.0%} of tile cycles of compute phases"))
     rows.append(("Worker cycles", f"{profile.total_worker_cycles:,}"))
-    return "\n\n".join([_table("Time", rows), _operations(profile.operations(operations))])
+    listed = profile.operations(operations)
+    return "\n\n".join([_table("Time", rows), *([_operations(listed)] if listed else [])])
 
 
 def tile_balance(profile: Profile) -> float:
@@ -83,8 +84,6 @@ def tile_balance(profile: Profile) -> float:
 
 
 def _operations(rows: tuple[Operation, ...]) -> str:
-    if not rows:
-        return ""
     lines = ["Most expensive lines:", f"  {'cycles':>15}  {'share':>6}  {'mostly':<15}  where"]
     for row in rows:
         mostly = _LABELS.get(row.dominant, row.dominant)
@@ -134,9 +133,7 @@ def _histogram(tile_bytes: np.ndarray) -> str:
 
 def _largest(profile: Profile) -> str:
     lines = ["Largest on the fullest tile at its peak:"]
-    for item in profile.memory.largest[:5]:
-        lines.append(f"  {item.num_bytes:>12,} B  {item.name} ({item.category}), {item.origin}")
-    return "\n".join(lines)
+    return "\n".join(lines + [f"  {item}" for item in profile.memory.largest[:5]])
 
 
 def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:

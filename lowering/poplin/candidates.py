@@ -102,7 +102,9 @@ class Candidates:
         rate: float = 1 / how.instructions_per_mac
         if how.precision is not None:
             vector = self.target.vector_width_bytes // (2 if how.precision == "half" else 4)
-            amp = self.target.fp16_amp_macs_per_cycle if how.precision == "half" else self.target.fp32_amp_macs_per_cycle
+            amp = (
+                self.target.fp16_amp_macs_per_cycle if how.precision == "half" else self.target.fp32_amp_macs_per_cycle
+            )
             rate = amp if self.kind.uses_amp else vector
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
         gathering = copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.operands import map_operand, result_variable, zeros
+from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
-from ipujax.lowering.poplin.plan import Plan, plan_convolution
+from ipujax.lowering.poplin.plan import BATCH, Plan, plan_convolution
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.errors import GraphError
@@ -96,9 +96,31 @@ def convolution(
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     params = ConvParams(dimension_numbers, lhs, rhs, out, in_batch, precision)
     _map_operands(graph, x, w, plan, params)
-    result = _add_vertices(graph, x, w, plan, params, windows, prog, name)
-    result = combine(graph, result, out_dtype, prog, name) if plan.slots > 1 else result
-    return result.reshape(out_shape)
+    if plan.steps == 1:
+        return _step(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
+    over_batch = plan.step_axis == BATCH
+    inputs = parts(x, lhs.batch, plan.steps) if over_batch else [x] * plan.steps
+    weights = [w] * plan.steps if over_batch else parts(w, rhs.batch, plan.steps)
+    results = [
+        _step(graph, one, weight, plan, params, windows, prog, f"{name}/step{number}")
+        for number, (one, weight) in enumerate(zip(inputs, weights, strict=True))
+    ]
+    return joined(graph, results, out.batch if over_batch else out.channel, prog, name).reshape(out_shape)
+
+
+def _step(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    plan: Plan,
+    params: ConvParams,
+    windows: Sequence[Window],
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds one step of a plan."""
+    out = _add_vertices(graph, x, w, plan, params, windows, prog, name)
+    return combine(graph, out, plan.spec.out_dtype, prog, name) if plan.slots > 1 else out
 
 
 def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
@@ -167,7 +189,9 @@ def _add_vertices(
     out, slot = result_variable(graph, plan, kept, (_IN, *kernel), cuts, tile, name)
     window = {
         position: Dim(
-            (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])), -windows[d].padding[0], spec.lhs_dilation[d]
+            (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
+            -windows[d].padding[0],
+            spec.lhs_dilation[d],
         )
         for d, position in enumerate(params.lhs.field)
     }
@@ -193,7 +217,8 @@ def _add_vertices(
 
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps operands that have no mapping: weights where they are used, activations where most of their use is."""
-    cuts, tile, rank = list(plan.cuts()), plan.tiles(), len(plan.spec.in_field)
+    rank = len(plan.spec.in_field)
+    cuts, tile = repeated(list(plan.cuts()), plan.tiles(), plan.step_axis, plan.steps)
     kernel = range(_FIELD + rank, _FIELD + 2 * rank)
     w_axes = _axis_of(params.rhs, _OUT, _IN, kernel)
     map_operand(graph, w, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
@@ -216,4 +241,3 @@ def _scaled(cuts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     bounds = cuts * size // cuts[-1]
     kept = np.flatnonzero(np.diff(bounds))
     return np.append(bounds[kept], size), kept
-

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ipujax.runtime.target import Target
 
 Precision = Literal["half", "float"]
-Count = np.ndarray | np.int64 | int
+Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
 
 # A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1, weights per conv unit).
 _CHAIN_BYTES = 32

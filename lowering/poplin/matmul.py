@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.operands import map_operand, result_variable, zeros
+from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import Plan, plan_matmul
+from ipujax.lowering.poplin.plan import OUT_CHANNELS, Plan, plan_matmul
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute, Sequence as ProgramSequence
@@ -74,10 +74,27 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     cuts, tile = _grid(plan)
-    map_operand(graph, a, (cuts[_G], cuts[_M], cuts[_K]), tile)
-    map_operand(graph, b, (cuts[_G], cuts[_K], cuts[_N]), np.transpose(tile, (_G, _K, _N, _M)))
+    step_axis = _N if plan.step_axis == OUT_CHANNELS else _M
+    whole_cuts, whole_tile = repeated(cuts, tile, step_axis, plan.steps)
+    map_operand(graph, a, [whole_cuts[axis] for axis in (_G, _M, _K)], whole_tile)
+    map_operand(graph, b, [whole_cuts[axis] for axis in (_G, _K, _N)], np.transpose(whole_tile, (_G, _K, _N, _M)))
+    if plan.steps == 1:
+        return _step(graph, a, b, plan, precision, prog, name)
+    rows = parts(a, 1, plan.steps) if step_axis == _M else [a] * plan.steps
+    columns = parts(b, 2, plan.steps) if step_axis == _N else [b] * plan.steps
+    results = [
+        _step(graph, left, right, plan, precision, prog, f"{name}/step{number}")
+        for number, (left, right) in enumerate(zip(rows, columns, strict=True))
+    ]
+    return joined(graph, results, 1 if step_axis == _M else 2, prog, name)
+
+
+def _step(
+    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Adds one step of a plan."""
     out = _add_products(graph, a, b, plan, precision, prog, name)
-    return combine(graph, out, out_dtype, prog, name) if plan.slots > 1 else out
+    return combine(graph, out, plan.spec.out_dtype, prog, name) if plan.slots > 1 else out
 
 
 def _grid(plan: Plan) -> tuple[tuple[np.ndarray, ...], np.ndarray]:

@@ -13,7 +13,9 @@ from ipujax.lowering.poplin.plan import Plan
 from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, even_cuts, frozen
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.program import Copy
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.variable import element_bytes
 from ipujax.runtime.vertices import Dim, Term
 
@@ -105,6 +107,34 @@ def result_variable(
         if len(cuts[axis]) > 2:
             terms.append(Term(axis, weight, "block"))
     return out, (Dim(tuple(terms)),)
+
+
+def repeated(
+    cuts: Sequence[np.ndarray], tile: np.ndarray, axis: int, steps: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The grid of several equal steps along one axis: the same tiles again and again."""
+    extent, whole = cuts[axis][-1], list(cuts)
+    whole[axis] = np.append((cuts[axis][:-1] + extent * np.arange(steps)[:, None]).ravel(), extent * steps)
+    return whole, np.concatenate([tile] * steps, axis)
+
+
+def parts(tensor: Tensor, dim: int, steps: int) -> list[Tensor]:
+    """Views of equal parts of a tensor along one dimension."""
+    length, limits = tensor.shape[dim] // steps, list(tensor.shape)
+    result = []
+    for step in range(steps):
+        starts = [step * length if d == dim else 0 for d in range(tensor.ndim)]
+        limits[dim] = (step + 1) * length
+        result.append(tensor.slice(starts, limits))
+    return result
+
+
+def joined(graph: Graph, results: Sequence[Tensor], dim: int, prog: ProgramSequence, name: str) -> Tensor:
+    """Copies the results of steps to one variable, which any view can be taken of."""
+    whole = concat(results, dim)
+    out = graph.add_variable(whole.shape, whole.dtype, name, linear_mapping(graph, whole.size, whole.dtype))
+    prog.add(Copy(whole, out, f"{name}/join", graph.origin))
+    return out
 
 
 def zeros(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.reduce import reduce_partials
@@ -74,14 +75,14 @@ def partials_cost(
         keep = 1 if stage == 1 else max(1, round(left ** ((stage - 1) / stage)))
         per_tile = max(grain, -(-_MIN_RECEIVED_BYTES // (width * max(1, left // keep))))
         blocks = max(1, min(target.tiles_per_ipu // keep, -(-outputs // per_tile)))
-        share, depth = min(outputs, -(-(-(-outputs // grain)) // blocks) * grain), -(-left // keep)
+        share, depth = min(outputs, ceil_div(ceil_div(outputs, grain), blocks) * grain), ceil_div(left, keep)
         received = -(-share * depth * width // int(target.exchange_bytes_per_cycle))
         exchange += target.exchange_startup_cycles + received
-        compute += int(reduce_cycles(monoid_of(dtype), dtype, np.int64(share), np.int64(depth), target))
+        compute += int(reduce_cycles(monoid_of(dtype), dtype, np.asarray(share), np.asarray(depth), target))
         sync += target.internal_sync_cycles
         left = keep
     if out_dtype != dtype:
-        compute += int(elementwise_cycles("convert_element_type", dtype, 1, 0, np.int64(share), target))
+        compute += int(elementwise_cycles("convert_element_type", dtype, 1, 0, np.asarray(share), target))
         sync += target.internal_sync_cycles
     return PartialsCost(exchange, compute, sync)
 

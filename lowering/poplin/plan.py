@@ -6,13 +6,14 @@ in full, the formula of the largest block, reduction of partials, syncs.
 
 Candidate splits of a dimension do not depend on the number of tiles, which only bounds their product: so among plans that
 meet their memory bound, more tiles are never slower. Source of the objective and of the memory bound with its retries:
-poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, no serial splits, no joint planning of several passes.
+poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, steps (serial
+splits) of powers of two that divide a dimension, no joint planning of several passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -20,11 +21,17 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
 from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.mapping import even_cuts
 from ipujax.runtime.target import Target
+from ipujax.runtime.variable import element_bytes
+
+# Positions in `Dims`.
+BATCH, OUT_CHANNELS, FIELD = 0, 2, 4
+_STEPS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,10 @@ class Plan:
         cost: expected cycles.
         temp_bytes: operands, results and gathered windows on the fullest tile while it computes.
         memory_bound_met: whether `temp_bytes` is within the proportion of tile memory that was asked for.
+        memory_binds: whether a larger proportion would give a faster plan.
+        steps: how often it is done, one after the other; everything else is of one step.
+        step_axis: position in `Dims` of the dimension that steps divide evenly.
+        join_cycles: expected cycles of bringing the results of the steps together.
     """
 
     spec: ConvSpec
@@ -69,6 +80,15 @@ class Plan:
     cost: PlanCost
     temp_bytes: int
     memory_bound_met: bool
+    memory_binds: bool
+    steps: int = 1
+    step_axis: int = 0
+    join_cycles: int = 0
+
+    @property
+    def total_cycles(self) -> int:
+        """Expected cycles of all steps."""
+        return self.steps * self.cost.total_cycles + self.join_cycles
 
     @property
     def tiles_used(self) -> int:
@@ -130,42 +150,94 @@ def plan_matmul(
     out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
     dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
     spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes)
-    return plan_convolution(spec, target, available_memory_proportion)
+    return plan_convolution(spec, target, available_memory_proportion, (OUT_CHANNELS, FIELD))
 
 
 @lru_cache(maxsize=4096)
-def plan_convolution(spec: ConvSpec, target: Target, available_memory_proportion: float | None = None) -> Plan:
+def plan_convolution(
+    spec: ConvSpec,
+    target: Target,
+    available_memory_proportion: float | None = None,
+    step_axes: tuple[int, ...] = (BATCH, OUT_CHANNELS),
+) -> Plan:
     """Finds the fastest split of a convolution within a memory bound.
 
-    If nothing fits, the bound is doubled up to twice a tile's memory, then dropped; the plan says so.
+    If memory is what limits it, doing the work in several steps is tried too. If nothing fits, the bound is doubled up to
+    twice a tile's memory, then dropped; the plan says so.
 
     Args:
         spec: what is computed; every extent at least 1.
         target: the machine.
         available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
+        step_axes: positions in `Dims` of dimensions that steps may divide; of the field only one with windows of 1.
     """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    best = _plan_step(spec, target, share)
+    for axis in step_axes:
+        for steps in _STEPS:
+            if not best.memory_binds or share == 0 or list(spec.extents)[axis] % steps:
+                break
+            plan = _plan_step(_one_step(spec, axis, steps), target, share)
+            join = _join_cycles(spec, target)
+            plan = replace(plan, steps=steps, step_axis=axis, join_cycles=join)
+            if (not plan.memory_bound_met, plan.total_cycles) < (not best.memory_bound_met, best.total_cycles):
+                best = plan
+            if not plan.memory_binds:
+                break
+    return best
+
+
+def _one_step(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:
+    """One of several equal parts of a convolution along one dimension."""
+    extents = list(spec.extents)
+    extents[axis] //= steps
+    in_field = (extents[FIELD],) if axis == FIELD else spec.in_field
+    return replace(spec, extents=Dims.of(extents), in_field=in_field)
+
+
+def _join_cycles(spec: ConvSpec, target: Target) -> int:
+    extents = spec.extents
+    outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
+    share = ceil_div(outputs * element_bytes(spec.out_dtype), target.tiles_per_ipu)
+    exchange = target.exchange_startup_cycles + ceil_div(share, target.exchange_bytes_per_cycle)
+    return int(target.internal_sync_cycles + exchange)
+
+
+@lru_cache(maxsize=4096)
+def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
+    """The best plan in one step."""
     how = arithmetic(spec, target)
     found = [Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how)]
     if share == 0:
-        return min((_plan(c, *c.smallest(), True) for c in found), key=lambda p: (p.temp_bytes, p.cost.total_cycles))
+        plans = [_plan(c, *c.smallest()) for c in found]
+        return min(plans, key=lambda plan: (plan.temp_bytes, plan.cost.total_cycles))
     found.sort(key=lambda candidates: candidates.least_cycles)
-    for number, bound in enumerate(_memory_bounds(share * target.bytes_per_tile, target.bytes_per_tile)):
-        best: Plan | None = None
-        for candidates in found:
-            choice = candidates.fastest(bound, best.cost.total_cycles if best else None)
-            plan = best if choice is None else _plan(candidates, *choice, number == 0)
-            best = plan if best is None or (plan is not None and _rank(plan) < _rank(best)) else best
-        if best is not None:
-            return best
-    raise AssertionError("without a memory bound every plan fits")
+    free = _fastest(found, float("inf"))
+    assert free is not None, "without a memory bound every plan fits"
+    if free.temp_bytes <= share * target.bytes_per_tile:
+        return free
+    bounds = enumerate(_memory_bounds(share * target.bytes_per_tile, target.bytes_per_tile))
+    fitting = ((number, _fastest(found, bound)) for number, bound in bounds)
+    number, best = next(((number, plan) for number, plan in fitting if plan is not None), (1, free))
+    return replace(best, memory_bound_met=number == 0, memory_binds=True)
 
 
-def _plan(candidates: Candidates, number: int, parts: np.ndarray, bound_met: bool) -> Plan:
+def _fastest(found: Sequence[Candidates], bound_bytes: float) -> Plan | None:
+    """The fastest plan of all kinds of vertices within a memory bound."""
+    best: Plan | None = None
+    for candidates in found:
+        choice = candidates.fastest(bound_bytes, best.cost.total_cycles if best else None)
+        plan = None if choice is None else _plan(candidates, *choice)
+        if plan is not None and (best is None or _rank(plan) < _rank(best)):
+            best = plan
+    return best
+
+
+def _plan(candidates: Candidates, number: int, parts: np.ndarray) -> Plan:
     splits = Dims.of([int(n) for n in candidates.splits[:, number]])
     temp_bytes = int(candidates.temp_bytes[number])
     cost = PlanCost(*(int(n) for n in parts))
-    return Plan(candidates.spec, candidates.kind, splits, candidates.grains, cost, temp_bytes, bound_met)
+    return Plan(candidates.spec, candidates.kind, splits, candidates.grains, cost, temp_bytes, True, False)
 
 
 def _rank(plan: Plan) -> tuple[int, int]:
@@ -177,4 +249,3 @@ def _memory_bounds(bound: float, bytes_per_tile: int) -> Iterator[float]:
     while bound < 2 * bytes_per_tile:
         bound *= 2
         yield bound
-    yield float("inf")

@@ -80,6 +80,7 @@ class ConvSpec:
 
 _ANY_EXTENT = 2**62  # clips no block
 
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """How a target multiplies and adds the operands of a convolution.

@@ -47,6 +47,8 @@ class Window:
             return 0, 1, self
         size = len(range(start, self.size, step))
         stride, dilation = (max(1, n // step) for n in steps)
-        return start, step, replace(
-            self, size=size, padding=((low + start) // step, 0), stride=stride, rhs_dilation=dilation
+        return (
+            start,
+            step,
+            replace(self, size=size, padding=((low + start) // step, 0), stride=stride, rhs_dilation=dilation),
         )

@@ -72,7 +72,9 @@ def arg_reduce(
         codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
         _add(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, (), prog, name)
         return out
-    pairs = [_partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)]
+    pairs = [
+        _partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)
+    ]
     dims = (block(axis), *map(element, kept))
     accesses = (along(x, range(x.ndim)), *(Access(tensor, dims) for tensor in pairs))
     codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)

@@ -148,4 +148,3 @@ def whole_axis(name: str, extent: int) -> Axis:
 def tile_grid(placement: Blocked, extra: int) -> np.ndarray:
     """The tiles of a placement with `extra` more axes of one block behind."""
     return placement.tile.reshape((*placement.tile.shape, *(1,) * extra))
-

@@ -66,7 +66,9 @@ def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramS
     tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
     immediates = tuple(immediate_of(t) for t in tensors)
     if all(value is not None for value in immediates):
-        folded = graph.add_constant(np.asarray(op.fun(*immediates), op.out_dtype), name)
+        with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+            value = np.asarray(op.fun(*immediates), op.out_dtype)
+        folded = graph.add_constant(value, name)
         return folded.broadcast_in_dim(shape, ())
     kept = [t for t, value in zip(tensors, immediates, strict=True) if value is None]
     for tensor in kept:

@@ -180,7 +180,9 @@ def _plan(
     offsets = [d for d in table_dims if d is not None and d not in index_dims]
     lookups = [d for d in index_dims if d not in table_dims]
     width, tiles = element_bytes(table.dtype), graph.target.tiles_per_ipu
-    weight = max(1, -(-table.size * width // prod(out_shape)))  # a point of the result stands for its share of the table
+    weight = max(
+        1, -(-table.size * width // prod(out_shape))
+    )  # a point of the result stands for its share of the table
     base = spread(out_shape, tuple(shared + offsets), max(width, weight), tiles)
     free = tiles // base.tile.size
     block = prod(int(np.diff(base.cuts[d]).max()) for d in table_dims if d is not None)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import jax
@@ -197,8 +196,3 @@ def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Any) -> 
         fields.insert(0, Field("table", "in", dtype))
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
     return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"))
-
-
-def update_elements(spec: ScatterSpec) -> int:
-    """Elements of one update."""
-    return prod(spec.windows()[0])

@@ -133,9 +133,7 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
 @lru_cache(maxsize=1024)
 def _codelet(dtypes: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer) -> Codelet:
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> jax.Array:
-        inner = Windows(
-            windows.sizes, windows.strides, tuple(pads[0]), windows.base_dilation, windows.window_dilation
-        )
+        inner = Windows(windows.sizes, windows.strides, tuple(pads[0]), windows.base_dilation, windows.window_dilation)
         return reducer(*blocks, inner)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:

@@ -63,4 +63,6 @@ def test_named_logged_once_and_spread(caplog: pytest.LogCaptureFixture) -> None:
 def test_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("random_split", "random_bits", "random_fold_in"):
         monkeypatch.delitem(RULES, name, raising=False)
-    check(lambda k: jax.random.bits(jax.random.fold_in(jax.random.split(k)[1], 3), (3, 2)), jax.random.key(4), tiles=(4,))
+    check(
+        lambda k: jax.random.bits(jax.random.fold_in(jax.random.split(k)[1], 3), (3, 2)), jax.random.key(4), tiles=(4,)
+    )

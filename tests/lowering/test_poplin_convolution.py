@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.poplin import convolution
+from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -117,8 +119,10 @@ def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
     return lax.conv_general_dilated(padded, w, **(params | plain))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("tiles", [1, 7, 16])
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [*((case, 7) for case in CASES), ("same", 1), ("strided", 4), ("lhs dilated", 4), ("permuted", 16)],
+)
 def test_all_executors_agree(case, tiles):
     x_shape, w_shape, given = CASES[case]
     params = complete(x_shape, w_shape, given)
@@ -126,3 +130,98 @@ def test_all_executors_agree(case, tiles):
     want = reference(x, w, **params)
     for got in run_everywhere(x, w, small(tiles), **params):
         close(got, want)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2), ("int32", 0.0)])
+def test_dtypes(dtype, tolerance):
+    params = complete((1, 5, 5, 20), (3, 3, 20, 4), {"dimension_numbers": NHWC})
+    x, w = random((1, 5, 5, 20), 0, dtype), random((3, 3, 20, 4), 1, dtype)
+    want = lax.conv_general_dilated(x, w, **params)
+    for got in run_everywhere(x, w, small(4), **params):
+        close(got, want, tolerance)
+
+
+def convolutions(fun: Any, *args: Any) -> list[Any]:
+    return [e for e in jax.make_jaxpr(fun)(*args).jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+
+
+PARAMS = tuple(complete((1, 1, 1), (1, 1, 1), {"dimension_numbers": ("NWC", "WIO", "NWC")}))
+PARAMS = (*PARAMS, "feature_group_count", "batch_group_count")
+
+
+@pytest.mark.parametrize(("stride", "kernel", "groups"), [(1, 3, 1), (2, 3, 1), (2, 1, 1), (2, 2, 3)])
+def test_training_step_of_a_cnn_unsplit_and_bit_exact(stride, kernel, groups):
+    """Forward and both backward convolutions, as `jax.grad` writes them."""
+
+    def loss(x: Any, w: Any) -> Any:
+        strides = (stride, stride)
+        y = lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, feature_group_count=groups)
+        return (y**2).sum()
+
+    eqns = convolutions(jax.grad(loss, (0, 1)), jnp.ones((4, 8, 8, 6)), jnp.ones((kernel, kernel, 6 // groups, 12)))
+    assert len(eqns) == 3
+    for eqn in eqns:
+        x, w = (random(v.aval.shape, seed) for seed, v in enumerate(eqn.invars))
+        params = {name: eqn.params[name] for name in PARAMS}
+        graph, prog, inputs, result = build(x, w, small(64), **params)
+        run = engine_function(graph, prog)
+
+        def of_arrays(*arrays: Any, run=run, inputs=inputs, result=result) -> Any:
+            return run(dict(zip(inputs, arrays, strict=True)))[result]
+
+        names = [e.primitive.name for e in jax.make_jaxpr(of_arrays)(x, w).jaxpr.eqns]
+        assert names.count("conv_general_dilated") == 1 and "dynamic_slice" not in names and "scan" not in names
+        got = jax.jit(of_arrays)(x, w)
+        close(got, reference(x, w, **params))
+        if all(low >= 0 and high >= 0 for low, high in params["padding"]):
+            want = jax.jit(partial(lax.conv_general_dilated, **params))(x, w)
+            assert (np.asarray(got) == np.asarray(want)).all()
+
+
+def test_empty():
+    params = complete((2, 5, 0), (3, 0, 4), {"dimension_numbers": ("NWC", "WIO", "NWC")})
+    graph, prog = Graph(small(4)), Sequence()
+    x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 0), (3, 0, 4)))
+    out = convolution(graph, x, w, prog, "conv", **params)
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    got = engine_function(graph, prog)({})[result]
+    assert got.shape == (2, 3, 4) and not np.any(got)
+
+
+@pytest.mark.parametrize(
+    ("counts", "match"),
+    [
+        ({"feature_group_count": 2, "batch_group_count": 2}, "exclude each other"),
+        ({"feature_group_count": 4}, "do not divide"),
+        ({"batch_group_count": 4}, "do not divide"),
+    ],
+)
+def test_groups_refused(counts, match):
+    params = complete((2, 5, 6), (3, 6, 6), {"dimension_numbers": ("NWC", "WIO", "NWC")})
+    graph = Graph(small(4))
+    x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 6), (3, 6, 6)))
+    with pytest.raises(GraphError, match=match):
+        convolution(graph, x, w, Sequence(), "conv", **params | counts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_used_only_keeps_every_product(seed):
+    """The window over what strides leave of the input meets the same elements as the window over all of it."""
+    rng = np.random.default_rng(seed)
+    size, kernel = int(rng.integers(1, 12)), int(rng.integers(1, 4))
+    padding = int(rng.integers(-6, 6)), int(rng.integers(-2, 6))
+    window = Window(size, kernel, padding, *(int(n) for n in rng.choice([1, 2, 3, 4], 3)))
+    start, step, left = window.used_only()
+
+    def met(w: Window, elements: np.ndarray) -> list[list[int]]:
+        rows = []
+        for y in range(window.outputs):
+            raw = [y * w.stride + k * w.rhs_dilation - w.padding[0] for k in range(kernel)]
+            index = [i // w.lhs_dilation if i % w.lhs_dilation == 0 else -1 for i in raw]
+            rows.append([int(elements[i]) if 0 <= i < len(elements) else -1 for i in index])
+        return rows
+
+    taken = np.arange(size)[start::step]
+    assert left.size == len(taken)
+    assert met(window, np.arange(size)) == met(left, taken)

@@ -77,8 +77,7 @@ def close(got: Any, want: jax.Array) -> None:
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0)))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tiles", [1, 4, 7, 16])
+@pytest.mark.parametrize(("shape", "tiles"), [*((shape, 7) for shape in SHAPES), *((SHAPES[1], n) for n in (1, 4, 16))])
 def test_all_executors_agree(shape, tiles):
     groups, m, k, n = shape
     a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
@@ -91,3 +90,84 @@ def test_dtypes(dtype):
     a, b = values((2, 6, 40), dtype, 2), values((2, 40, 5), dtype, 3)
     for got in run_everywhere(a, b, small(16)):
         close(got, reference(a, b, a.dtype))
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("int8", "int32"), ("float16", "float32")])
+def test_wider_results(dtype, out_dtype):
+    a, b = values((1, 6, 40), dtype, 2), values((1, 40, 5), dtype, 3)
+    for got in run_everywhere(a, b, small(4), out_dtype=out_dtype):
+        close(got, reference(a, b, out_dtype))
+
+
+def test_half_partials_keep_their_dtype():
+    a, b = values((1, 4, 400), "float16", 2), values((1, 400, 4), "float16", 3)
+    graph, _, _, _ = build(a, b, small(16), partials_dtype="float16")
+    partials = [v for v in graph.variables if v.monoid]
+    assert partials and all(v.dtype == np.float16 for v in partials)
+    graph, _, _, _ = build(a, b, small(16))
+    assert all(v.dtype == np.float32 for v in graph.variables if v.monoid)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 500, 30), (3, 40, 500, 30)], ids=str)
+def test_unsplit_it_is_one_dot_and_bit_exact(shape):
+    groups, m, k, n = shape
+    a, b = values((groups, m, k), "float32", 4), values((groups, k, n), "float32", 5)
+    graph, prog, inputs, result = build(a, b, small(64))
+    assert any(v.monoid for v in graph.variables), "k is split, or the test shows nothing"
+    run = engine_function(graph, prog)
+
+    def of_arrays(*arrays: Any) -> Any:
+        return run(dict(zip(inputs, arrays, strict=True)))[result]
+
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(of_arrays)(a, b).jaxpr.eqns]
+    assert names.count("dot_general") == 1
+    assert set(names) <= {"dot_general", "reshape", "squeeze", "slice", "broadcast_in_dim", "reduce_sum"}
+    assert (
+        np.asarray(jax.jit(of_arrays)(a, b)) == np.asarray(jax.jit(reference, static_argnums=2)(a, b, "float32"))
+    ).all()
+
+
+def test_views_as_operands():
+    target = small(16)
+    a, b = values((20, 9, 2), "float32", 6), values((12, 40), "float32", 7)
+    graph, prog = Graph(target), Sequence()
+    tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
+    streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
+    for stream, tensor in zip(streams, tensors, strict=True):
+        prog.add(StreamIn(stream, tensor))
+    left = tensors[0].transpose((2, 1, 0))
+    right = tensors[1].slice((0, 3), (12, 23)).transpose((1, 0)).broadcast_in_dim((2, 20, 12), (1, 2))
+    out = matmul(graph, left, right, prog, "dot")
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    verify(graph, prog)
+    want = np.einsum("kmg,nk->gmn", a.astype(np.float64), b[:, 3:23].astype(np.float64))
+    inputs = dict(zip(streams, (a, b), strict=True))
+    for got in (engine_function(graph, prog)(inputs)[result], interpret(graph, prog, inputs)[result]):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)], ids=str)
+def test_empty(shape):
+    groups, m, k, n = shape
+    graph, prog = Graph(small(4)), Sequence()
+    a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((groups, m, k), (groups, k, n)))
+    out = matmul(graph, a, b, prog, "dot")
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    got = engine_function(graph, prog)({})[result]
+    assert got.shape == (groups, m, n) and not np.any(got)
+
+
+def test_operands_lie_where_they_are_used():
+    graph, _, _, _ = build(values((1, 64, 256), "float32", 0), values((1, 256, 64), "float32", 1), small(16))
+    for variable in graph.variables[:2]:
+        counts = graph.mappings[variable].elements_per_tile(16)
+        assert counts.min() > 0 and counts.max() <= 2 * counts.min()
+
+
+def test_shapes_that_do_not_match():
+    graph = Graph(small(4))
+    a, b = (graph.add_variable(s, np.dtype("float32")) for s in ((1, 2, 3), (1, 4, 5)))
+    with pytest.raises(GraphError, match="dot: shapes do not match"):
+        matmul(graph, a, b, Sequence(), "dot")

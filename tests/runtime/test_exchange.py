@@ -333,6 +333,19 @@ def test_a_whole_box_that_moves_is_one_fragment() -> None:
     np.testing.assert_array_equal(half.copied_bytes, [32, 0, 0, 0])
 
 
+@pytest.mark.parametrize(("width", "fragments"), [(3, 4), (4, 6)])
+def test_strided_columns_that_meet_both_ends_of_a_row(width: int, fragments: int) -> None:
+    """Columns 0 and 2 of rows of three: the last of a row and the first of the next are neighbours in memory."""
+    graph = graph_of(2)
+    x = graph.add_variable((3, width), F32, "x", on_one_tile(3 * width, 1))
+    group = group_on(
+        [Axis("i", even_cuts(3, 1)), Axis("j", even_cuts(2, 1))],
+        Access(x[:, :3:2], (element(0), element(1))),
+        np.zeros((1, 1)),
+    )
+    np.testing.assert_array_equal(traffic(group, 0, graph).fragments, [fragments, 0])
+
+
 def test_an_operand_of_many_is_sent_once() -> None:
     graph = graph_of(4)
     scalar = graph.add_variable((), F32, "s", on_one_tile(1, 2))

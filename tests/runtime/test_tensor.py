@@ -439,6 +439,18 @@ def test_interleaved_pieces_of_a_large_variable_are_writable():
     assert not t[:, :1].broadcast_in_dim(t.shape, (0, 1)).is_writable
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_pieces_that_share_one_element_are_not_writable(overlap):
+    t = Tensor.of(variable(6, 10))
+    flat = t.flatten()
+    assert concat([flat[30:], flat[: 30 + overlap]]).is_writable == (not overlap)
+    assert concat([flat[: 30 + overlap], Tensor.of(variable(3)), flat[30:]]).is_writable == (not overlap)
+    assert concat([t[:, 4:], t[:, : 4 + overlap]], axis=1).is_writable == (not overlap)
+    assert concat([t[:, : 4 + overlap], Tensor.of(variable(6, 1)), t[:, 4:]], axis=1).is_writable == (not overlap)
+    assert concat([t[1:, : 4 + overlap], t[:-1, 4:]], axis=1).is_writable == (not overlap)
+    assert concat([flat[::2], flat[1 - overlap :: 4]]).is_writable == (not overlap)
+
+
 # --- what JAX is given ------------------------------------------------------------------------------------------------
 
 
@@ -495,9 +507,14 @@ def test_write_is_a_few_cheap_primitives(name):
     assert primitives(lambda x, new: write(tensor, {V: x}, new)[V], names(0, V.shape), new) == expected
 
 
-def test_steps_that_divide_are_written_without_scatter():
-    new = names(1, T[:, ::2].shape)
-    assert "scatter" not in primitives(lambda x, new: write(T[:, ::2], {V: x}, new)[V], names(0, V.shape), new)
+@pytest.mark.parametrize("key", [np.s_[:, ::2], np.s_[1::2, 2::3], np.s_[::-2, 1::2, 1:3]])
+def test_steps_that_divide_are_written_without_scatter(key):
+    want = names(0, V.shape)
+    new = names(1, want[key].shape)
+    (out,), used = run(lambda x, new: write(T[key], {V: x}, new)[V], want.copy(), new)
+    want[key] = new
+    np.testing.assert_array_equal(out, want)
+    assert "scatter" not in used
 
 
 def test_read_of_a_whole_variable_is_the_value_itself():

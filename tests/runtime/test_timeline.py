@@ -250,7 +250,10 @@ def test_nothing_takes_no_time():
 # --- control that is data ---------------------------------------------------------------------------------------------
 
 
-def loop_with(origin=Origin()):
+NOWHERE = Origin()
+
+
+def loop_with(origin=NOWHERE):
     condition, body = leaf("condition"), leaf("body")
     loop = RepeatWhile(condition, FLAG, body, origin)
     return loop, {condition: local(3, 0, 0), body: local(10, 0, 0), loop: local(1, 0, 0)}

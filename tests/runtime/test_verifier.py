@@ -26,6 +26,7 @@ from ipujax.runtime.program import (
     StreamIn,
     StreamOut,
     Switch,
+    WriteUndef,
 )
 from ipujax.runtime.tensor import concat
 from ipujax.runtime.tile_memory import InterpreterError
@@ -451,6 +452,14 @@ def test_piecewise_definitions_pass():
     b.program.add(RepeatWhile(b.compute_set(), b.given(dtype=BOOL, name="q"), Copy(z, y)))
     for tensor in (y, z):
         b.program.add(StreamOut(tensor, HostStream("out", (8,), F32)))
+    b.verify()
+
+
+def test_a_buffer_left_undefined_on_purpose_passes():
+    b = Builder()
+    buffer = b.variable(8)
+    b.program.add(WriteUndef(buffer))
+    b.program.add(Repeat(3, b.compute_set(b.group(codelet("inout"), [Axis("i", even_cuts(8, 2))], along(buffer)))))
     b.verify()
 
 
