@@ -1,11 +1,11 @@
 """What has no tile-parallel rule: one vertex on one tile that calls the JAX primitive itself.
 
-Input: an equation's context and operands. Output: its results, mapped linearly. The vertex reads its operands whole, so
-that XLA computes exactly what plain JAX would; the profile names it under `fallbacks`. Successive fallbacks take different
-tiles, so that their operands do not pile up on one.
+Input: an equation's context and operands. Output: its results, mapped linearly. The vertex reads its operands whole,
+so that XLA computes exactly what plain JAX would; the profile names it under `fallbacks`. Successive fallbacks take
+different tiles, so that their operands do not pile up on one.
 
-Limits: the cost is an estimate from element counts, `assumed` throughout. A vertex that exceeds its tile is for the memory
-plan to judge.
+Limits: the cost is an estimate from element counts, `assumed` throughout. A vertex that exceeds its tile is for the
+memory plan to judge.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin
 
 
+_UPDATE = Origin(path="results into donated arguments")
+
+
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
     """A graph with its control program, and a host stream for each input and output of the jaxpr.
@@ -79,7 +82,7 @@ def lower(
     for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
         if alias is not None and result is not arguments[alias]:
             map_linearly(graph, result)
-            prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", graph.origin))
+            prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
             result = arguments[alias]
         outputs.append(HostStream(f"out{number}", result.shape, result.dtype, resident=alias is not None))
         prog.add(StreamOut(result, outputs[-1]))
@@ -119,7 +122,7 @@ def _set_aside_arguments(
         if not in_place and overwritten & set(result.variables()):
             copy = graph.add_variable(result.shape, result.dtype, "aside")
             map_linearly(graph, copy)
-            prog.add(Copy(result, copy, "aside", graph.origin))
+            prog.add(Copy(result, copy, "aside", _UPDATE))
             result = copy
         kept.append(result)
     return kept

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -180,11 +181,15 @@ def plan_convolution(
             plan = _plan_step(_one_step(spec, axis, steps), target, share)
             join = _join_cycles(spec, target)
             plan = replace(plan, steps=steps, step_axis=axis, join_cycles=join)
-            if (not plan.memory_bound_met, plan.total_cycles) < (not best.memory_bound_met, best.total_cycles):
-                best = plan
+            best = min(best, plan, key=lambda p: (_doublings(p, share * target.bytes_per_tile), p.total_cycles))
             if not plan.memory_binds:
                 break
     return best
+
+
+def _doublings(plan: Plan, bound_bytes: float) -> int:
+    """How often the memory bound must be doubled for a plan to meet it."""
+    return next(n for n in count() if plan.temp_bytes <= bound_bytes * 2**n)
 
 
 def _one_step(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:

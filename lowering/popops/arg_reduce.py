@@ -33,11 +33,13 @@ from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name, element_bytes
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
-# A reduced dimension shorter than this is not worth a second compute set (assumed: an exchange, a sync, a vertex start).
+# A shorter reduced dimension is not worth a second compute set (assumed: an exchange, a sync, a vertex start).
 _MIN_CUT_EXTENT = 512
 _PASSES = 2  # assumed, see above
 
-_REDUCERS: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array], str]] = {
+# The search, the reduction to the value, and the monoid whose cost that is.
+_Row = tuple[Callable[..., jax.Array], Callable[..., jax.Array], str]
+_REDUCERS: dict[str, _Row] = {
     "argmax": (lax.argmax, lax.reduce_max, "max"),
     "argmin": (lax.argmin, lax.reduce_min, "min"),
 }
@@ -72,14 +74,14 @@ def arg_reduce(
         codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
         _add(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, (), prog, name)
         return out
-    pairs = [
+    values, indices = (
         _partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)
-    ]
+    )
     dims = (block(axis), *map(element, kept))
-    accesses = (along(x, range(x.ndim)), *(Access(tensor, dims) for tensor in pairs))
+    accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
     codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
     _add(graph, codelet, axes, accesses, placement.tile, (axes[axis].name,), prog, name)
-    return _pick(graph, *pairs, monoid, prog, name)
+    return _pick(graph, values, indices, monoid, prog, name)
 
 
 def _partials(

@@ -1,8 +1,8 @@
 """Where a planned operation computes: boxes of its index space on tiles.
 
-Operations whose blocks may be cut along some dimensions only (a slice along others, a scan, a sort, a window) ask here for
-a `Blocked` placement of their index space: the placement of an operand if that is spread well enough and cuts nothing that
-must stay whole, else an even grid of as many tiles as are worth using.
+Operations whose blocks may be cut along some dimensions only (a slice along others, a scan, a sort, a window) ask
+here for a `Blocked` placement of their index space: the placement of an operand if that is spread well enough and
+cuts nothing that must stay whole, else an even grid of as many tiles as are worth using.
 
 Source of the least share of a tile: poplibs `poputil/TileMapping.cpp` (reference machine.md §3).
 """
@@ -79,10 +79,11 @@ def _follow(
         return None
     cuts: list[np.ndarray] = [even_cuts(n, 1) for n in shape]
     for cut, dim in zip(mapping.cuts, dims, strict=True):
-        if len(cut) > 2 and (dim not in order or int(cut[-1]) != shape[dim]):
+        if len(cut) <= 2:
+            continue
+        if dim is None or dim not in order or int(cut[-1]) != shape[dim]:
             return None
-        if dim is not None and len(cut) > 2:
-            cuts[dim] = cut
+        cuts[dim] = cut
     kept = [(d, dim) for d, dim in enumerate(dims) if len(mapping.cuts[d]) > 2 and dim is not None]
     boxes = mapping.tile.reshape([mapping.tile.shape[d] for d, _ in kept]) if mapping.tile.size else None
     if boxes is None or prod(shape) == 0:

@@ -1,9 +1,10 @@
 """Look-ups of rows of a table by computed indices, as `lax.gather`.
 
-Every vertex reads a static block of the table, whole along indexed dimensions, and static blocks of the indices. Batching
-dimensions and those that a look-up copies whole are cut first, since that divides the table as well. Then either the
-look-ups are cut, each tile needing a whole table, or the rows: every tile then goes through all look-ups, answers those
-that fall in its rows and gives zeros for the others, and the answers are added up. The cheaper by estimate is taken.
+Every vertex reads a static block of the table, whole along indexed dimensions, and static blocks of the indices.
+Batching dimensions and those that a look-up copies whole are cut first, since that divides the table as well. Then
+either the look-ups are cut, each tile needing a whole table, or the rows: every tile then goes through all look-ups,
+answers those that fall in its rows and gives zeros for the others, and the answers are added up. The cheaper by
+estimate is taken.
 
 Source: poplibs `popops/EmbeddingPlan.cpp` splits the same three ways; cycles from `indexing_cycles`.
 """
@@ -28,7 +29,6 @@ from ipujax.lowering.popops.blocks import (
     place,
     placed_axes,
     spread,
-    tile_grid,
     whole_axis,
 )
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
@@ -109,40 +109,62 @@ def gather(
     """
     table_dims, index_dims = spec.out_dims()
     placement, rows = _plan(graph, table, indices, tuple(out_shape), spec)
+    row_dim = spec.row_dim() if rows > 1 else None
+    axes, table_axes = _axes(table.shape, table_dims, indices.shape[-1], placement, row_dim, rows)
     map_like_blocks(graph, indices, [*index_dims, None], placement)
     map_linearly(graph, indices)
-    row_dim = spec.row_dim() if rows > 1 else None
-    axes, tile = placed_axes(placement), placement.tile
-    table_axes: list[int] = []
-    for d, n in enumerate(table.shape):
-        out = table_dims[d]
-        if out is None:
-            out = len(axes)
-            axes.append(Axis(f"table{d}", even_cuts(n, rows), "reduce") if d == row_dim else whole_axis(f"table{d}", n))
-        table_axes.append(out)
-    axes.append(whole_axis("index", indices.shape[-1]))
-    rows = 1 if row_dim is None else axes[table_axes[row_dim]].blocks
-    spread_tile = _with_rows(placement.tile, rows)
-    _map_table(graph, table, table_dims, row_dim, placement, spread_tile)
-    accesses = [along(table, table_axes), along(indices, [*index_dims, len(axes) - 1])]
-    rank = len(out_shape)
-    if row_dim is None:
-        out_tensor = mapped_variable(graph, out_shape, table.dtype, name, range(rank), placement)
-        accesses.append(along(out_tensor, range(rank)))
-        tile = tile_grid(placement, len(axes) - rank)
-    else:
-        mapping = Blocked((even_cuts(rows, rows), *placement.cuts), frozen(np.moveaxis(spread_tile, -1, 0), np.int32))
-        monoid = "or" if table.dtype == np.bool_ else "add"
-        out_tensor = graph.add_variable((rows, *out_shape), table.dtype, f"{name}/partials", mapping, monoid)
-        row_axis = table_axes[row_dim]
-        accesses.append(Access(out_tensor, (block(row_axis), *map(element, range(rank)))))
-        tile = spread_tile.reshape([*placement.tile.shape, *(axis.blocks for axis in axes[rank:])])
+    tile = placement.tile if row_dim is None else _with_rows(placement.tile, axes[table_axes[row_dim]].blocks)
+    _map_table(graph, table, table_dims, row_dim, placement, tile)
+    out, out_access = _result(graph, tuple(out_shape), table.dtype, placement, tile, row_dim, table_axes, name)
+    accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim)
-    origins = () if row_dim is None else (f"table{row_dim}",)
+    origins = () if row_dim is None else (axes[table_axes[row_dim]].name,)
+    grid = tile.reshape([axis.blocks for axis in axes])
     compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), tuple(accesses), tile, origins, graph.origin))
+    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, grid, origins, graph.origin))
     prog.add(Execute(compute_set))
-    return out_tensor if row_dim is None else reduce_partials(graph, out_tensor, prog, name)
+    return out if row_dim is None else reduce_partials(graph, out, prog, name)
+
+
+def _axes(
+    table_shape: Sequence[int],
+    table_dims: Sequence[int | None],
+    index_length: int,
+    placement: Blocked,
+    row_dim: int | None,
+    rows: int,
+) -> tuple[list[Axis], list[int]]:
+    """The axes of the result, of the table's dimensions that it lacks and of index vectors; the axis of each dimension."""
+    axes, table_axes = placed_axes(placement), []
+    for d, (n, dim) in enumerate(zip(table_shape, table_dims, strict=True)):
+        table_axes.append(len(axes) if dim is None else dim)
+        if dim is None:
+            name = f"table{d}"
+            axes.append(Axis(name, even_cuts(n, rows), "reduce") if d == row_dim else whole_axis(name, n))
+    axes.append(whole_axis("index", index_length))
+    return axes, table_axes
+
+
+def _result(
+    graph: Graph,
+    shape: tuple[int, ...],
+    dtype: Any,
+    placement: Blocked,
+    tile: np.ndarray,
+    row_dim: int | None,
+    table_axes: Sequence[int],
+    name: str,
+) -> tuple[Tensor, Access]:
+    """The result, or partial results for each block of rows, and how vertices write it."""
+    rank = len(shape)
+    if row_dim is None:
+        out = mapped_variable(graph, shape, dtype, name, range(rank), placement)
+        return out, along(out, range(rank))
+    slots = tile.shape[-1]
+    mapping = Blocked((even_cuts(slots, slots), *placement.cuts), frozen(np.moveaxis(tile, -1, 0), np.int32))
+    monoid = "or" if dtype == np.bool_ else "add"
+    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
+    return out, Access(out, (block(table_axes[row_dim]), *map(element, range(rank))))
 
 
 def _with_rows(tile: np.ndarray, rows: int) -> np.ndarray:
@@ -156,15 +178,14 @@ def _map_table(
     dims: Sequence[int | None],
     row_dim: int | None,
     placement: Blocked,
-    spread_tile: np.ndarray,
+    tile: np.ndarray,
 ) -> None:
-    rows = spread_tile.shape[-1]
+    """Maps an unmapped table so that each vertex finds its block at home."""
     if row_dim is not None:
-        with_rows = Blocked((*placement.cuts, even_cuts(table.shape[row_dim], rows)), spread_tile)
+        rows = even_cuts(table.shape[row_dim], tile.shape[-1])
         dims = [len(placement.cuts) if d == row_dim else dim for d, dim in enumerate(dims)]
-        map_like_blocks(graph, table, dims, with_rows)
-    else:
-        map_like_blocks(graph, table, dims, placement)
+        placement = Blocked((*placement.cuts, rows), tile)
+    map_like_blocks(graph, table, dims, placement)
     map_linearly(graph, table)
 
 
@@ -241,7 +262,7 @@ def _row_cost(choice: _Choice, rows: int, target: Target) -> float:
 
 def _lookup_cycles(choice: _Choice, lookups: int, share: float, target: Target) -> float:
     dtype = np.dtype(f"V{choice.width_bytes}")
-    return float(gather_cycles(np.int64(lookups), np.float64(share), np.int64(choice.row_elements), dtype, target))
+    return float(gather_cycles(np.asarray(lookups), np.asarray(share), np.asarray(choice.row_elements), dtype, target))
 
 
 # --- codelet ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Cycle costs of slices, gathers and scatters on one tile.
 
-Source: poplibs `popops/popopsCycleEstimators.cpp` and `popops/PerformanceEstimation.cpp` (reference machine.md A4, §1.3).
+Source: poplibs `popops/popopsCycleEstimators.cpp` and `popops/PerformanceEstimation.cpp` (reference machine.md A4,
+§1.3).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Combination of rows with rows of a table at computed indices, as the scatter family of `lax`.
 
-The table is cut, never the updates: every tile goes through all updates and keeps those that fall in its block, so that
-results of one row are combined in the order of `lax` and no partial results arise. Batching dimensions and those that an
-update covers whole are cut first, since that divides the updates as well; then the rows.
+The table is cut, never the updates: every tile goes through all updates and keeps those that fall in its block, so
+that results of one row are combined in the order of `lax` and no partial results arise. Batching dimensions and those
+that an update covers whole are cut first, since that divides the updates as well; then the rows.
 
 A table that is one constant (the zeros of a gradient) is made by the vertices and not read.
 
@@ -71,7 +71,7 @@ class ScatterSpec:
         return tuple(self.numbers.scatter_dims_to_operand_dims)
 
     def windows(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """For each dimension of the table the extent of an update along it, and its dimension of the updates or None."""
+        """For each dimension of the table the extent of an update, and its dimension in the updates or None."""
         numbers = self.numbers
         skipped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
         dims = iter(numbers.update_window_dims)
@@ -142,7 +142,7 @@ def _extra_axes(spec: ScatterSpec, index_shape: Sequence[int], rank: int) -> tup
     batched = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     free = iter(range(rank, rank + len(index_shape) + len(spec.update_shape)))
     index_axes = {d: batched[d] if d in batched else next(free) for d in range(len(index_shape))}
-    sizes, of_update = spec.windows()
+    _, of_update = spec.windows()
     whole = {u: d for d, u in enumerate(of_update) if u is not None and d in spec.cuttable() and d not in spec.indexed}
     lookups = iter(range(len(index_shape) - 1))
     update_axes: dict[int, int] = {}

@@ -137,7 +137,7 @@ def _codelet(dtypes: tuple[Any, ...], windows: Windows, monoid: str, reducer: Wi
         return reducer(*blocks, inner)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        depth = np.int64(prod(windows.sizes) * len(dtypes))
+        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
@@ -195,8 +195,8 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
-        compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.int64(prod(windows.sizes)), target)
-        return compare + reduce_cycles("add", dtype, total_elements(shapes[2]), np.int64(2), target)
+        compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
+        return compare + reduce_cycles("add", dtype, total_elements(shapes[2]), np.asarray(2), target)
 
     fields = (Field("source", "in", dtype), Field("x", "in", dtype), Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"

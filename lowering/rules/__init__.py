@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 from ipujax.lowering.context import Rule
-from ipujax.lowering.rules import arg_reduce, control, dynamic, elementwise, linear, reductions, shape, windows
+from ipujax.lowering.rules import (
+    arg_reduce,
+    control,
+    cumulative,
+    dynamic,
+    elementwise,
+    indexing,
+    iota,
+    linear,
+    pad,
+    random,
+    reductions,
+    shape,
+    sort,
+    windows,
+)
 
-_FAMILIES = (elementwise, shape, reductions, arg_reduce, linear, windows, dynamic, control)
+_FAMILIES = (
+    elementwise,
+    shape,
+    pad,
+    iota,
+    reductions,
+    arg_reduce,
+    cumulative,
+    sort,
+    linear,
+    windows,
+    indexing,
+    dynamic,
+    random,
+    control,
+)
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 assert len(RULES) == sum(len(family.RULES) for family in _FAMILIES), "a primitive has two rules"

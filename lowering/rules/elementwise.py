@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import element_bytes
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
@@ -33,5 +35,12 @@ def convert_element_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
     return x if params["new_dtype"] == x.dtype else elementwise_rule(ctx, x, **params)
 
 
+def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
+    """A reinterpretation of bits; between widths, which adds or drops a dimension, it is no elementwise operation."""
+    same_width = element_bytes(params["new_dtype"]) == element_bytes(x.dtype)
+    return elementwise_rule(ctx, x, **params) if same_width else fallback(ctx, x)
+
+
 RULES: dict[str, Rule] = {name: elementwise_rule for name in OP_COSTS if name != "copy"}
 RULES["convert_element_type"] = convert_element_type_rule
+RULES["bitcast_convert_type"] = bitcast_convert_type_rule

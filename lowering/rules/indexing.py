@@ -30,7 +30,7 @@ def gather_rule(
     """Slices of a table at computed places; along dimensions that no index names a slice starts at 0."""
     (aval,) = ctx.out_avals
     indexed = dimension_numbers.start_index_map
-    if not table.size or not aval.size or not indices.size:
+    if not table.size or not aval.size or not indices.size or mode is Mode.ONE_HOT:
         return fallback(ctx, table, indices)
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
@@ -38,7 +38,7 @@ def gather_rule(
     spec = GatherSpec(
         dimension_numbers,
         tuple(slice_sizes),
-        Mode.from_any(mode),
+        mode,
         fill_value,
         indices_are_sorted,
         unique_indices,
@@ -70,7 +70,7 @@ def scatter_rule(
     spec = ScatterSpec(
         kind,
         dimension_numbers,
-        Mode.from_any(mode),
+        mode,
         indices_are_sorted,
         unique_indices,
         table.shape,

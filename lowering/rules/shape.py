@@ -18,9 +18,11 @@ def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Te
     return operands
 
 
-def reshape_rule(ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: None, sharding: None) -> Tensor:
+def reshape_rule(
+    ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None, sharding: None
+) -> Tensor:
     del ctx, sharding
-    assert dimensions is None, "lax.reshape traces its transpose apart"
+    x = x if dimensions is None else x.transpose(dimensions)  # the gradient of a depthwise convolution has them
     return x.reshape(tuple(new_sizes))
 
 

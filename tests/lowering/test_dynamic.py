@@ -22,14 +22,14 @@ STARTS = [(0, 0, 0), (2, 1, 3), (-4, 9, 100)]
 @pytest.mark.parametrize("sizes", [(1, 5, 7), (6, 2, 7), (2, 3, 4), (6, 5, 7), (1, 1, 1)])
 @pytest.mark.parametrize("start", STARTS)
 def test_dynamic_slice(sizes: tuple[int, ...], start: tuple[int, ...]) -> None:
-    check(lambda x, *s: lax.dynamic_slice(x, s, sizes), X, *map(np.int32, start), tiles=(1, 7, 16))
+    check(lambda x, *s: lax.dynamic_slice(x, s, sizes), X, *map(np.int32, start), tiles=(7,))
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 7), (6, 2, 7), (2, 3, 4), (6, 5, 7)])
 @pytest.mark.parametrize("start", STARTS)
 def test_dynamic_update_slice(shape: tuple[int, ...], start: tuple[int, ...]) -> None:
     update = -np.ones(shape, np.float32)
-    check(lambda x, u, *s: lax.dynamic_update_slice(x, u, s), X, update, *map(np.int32, start), tiles=(1, 7, 16))
+    check(lambda x, u, *s: lax.dynamic_update_slice(x, u, s), X, update, *map(np.int32, start), tiles=(7,))
 
 
 def test_other_dtypes() -> None:
@@ -40,9 +40,9 @@ def test_other_dtypes() -> None:
 
 
 def test_of_views_and_vectors() -> None:
-    check(lambda x, i: lax.dynamic_slice_in_dim(x.T[::-1], i, 2, 1), X, np.int32(2))
-    check(lambda x, u, i: lax.dynamic_update_slice(x.T.reshape(-1), u, (i,)), X, X[0, 0, :3], np.int32(2))
-    check(lambda x, i: x[i], X.ravel(), np.int32(17))
+    check(lambda x, i: lax.dynamic_slice_in_dim(x.T[::-1], i, 2, 1), X, np.int32(2), tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice(x.T.reshape(-1), u, (i,)), X, X[0, 0, :3], np.int32(2), tiles=(7,))
+    check(lambda x, i: x[i], X.ravel(), np.int32(17), tiles=(16,))
 
 
 def test_no_elements() -> None:
@@ -64,7 +64,7 @@ def test_scan_reads_and_writes_stacks() -> None:
     def fun(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((5, 7)), x)
 
-    check(fun, X, tiles=(1, 7, 16))
+    check(fun, X, tiles=(7,))
 
 
 def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
@@ -73,7 +73,7 @@ def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
     map_for_slicing(graph, x, (0,))
     mapping = graph.mappings[x.variables()[0]]
     assert isinstance(mapping, Blocked)
-    assert [len(cut) - 1 for cut in mapping.cuts][0] == 1
+    assert len(mapping.cuts[0]) == 2
     assert np.unique(mapping.tile).size > 8
     bytes_per_tile = mapping.elements_per_tile(16) * element_bytes(x.dtype)
     assert bytes_per_tile.max() <= 2 * x.size * 4 / 16

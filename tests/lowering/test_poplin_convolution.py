@@ -141,6 +141,22 @@ def test_dtypes(dtype, tolerance):
         close(got, want, tolerance)
 
 
+@pytest.mark.parametrize(
+    "shapes", [((1, 4, 4, 9), (3, 3, 9, 64)), ((8, 9, 9, 8), (3, 3, 8, 8)), ((4, 9, 9, 4), (3, 3, 2, 8))], ids=str
+)
+def test_in_steps(shapes):
+    """So little memory that the work is done in several steps."""
+    x_shape, w_shape = shapes
+    params = complete(*shapes, {"dimension_numbers": NHWC, "feature_group_count": x_shape[3] // w_shape[2]})
+    x, w = random(x_shape, 0), random(w_shape, 1)
+    want = reference(x, w, **params)
+    share = 2500 / preset("mk2").bytes_per_tile
+    graph, _, _, _ = build(x, w, small(4), available_memory_proportion=share, **params)
+    assert any("step" in compute_set.name for compute_set in graph.groups)
+    for got in run_everywhere(x, w, small(4), available_memory_proportion=share, **params):
+        close(got, want)
+
+
 def convolutions(fun: Any, *args: Any) -> list[Any]:
     return [e for e in jax.make_jaxpr(fun)(*args).jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
 

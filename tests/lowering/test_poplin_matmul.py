@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.poplin import matmul
+from ipujax.lowering.poplin import matmul, plan_matmul
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -106,6 +106,18 @@ def test_half_partials_keep_their_dtype():
     assert partials and all(v.dtype == np.float16 for v in partials)
     graph, _, _, _ = build(a, b, small(16))
     assert all(v.dtype == np.float32 for v in graph.variables if v.monoid)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 40, 32), (1, 32, 40, 128), (2, 64, 20, 32)], ids=str)
+def test_in_steps(shape):
+    """A tile so small that the work is done in several steps."""
+    groups, m, k, n = shape
+    a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
+    target = small(4)
+    share = 0.5 * plan_matmul(groups, m, k, n, "float32", target).temp_bytes / target.bytes_per_tile
+    assert plan_matmul(groups, m, k, n, "float32", target, available_memory_proportion=share).steps > 1
+    for got in run_everywhere(a, b, target, available_memory_proportion=share):
+        close(got, reference(a, b, np.float32))
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 500, 30), (3, 40, 500, 30)], ids=str)

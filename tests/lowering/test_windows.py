@@ -14,7 +14,7 @@ from ipujax.lowering.popops.windows import Windows
 from tests.lowering.helpers import check, lowered, small_target
 
 RNG = np.random.default_rng(1)
-IMAGE = RNG.normal(size=(2, 7, 6, 3)).astype(np.float32)
+IMAGE = RNG.normal(size=(2, 7, 5, 2)).astype(np.float32)
 
 GEOMETRY: dict[str, dict[str, Any]] = {
     "pool": {"window_dimensions": (1, 2, 2, 1), "window_strides": (1, 2, 2, 1), "padding": "VALID"},
@@ -37,7 +37,7 @@ GEOMETRY: dict[str, dict[str, Any]] = {
         "window_strides": (1, 1, 2, 1),
         "padding": ((0, 0), (-1, -2), (-1, 0), (0, 0)),
     },
-    "all": {"window_dimensions": (1, 7, 6, 1), "window_strides": (1, 1, 1, 1), "padding": "VALID"},
+    "all": {"window_dimensions": (1, 7, 5, 1), "window_strides": (1, 1, 1, 1), "padding": "VALID"},
 }
 OPS: dict[str, tuple[Callable[..., Any], float]] = {
     "max": (lax.max, -np.inf),
@@ -55,33 +55,37 @@ def pool(op: str, geometry: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("op", OPS)
 def test_reduce_window(op: str, geometry: str) -> None:
     tolerance = 1e-6 if op == "sum" else 0.0
-    check(pool(op, geometry), IMAGE, tiles=(1, 7, 16), rtol=tolerance, atol=tolerance)
+    check(pool(op, geometry), IMAGE, tiles=(7,), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("geometry", ["pool", "overlap", "uneven", "channels", "all"])
 def test_gradient_of_max(geometry: str) -> None:
-    check(jax.grad(lambda x: (pool("max", geometry)(x) ** 2).sum()), IMAGE, tiles=(1, 7, 16), rtol=1e-5, atol=1e-6)
+    check(jax.grad(lambda x: (pool("max", geometry)(x) ** 2).sum()), IMAGE, tiles=(7,), rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_with_ties_and_of_min() -> None:
     flat = np.round(IMAGE)
-    for op in ("max", "min"):
+    for op in ("max", "min"):  # `<=` selects for a minimum
         check(jax.grad(lambda x, op=op: (pool(op, "overlap")(x) * IMAGE[:, :4]).sum()), flat, tiles=(7,), rtol=1e-5)
 
 
 def test_tangent_of_max() -> None:
-    check(lambda x, t: jax.jvp(pool("max", "overlap"), (x,), (t,)), IMAGE, IMAGE[::-1].copy(), tiles=(1, 7, 16))
+    check(lambda x, t: jax.jvp(pool("max", "overlap"), (x,), (t,)), IMAGE, IMAGE[::-1].copy(), tiles=(1, 7))
 
 
 def test_average_pooling_and_its_gradient() -> None:
-    check(jax.grad(lambda x: (pool("sum", "overlap")(x) ** 2).sum()), IMAGE, tiles=(1, 16), rtol=1e-5, atol=1e-5)
+    check(jax.grad(lambda x: (pool("sum", "overlap")(x) ** 2).sum()), IMAGE, tiles=(16,), rtol=1e-5, atol=1e-5)
 
 
 def test_not_a_number_and_integers() -> None:
     image = IMAGE.copy()
     image[0, 3, 2] = np.nan
     check(pool("max", "overlap"), image, tiles=(7,))
-    check(lambda x: lax.reduce_window(x, 0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"), IMAGE.astype(np.int32))
+    check(
+        lambda x: lax.reduce_window(x, 0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
+        IMAGE.astype(np.int32),
+        tiles=(4,),
+    )
 
 
 def test_no_windows() -> None:

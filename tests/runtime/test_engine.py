@@ -656,6 +656,7 @@ def test_repeat_while(limit: int) -> None:
     while 2 * number < limit:
         last, number = 2 * number, number + 1
     assert [int(v) for v in bench.run(i, double, seen)] == [number, 2 * number, last]
+    assert bench.run(seen)[0] == last  # the counter is carried though nothing after the loop reads it
 
 
 @pytest.mark.parametrize("predicate", [False, True])

@@ -1,0 +1,65 @@
+"""Rising numbers, made where they lie.
+
+Source of the cost: poplibs `popopsCycleEstimators.cpp`, iota (reference machine.md §1.3).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes, spread
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name, element_bytes
+from ipujax.runtime.vertices import VertexGroup
+
+_BASE_CYCLES = 14
+_VECTOR_CYCLES = 3
+
+
+def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) -> Tensor:
+    """The numbers 0 … size − 1.
+
+    Args:
+        graph: graph to add to.
+        dtype: dtype of the result.
+        size: how many, at least 1.
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of shape (size,), spread over tiles.
+    """
+    placement = spread((size,), (0,), element_bytes(dtype), graph.target.tiles_per_ipu)
+    out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
+    axes = tuple(placed_axes(placement))
+    group = VertexGroup(_codelet(dtype), axes, (along(out, (0,)),), placement.tile, ("d0",), graph.origin)
+    compute_set = graph.add_compute_set(name)
+    graph.add_vertices(compute_set, group)
+    prog.add(Execute(compute_set))
+    return out
+
+
+@lru_cache(maxsize=64)
+def _codelet(dtype: Any) -> Codelet:
+    def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+        numbers = lax.iota(np.dtype(np.int32), shapes[0][0]) + jnp.asarray(origins[0], np.int32)
+        return numbers.astype(dtype)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        vectors = -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
+        workers = target.worker_contexts
+        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + _VECTOR_CYCLES * -(-vectors // workers))
+
+    fields = (Field("out", "out", dtype),)
+    return Codelet(f"popops::Iota<{dtype_name(dtype)}>", fields, compute, cycles, 12, 120, takes=("origins", "shapes"))

@@ -1,0 +1,118 @@
+"""Operations on arrays of PRNG keys, key by key: bits, splits, folds, conversions.
+
+Numbers are JAX's own: what a vertex writes depends on its keys and on where in a key's result its block lies, so that
+results are the same however they are cut. Computed unsplit it is the JAX primitive itself; a vertex that owns part of a
+key's result computes all of it and keeps its part (so does the tile interpreter, at its own expense).
+
+The cost is that of the machine's own generator, not of threefry arithmetic: poplibs `poprandCycleEstimators.cpp`
+(reference machine.md §1.3), of which the uniform row has a slip; the vector loop is that of its neighbours (assumed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name, element_bytes
+from ipujax.runtime.vertices import VertexGroup
+
+_SUPERVISOR_CYCLES = 4
+_WORKER_CYCLES = 22
+_VECTOR_CYCLES = 3  # assumed: normal numbers take 4, dropout 2
+
+# Called with blocks of keys (and of what goes with them), returns one array or a list of them.
+KeyFunction = Callable[..., Any]
+
+
+def per_key(
+    graph: Graph,
+    fun: KeyFunction,
+    title: str,
+    operands: Sequence[Tensor],
+    keys_rank: int,
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    prog: ProgramSequence,
+    name: str,
+    cut_results: bool = False,
+) -> list[Tensor]:
+    """Applies a function of keys to arrays of them.
+
+    Args:
+        graph: graph to add to.
+        fun: hashable function of blocks, which works on each key by itself.
+        title: name of the codelet.
+        operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
+        keys_rank: rank of the array of keys.
+        results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
+        prog: program the compute set is added to.
+        name: debug name.
+        cut_results: whether the result of one key, of which there is one then, may be cut.
+
+    Returns:
+        New tensors, one for each result.
+    """
+    for tensor in operands:
+        map_linearly(graph, tensor)
+    shape, dtype = results[0]
+    order = range(len(shape) if cut_results else keys_rank)
+    candidates = [(x, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
+    placement = place(graph, shape, order, element_bytes(dtype), [] if cut_results else candidates)
+    axes, accesses, rank, outs = placed_axes(placement), [], len(shape), []
+    for number, x in enumerate(operands):
+        extra = range(len(axes), len(axes) + x.ndim - keys_rank)
+        axes += [whole_axis(f"in{number}_{n}", n) for n in x.shape[keys_rank:]]
+        accesses.append(along(x, [*range(keys_rank), *extra]))
+    for out_shape, out_dtype in results:
+        assert out_shape == shape, "results are shaped alike"
+        outs.append(mapped_variable(graph, shape, out_dtype, name, range(rank), placement))
+        accesses.append(along(outs[-1], range(rank)))
+    dtypes = tuple(x.dtype for x in operands)
+    codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
+    tile = tile_grid(placement, len(axes) - rank)
+    origins = tuple(axis.name for axis in axes[keys_rank:rank])
+    compute_set = graph.add_compute_set(name)
+    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), tuple(accesses), tile, origins, graph.origin))
+    prog.add(Execute(compute_set))
+    return outs
+
+
+@lru_cache(maxsize=512)
+def _codelet(
+    fun: KeyFunction,
+    title: str,
+    dtypes: tuple[Any, ...],
+    out_dtypes: tuple[Any, ...],
+    keys_rank: int,
+    shape: tuple[int, ...],
+) -> Codelet:
+    def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> Any:
+        result = fun(*blocks)
+        if shapes[0][keys_rank:] == shape[keys_rank:]:
+            return tuple(result) if isinstance(result, (list, tuple)) else result
+        starts = [*([0] * keys_rank), *origins]
+        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], shapes[0])
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        num_bytes = total_elements(shapes[-1]) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
+        vectors = -(-num_bytes // target.vector_width_bytes)
+        return _SUPERVISOR_CYCLES + target.worker_contexts * _WORKER_CYCLES + _VECTOR_CYCLES * vectors
+
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
+    title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
+    return Codelet(title, tuple(fields), compute, cycles, 24, 200, takes=("origins", "shapes"))

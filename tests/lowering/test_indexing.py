@@ -1,0 +1,157 @@
+"""Gathers and scatters against plain JAX: look-ups, gradients, modes, index vectors, and how tables are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.lowering.helpers import check, lowered, run_engine, small_target
+
+RNG = np.random.default_rng(3)
+TABLE = RNG.normal(size=(23, 10)).astype(np.float32)
+IDS = RNG.integers(0, 23, (3, 4)).astype(np.int32)
+WILD = np.array([0, 22, 23, -1, 100, -100, 5, 5], np.int32)
+Mode = lax.GatherScatterMode
+
+
+def rows_of(mode: Any, fill_value: Any = None) -> Callable[..., jax.Array]:
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+
+    def fun(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return lax.gather(table, ids[..., None], numbers, (1, table.shape[1]), mode=mode, fill_value=fill_value)
+
+    return fun
+
+
+def cut_rows(fun: Callable[..., Any], *args: Any, tiles: int = 16) -> bool:
+    groups = [g for groups in lowered(fun, args, small_target(tiles)).graph.groups.values() for g in groups]
+    return any(axis.kind == "reduce" and axis.blocks > 1 for group in groups for axis in group.axes)
+
+
+@pytest.mark.parametrize("tiles", [1, 7, 16])
+def test_embedding_and_its_gradient(tiles: int) -> None:
+    check(lambda t, i: t[i], TABLE, IDS, tiles=(tiles,))
+    check(jax.grad(lambda t, i: (t[i] ** 2).sum()), TABLE, IDS, tiles=(tiles,), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_modes_with_rows_cut(mode: str) -> None:
+    table = RNG.normal(size=(2000, 2)).astype(np.float32)
+    ids = np.array([0, 1999, 2000, -1, 1 << 30, -(1 << 30), 777, 5], np.int32)
+    assert cut_rows(rows_of(mode), table, ids)
+    check(rows_of(mode), table, ids, tiles=(7, 16))
+    if mode == "fill":
+        check(rows_of(mode, 7.0), table, ids, tiles=(16,))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bool", "bfloat16"])
+def test_dtypes_with_rows_cut(dtype: str) -> None:
+    table = jnp.asarray(RNG.integers(0, 100, (8000, 1)), dtype)
+    ids = np.array([0, 7999, 8000, 5, 255], np.uint16)
+    assert cut_rows(rows_of("fill"), table, ids)
+    check(rows_of("fill"), table, ids, tiles=(16,))
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_modes_with_rows_whole(mode: str) -> None:
+    check(rows_of(mode), TABLE, WILD, tiles=(1, 7))
+
+
+def test_labels() -> None:
+    logits, labels = RNG.normal(size=(9, 10)).astype(np.float32), RNG.integers(0, 10, 9).astype(np.int32)
+
+    def picked(x: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, labels[:, None], 1).sum() + x[jnp.arange(9), labels].sum()
+
+    check(picked, logits, labels, tiles=(7,), rtol=1e-5)
+    check(jax.grad(picked), logits, labels, tiles=(7,))
+
+
+def test_windows_batches_and_index_vectors() -> None:
+    x = RNG.normal(size=(4, 6, 5, 3)).astype(np.float32)
+    starts = RNG.integers(-2, 7, (4, 2, 2)).astype(np.int32)
+
+    def fun(x: jax.Array, starts: jax.Array) -> jax.Array:
+        numbers = lax.GatherDimensionNumbers((1, 3), (1,), (2, 1), (0,), (0,))
+        return lax.gather(x, starts, numbers, (1, 1, 2, 3), mode="clip")
+
+    check(fun, x, starts, tiles=(1, 7))
+    check(jax.grad(lambda x, s: (fun(x, s) ** 2).sum()), x, starts, tiles=(7,), rtol=1e-6)
+
+
+def test_slices_shorter_than_what_is_not_indexed() -> None:
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+    check(lambda t, i: lax.gather(t, i[:, None], numbers, (1, 4), mode="fill"), TABLE, WILD, tiles=(1, 7))
+
+
+SCATTERS = {
+    "set": lambda x, i, u: x.at[i].set(u),
+    "add": lambda x, i, u: x.at[i].add(u),
+    "subtract": lambda x, i, u: x.at[i].subtract(u),
+    "multiply": lambda x, i, u: x.at[i].multiply(u),
+    "min": lambda x, i, u: x.at[i].min(u),
+    "max": lambda x, i, u: x.at[i].max(u),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scatter(name: str) -> None:
+    ids = WILD[[0, 1, 2, 4, 6]] if name == "set" else WILD
+    updates = RNG.normal(size=(len(ids), 10)).astype(np.float32)
+    check(SCATTERS[name], TABLE, ids, updates, tiles=(7,))
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+def test_scatter_modes_with_rows_cut(mode: str) -> None:
+    ids = WILD[[0, 1, 6, 7]] if mode == "promise_in_bounds" else WILD
+    updates = RNG.normal(size=(len(ids), 1)).astype(np.float32)
+    table = RNG.normal(size=(23, 1)).astype(np.float32)
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+
+    def fun(t: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
+        big = jnp.concatenate([t, jnp.ones((600, 1))])
+        return lax.scatter_add(big, i[:, None] * 20, u, numbers, mode=mode)
+
+    check(fun, table, ids, updates, tiles=(7, 16))
+
+
+def test_scatter_of_windows_index_vectors_and_batches() -> None:
+    x = RNG.normal(size=(4, 6, 5, 3)).astype(np.float32)
+    starts = RNG.integers(-2, 7, (4, 2, 2)).astype(np.int32)
+    updates = RNG.normal(size=(4, 2, 2, 2)).astype(np.float32)
+    numbers = lax.ScatterDimensionNumbers((2, 3), (1,), (2, 1), (0,), (0,))
+    for mode in ("clip", "drop"):
+        check(lambda x, s, u, m=mode: lax.scatter_add(x, s, u, numbers, mode=m), x, starts, updates, tiles=(1, 16))
+
+
+def test_scatter_of_a_function_and_of_nothing_run_on_one_tile() -> None:
+    check(lambda x, i: x.at[i].apply(jnp.sin), TABLE, IDS, tiles=(4,), rtol=1e-6)
+    check(lambda x, i: x.at[i].add(1.0), TABLE, IDS[:0], tiles=(4,))
+
+
+def test_a_gradient_reads_no_zeros() -> None:
+    program = lowered(jax.grad(lambda t, i: (t[i] ** 2).sum()), (TABLE, IDS), small_target(16))
+    (group,) = [g for groups in program.graph.groups.values() for g in groups if "Scatter" in g.codelet.name]
+    assert [field.name for field in group.codelet.fields] == ["indices", "updates", "out"]
+    assert np.unique(group.tile).size > 4
+
+
+def test_an_embedding_is_cut_along_features_and_then_rows() -> None:
+    shapes = jax.ShapeDtypeStruct((3000, 8), np.float32), jax.ShapeDtypeStruct((64,), np.int32)
+    program = lowered(rows_of("fill"), shapes, small_target(32))
+    (group,) = [g for groups in program.graph.groups.values() for g in groups if "MultiSlice" in g.codelet.name]
+    blocks = {axis.name: axis.blocks for axis in group.axes}
+    assert blocks["d1"] == 8 and np.unique(group.tile).size == 32
+
+
+def test_the_engine_computes_one_gather() -> None:
+    table, ids = RNG.normal(size=(2000, 2)).astype(np.float32), WILD
+    program = lowered(rows_of("clip"), (table, ids), small_target(16))
+    text = str(jax.make_jaxpr(lambda: run_engine(program, (table, ids)))())
+    assert text.count(" gather[") == 1 and "select_n" not in text and "concatenate" not in text

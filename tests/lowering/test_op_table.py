@@ -1,0 +1,130 @@
+"""The op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
+
+The rows of a family are compiled together, which takes a tenth of the time; run with `-m slow` they are compiled alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params, trace
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.rules import RULES
+from tests.lowering.helpers import TILES, assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.op_table import CASES, FAMILIES, OpCase
+
+BY_NAME = {case.id: case for case in CASES}
+
+
+def primitives(jaxpr: ClosedJaxpr) -> set[str]:
+    """Names of all primitives of a jaxpr, those inside loops and branches too."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    inner = chain.from_iterable(jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
+    return names.union(*map(primitives, inner))
+
+
+def inlined(case: OpCase) -> ClosedJaxpr:
+    """What is lowered of a row."""
+    jaxpr = trace(case.fun, case.arguments(), {}, ()).jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    return jaxpr
+
+
+def together(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """One function of all arguments, a tuple for each of `functions`, with all results."""
+    return lambda *arguments: [fun(*args) for fun, args in zip(functions, arguments, strict=True)]
+
+
+def compare(
+    cases: Sequence[OpCase],
+    functions: Sequence[Callable[..., Any]],
+    tiles: int,
+    tolerances: Sequence[tuple[float, float]],
+    split_tolerances: Sequence[tuple[float, float]],
+) -> None:
+    """Asserts that all executions of all functions give what plain JAX gives, row by row."""
+    arguments = [case.arguments() for case in cases]
+    fun = together(functions)
+    expected = jax.jit(fun)(*arguments)
+    program = lowered(fun, arguments, small_target(tiles))
+    assert not program.graph.fallbacks, set(program.graph.fallbacks.values())
+    runs = {
+        "engine": (run_engine(program, arguments), tolerances),
+        "literal engine": (run_engine(program, arguments, exact_splits=True), split_tolerances),
+        "interpreter": (run_tiles(program, arguments, tiles), split_tolerances),
+    }
+    for what, (results, allowed) in runs.items():
+        results = iter(results)
+        for case, rows, (rtol, atol) in zip(cases, expected, allowed, strict=True):
+            leaves = jax.tree.leaves(rows)
+            got = [next(results) for _ in leaves]
+            assert_same(got, leaves, rtol, atol, f"{case.id}: {what}, {tiles} tiles")
+
+
+def forward(cases: Sequence[OpCase], tiles: int) -> None:
+    """Compares rows as they stand."""
+    exact = [(case.rtol, case.atol) for case in cases]
+    split = [(case.split_rtol or case.rtol, case.split_atol or case.atol) for case in cases]
+    compare(cases, [case.fun for case in cases], tiles, exact, split)
+
+
+def gradient(cases: Sequence[OpCase], tiles: int) -> None:
+    """Compares the gradients of rows."""
+    allowed = [(case.grad_rtol, case.grad_rtol) for case in cases]
+    compare(cases, [gradient_of(case) for case in cases], tiles, allowed, allowed)
+
+
+def gradient_of(case: OpCase) -> Callable[..., Any]:
+    """The gradient of a weighted sum of a row's results with respect to its floating-point arguments."""
+
+    def weighted(*args: Any) -> jax.Array:
+        leaves = [y for y in jax.tree.leaves(case.fun(*args)) if jnp.issubdtype(y.dtype, jnp.floating)]
+        ramps = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in leaves]
+        return sum((jnp.sum(y * ramp) for y, ramp in zip(leaves, ramps, strict=True)), jnp.float32(0))
+
+    floats = [n for n, x in enumerate(case.arguments()) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jax.grad(weighted, floats)
+
+
+def test_every_rule_has_a_row_and_every_row_a_rule() -> None:
+    assert {case.primitive for case in CASES} == set(RULES)
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len(BY_NAME) == len(CASES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_trace_to_their_primitive(family: str) -> None:
+    for case in FAMILIES[family]:
+        assert case.primitive in primitives(inlined(case)), case.id
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forward(family: str, tiles: int) -> None:
+    forward(FAMILIES[family], tiles)
+
+
+@pytest.mark.parametrize("tiles", [4, 7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient(family: str, tiles: int) -> None:
+    gradient([case for case in FAMILIES[family] if case.grad], tiles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_row_alone(name: str) -> None:
+    case = BY_NAME[name]
+    for tiles in TILES:
+        forward([case], tiles)
+        if case.grad and tiles in (4, 7):
+            gradient([case], tiles)

@@ -1,0 +1,401 @@
+"""Profiles of small programs against figures worked out by hand, and their data and text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.codelet import Codelet, Field
+from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentError, ProfileError, VerifyError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import grid, on_one_tile
+from ipujax.runtime.options import Options
+from ipujax.runtime.presets import preset
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import (
+    Call,
+    Copy,
+    Execute,
+    Function,
+    HostStream,
+    If,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+)
+from ipujax.runtime.variable import Origin
+from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
+
+F32, BOOL = np.dtype("float32"), np.dtype(bool)
+TARGET = preset("mk2").replace(tiles_per_ipu=4)
+SYNC = TARGET.internal_sync_cycles
+SIZE = 16
+
+
+def codelet(name, cycles, state_bytes=16, code_bytes=256):
+    fields = (Field("x", "in", F32), Field("y", "out", F32))
+    return Codelet(name, fields, lambda x: x, lambda shapes, _: cycles * shapes[1][0], state_bytes, code_bytes)
+
+
+def apply(graph, code, x, y, blocks, line=""):
+    """Executes a codelet from x to y, both of SIZE floats, on the first `blocks` tiles."""
+    with graph.debug_origin(Origin(line)):
+        compute_set = graph.add_compute_set(f"{code.name}/compute")
+    cuts = grid((SIZE,), (blocks,)).cuts[0]
+    accesses = tuple(Access(tensor, (element(0),)) for tensor in (x, y))
+    graph.add_vertices(compute_set, VertexGroup(code, (Axis("i", cuts),), accesses, np.arange(blocks, dtype=np.int32)))
+    return Execute(compute_set)
+
+
+def variables(graph, *names):
+    return tuple(graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,))) for name in names)
+
+
+def inputs(*tensors):
+    """Streams that bring tensors in without moving bytes."""
+    return [StreamIn(HostStream(f"in {i}", t.shape, t.dtype, resident=True), t) for i, t in enumerate(tensors)]
+
+
+def output(tensor):
+    return StreamOut(tensor, HostStream("out", tensor.shape, tensor.dtype))
+
+
+@pytest.fixture
+def trained():
+    """Ten iterations of a cheap and a dear step on four tiles, then the result goes to the host."""
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    cheap = apply(graph, codelet("popops::Cheap", 3), a, b, 4, "model.py:3 (forward)")
+    dear = apply(graph, codelet("popops::Dear", 50, state_bytes=8, code_bytes=100), b, a, 4, "model.py:9 (loss)")
+    program = Sequence(*inputs(a), Repeat(10, Sequence(cheap, dear)), output(a))
+    return compile(graph, program)
+
+
+def host_cycles(size):
+    return int(np.ceil((TARGET.host_latency_seconds + size / TARGET.host_bytes_per_second) * TARGET.clock_hz))
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_cycles_by_hand(trained):
+    profile = Profile(trained)
+    compute, sync, host = 10 * (4 * 3 + 4 * 50), 10 * 2 * SYNC, host_cycles(4 * SIZE)
+    assert profile.phase_cycles == {
+        "compute": compute,
+        "exchange": 0,
+        "global_exchange": 0,
+        "host_exchange": host,
+        "sync": sync,
+        "idle": 0,
+    }
+    assert profile.cycles == compute + sync + host
+    assert profile.seconds == profile.cycles / TARGET.clock_hz
+    assert profile.total_worker_cycles == 4 * compute
+
+
+def test_operations_are_grouped_by_line(trained):
+    profile = Profile(trained)
+    first, second, third = profile.operations()
+    assert [row.origin.line for row in (first, second, third)] == ["", "model.py:9 (loss)", "model.py:3 (forward)"]
+    assert second.cycles == 10 * (200 + SYNC) and second.phases == {"compute": 2000, "sync": 10 * SYNC}
+    assert (second.dominant, third.dominant, first.dominant) == ("compute", "sync", "host_exchange")
+    assert second.share == second.cycles / profile.cycles
+    assert sum(row.cycles for row in profile.operations()) == profile.cycles
+    assert profile.operations(2) == (first, second)
+    assert second.names == ("popops::Dear/compute",)
+
+
+def test_memory_of_code_and_vertices(trained):
+    memory = Profile(trained).memory
+    assert memory.by_category["vertexCode"].tolist() == [356] * 4
+    assert memory.by_category["vertexInstanceState"].tolist() == [24] * 4
+    assert memory.by_category["variable"].tolist() == [32] * 4
+
+
+def test_exchange_and_its_buffers():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    program = Sequence(*inputs(a), apply(graph, codelet("two tiles", 1), a, b, 2), output(b))
+    profile = Profile(compile(graph, program))
+    startup = TARGET.exchange_startup_cycles
+    # Tile 0 needs elements 0-7 and tile 1 needs 8-15: tiles 0 and 1 each receive 16 and 32 bytes, in 1 and 2 pieces.
+    copying = 16 // TARGET.memcpy_bytes_per_cycle + TARGET.copy_fragment_cycles
+    phases = profile.phase_cycles
+    assert phases["exchange"] == (max(8, 2 * 3) + startup) * 2 and phases["sync"] == 2 * SYNC
+    assert profile.memory.by_category["message"].tolist() == [16, 32, 0, 0]
+    assert profile.memory.by_category["outputEdge"].tolist() == [16, 32, 0, 0]
+    assert profile.memory.by_category["rearrangement"].sum() > 0
+    assert phases["compute"] >= 8 + copying
+
+
+def test_timings_name_the_passes(trained):
+    assert set(trained.timings) == {"verify", "cost", "memory", "clocks"}
+    assert all(seconds >= 0 for seconds in trained.timings.values())
+
+
+def test_compile_checks_the_program():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    with pytest.raises(VerifyError):
+        compile(graph, Sequence(Copy(a, b), output(b)))
+
+
+def test_graph_may_grow_after_compile(trained):
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    step = apply(graph, codelet("once", 3), a, b, 4)
+    executable = compile(graph, Sequence(*inputs(a), step, output(b)))
+    before = json.dumps([Profile(executable).graph(), Profile(executable).execution()])
+    graph.groups[step.compute_set].clear()
+    variables(graph, "more")
+    assert json.dumps([Profile(executable).graph(), Profile(executable).execution()]) == before
+
+
+def test_profiles_never_change(trained):
+    profile = Profile(trained)
+    texts = [profile.summary(), json.dumps(profile.graph()), json.dumps(profile.execution())]
+    assert [profile.summary(), json.dumps(profile.graph()), json.dumps(profile.execution())] == texts
+    with pytest.raises(FrozenInstanceError):
+        profile.recording = {}
+    for array in (profile.memory.tile_bytes, profile.timeline.clocks, *profile.memory.by_category.values()):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+# --- control that is data ---------------------------------------------------------------------------------------------
+
+
+def looping():
+    """A loop that runs while a flag is set, whose body takes either of two branches."""
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    flag = graph.add_variable((), BOOL, "flag", on_one_tile(1, 0))
+    read_flag = StreamIn(HostStream("flag", (), BOOL, resident=True), flag)
+    light = apply(graph, codelet("light", 1), a, b, 4)
+    heavy = apply(graph, codelet("heavy", 100), a, b, 4)
+    decide = If(flag, light, heavy, Origin("model.py:20 (pick)"))
+    loop = RepeatWhile(read_flag, flag, decide, Origin("model.py:18 (decode)"))
+    return graph, Sequence(*inputs(a), loop), loop, decide
+
+
+def test_static_profile_needs_a_trip_count():
+    graph, program, _, _ = looping()
+    profile = Profile(compile(graph, program))
+    with pytest.raises(ProfileError, match=r"model.py:18 \(decode\)"):
+        _ = profile.cycles
+    assert profile.memory.max_tile_bytes > 0
+    text = profile.summary()
+    assert "unknown: the trip count of loop 'model.py:18 (decode)' is data" in text and "Memory:" in text
+
+
+def test_trip_count_given():
+    graph, program, _, _ = looping()
+    executable = compile(graph, program, options=Options(trip_counts={"while[0]": 6}))
+    # Each test and each choice is agreed on in a sync; a static profile takes the heavy branch.
+    assert Profile(executable).cycles == SYNC + 6 * (SYNC + (400 + SYNC) + SYNC)
+
+
+def test_recorded_run():
+    graph, program, loop, decide = looping()
+    executable = compile(graph, program)
+    profile = Profile(executable, {loop: [3], decide: [1, 0, 1]})
+    assert profile.cycles == SYNC + 3 * 3 * SYNC + 2 * 4 + 400
+    decisions = next(row for row in profile.operations() if row.origin.line == "model.py:20 (pick)")
+    assert decisions.cycles == 3 * SYNC and decisions.names == ("decision",)
+    json.dumps(profile.execution())
+
+
+def test_trip_count_of_no_loop_is_refused():
+    graph, program, _, _ = looping()
+    with pytest.raises(ArgumentError, match=r"names no loop of this program: 'while\[1\]'") as error:
+        compile(graph, program, options=Options(trip_counts={"while[1]": 6}))
+    assert "while[0]" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("exact_splits", 1, "exact_splits is not a bool"),
+        ("allow_out_of_memory", "yes", "allow_out_of_memory is not a bool"),
+        ("trip_counts", [3], "trip_counts is not a mapping"),
+        ("trip_counts", {"while[0]": -1}, r"trip_counts\['while\[0\]'\] is no count"),
+        ("trip_counts", {"while[0]": 2.5}, "is no count"),
+        ("trip_counts", {"while[0]": True}, "is no count"),
+    ],
+)
+def test_options_refuse_nonsense(field, value, text):
+    with pytest.raises(ArgumentError, match=text):
+        Options(**{field: value})
+
+
+# --- fallbacks --------------------------------------------------------------------------------------------------------
+
+
+def fallback_program(size):
+    """One vertex on tile 2 that needs two variables of `size` floats, spread over all tiles."""
+    graph = Graph(TARGET.replace(bytes_per_tile=64 * 1024))
+    a, b = (graph.add_variable((size,), F32, name, grid((size,), (4,))) for name in "ab")
+    with graph.debug_origin(Origin("model.py:5 (sort)")):
+        compute_set = graph.add_compute_set("sort/fallback")
+    accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, b))
+    axis = Axis("i", np.array([0, size]), "literal")
+    graph.add_vertices(compute_set, VertexGroup(codelet("sort", 1), (axis,), accesses, np.array([2], np.int32)))
+    graph.fallbacks[compute_set] = "sort"
+    return graph, Sequence(*inputs(a), Execute(compute_set), output(b)), compute_set
+
+
+def test_fallback_is_listed_with_its_cost():
+    graph, program, _ = fallback_program(16)
+    profile = Profile(compile(graph, program))
+    (fallback,) = profile.fallbacks
+    assert (fallback.operation, fallback.name, fallback.borrowed_tiles) == ("sort", "sort/fallback", 1)
+    assert fallback.origin.line == "model.py:5 (sort)" and fallback.cycles >= 16
+    assert not profile.memory.borrowed and "sort (sort/fallback), model.py:5 (sort)" in profile.summary()
+
+
+def test_large_fallback_borrows_from_its_neighbours():
+    size = 8192  # 8 KiB of each variable on each tile
+    graph, program, _ = fallback_program(size)
+    profile = Profile(compile(graph, program))
+    # Received 24 KiB and 8 KiB copied for the operand, 24 KiB of results that leave; half tiles of 32 KiB.
+    buffers = 24 * 1024 + 8 * 1024 + 24 * 1024 + profile.memory.by_category["rearrangement"].sum()
+    (borrowed,) = profile.memory.borrowed
+    half = graph.target.bytes_per_tile // 2
+    assert borrowed.tile == 2 and borrowed.num_tiles == -(-borrowed.num_bytes // half) >= 2
+    layer = profile.memory.by_category["borrowed"]
+    assert layer.sum() == borrowed.num_bytes <= buffers + 8 * 1024
+    assert np.flatnonzero(layer).tolist() == sorted((2 + i) % 4 for i in range(borrowed.num_tiles))
+    assert layer.max() - layer[layer > 0].min() <= 1
+    assert not profile.memory.by_category["message"].any()
+    assert profile.fallbacks[0].borrowed_tiles == borrowed.num_tiles
+    assert f"memory of {borrowed.num_tiles} tiles" in profile.summary()
+
+
+# --- data and text ----------------------------------------------------------------------------------------------------
+
+
+def test_graph_profile_has_the_guides_sections(trained):
+    data = json.loads(json.dumps(Profile(trained).graph()))
+    assert data["target"]["numTiles"] == 4 and data["target"]["bytesPerTile"] == TARGET.bytes_per_tile
+    assert data["graph"] == {"numComputeSets": 2, "numEdges": 16, "numVars": 2, "numVertices": 8}
+    assert data["vertexTypes"] == {"names": ["popops::Cheap", "popops::Dear"], "sizes": [16, 8]}
+    sets = data["computeSets"]
+    assert sets["names"] == ["popops::Cheap/compute", "popops::Dear/compute"]
+    assert sets["vertexCounts"] == [[4], [4]] and sets["vertexTypes"] == [[0], [1]]
+    assert sets["cycleEstimates"]["cyclesByTile"] == [[12] * 4, [200] * 4]
+    assert sets["cycleEstimates"]["activeCyclesByVertexType"] == [[48, 0], [0, 800]]
+    assert data["hostExchanges"]["bytesReceivedByTile"] == [[16] * 4, [0] * 4]
+    assert data["hostExchanges"]["bytesSentByTile"] == [[0] * 4, [16] * 4]
+    assert data["memory"]["byTile"]["total"] == Profile(trained).memory.tile_bytes.tolist()
+    assert data["memory"]["byVertexType"]["codeBytes"] == [[256] * 4, [100] * 4]
+
+
+def test_programs_form_a_tree(trained):
+    data = Profile(trained).graph()
+    programs = data["programs"]
+    assert data["controlPrograms"] == [0]
+    seen, stack = [], [0]
+    while stack:
+        number = stack.pop()
+        seen.append(programs[number]["type"])
+        stack.extend(programs[number].get("children", []))
+    assert sorted(seen) == sorted(
+        ["Sequence", "StreamCopy", "Repeat", "Sequence", "OnTileExecute", "OnTileExecute", "StreamCopy"]
+    )
+    assert next(p for p in programs if p["type"] == "Repeat")["count"] == 10
+
+
+def test_functions_are_listed_once():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    function = Function(Sequence(apply(graph, codelet("step", 2), a, b, 4), Copy(b, a)), "layer")
+    profile = Profile(compile(graph, Sequence(*inputs(a), Call(function), Repeat(2, Call(function)), output(a))))
+    data = profile.graph()
+    (body,) = data["functionPrograms"]
+    calls = [p for p in data["programs"] if p["type"] == "Call"]
+    assert [p["target"] for p in calls] == [0, 0] and data["programs"][body]["type"] == "Sequence"
+    steps = profile.execution()["simulation"]["steps"]
+    assert {s["repeats"] for s in steps if s["type"] == "OnTileExecute"} == {3}
+
+
+def test_execution_profile_adds_up(trained):
+    profile = Profile(trained)
+    data = json.loads(json.dumps(profile.execution()))
+    simulation, programs = data["simulation"], profile.graph()["programs"]
+    assert data["profilerMode"] == "IPU_MODEL" and simulation["cycles"] == profile.cycles
+    steps = [step for step in simulation["steps"] if step["type"] != "Sync"]
+    assert [step["program"] for step in steps] == data["programTrace"]
+    assert all(programs[step["program"]]["type"] == step["type"] for step in steps)
+    assert steps[-1]["cyclesTo"] == profile.cycles
+    first = next(step for step in steps if step["type"] == "OnTileExecute")
+    assert (first["cyclesFrom"], first["cyclesTo"], first["repeats"]) == (SYNC, SYNC + 12, 10)
+    assert first["tileBalance"] == 1.0 and first["activeTiles"] == 4
+    assert simulation["tileCycles"]["compute"] == 4 * profile.phase_cycles["compute"]
+    assert simulation["tileCycles"]["activeCompute"] == profile.total_worker_cycles
+    assert simulation["tileCycles"]["sync"] == 4 * profile.phase_cycles["sync"]
+    assert sum(step["type"] == "Sync" for step in simulation["steps"]) == 2
+
+
+def test_execution_profile_of_exchanges():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    program = Sequence(*inputs(a), apply(graph, codelet("two tiles", 1), a, b, 2), output(b))
+    profile = Profile(compile(graph, program))
+    steps = profile.execution()["simulation"]["steps"]
+    assert [s["type"] for s in steps] == [
+        *["StreamCopy", "Sync", "DoExchange", "OnTileExecute", "Sync", "DoExchange", "StreamCopy"]
+    ]
+    before, after = (s for s in steps if s["type"] == "DoExchange")
+    exchanges = profile.graph()["exchanges"]
+    assert exchanges["bytesReceivedByTile"][before["exchange"]] == [16, 32, 0, 0]
+    assert exchanges["bytesSentByTile"][after["exchange"]] == [16, 32, 0, 0]
+    assert before["totalData"] == 96
+    ends = [s["cyclesTo"] for s in steps if s["type"] != "Sync"]
+    assert ends == sorted(ends) and ends[-1] == profile.cycles
+    assert after["cyclesTo"] + steps[-1]["cycles"] == profile.cycles
+
+
+def test_summary_says_where_time_and_memory_go(trained):
+    text = Profile(trained).summary()
+    profile = Profile(trained)
+    for phrase in (
+        f"{profile.cycles:,}",
+        "Compute:",
+        "Host exchange:",
+        "Fullest tile:",
+        "Mean:",
+        "Free on it:",
+        "Tile balance:     100%",
+        "model.py:9 (loss)  [popops::Dear/compute]",
+        "Variable(a: float32[16])",
+    ):
+        assert phrase in text, phrase
+    assert text.index("model.py:9") < text.index("model.py:3")
+
+
+def test_two_ipus_add_up():
+    graph = Graph(TARGET.replace(num_ipus=2))
+    a = graph.add_variable((SIZE,), F32, "a", grid((SIZE,), (4,)))
+    b, c = (graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,), 4)) for name in "bc")
+    code = codelet("second", 500)
+    compute_set = graph.add_compute_set("second")
+    cuts = grid((SIZE,), (4,)).cuts[0]
+    accesses = tuple(Access(tensor, (element(0),)) for tensor in (b, c))
+    graph.add_vertices(compute_set, VertexGroup(code, (Axis("i", cuts),), accesses, np.arange(4, 8, dtype=np.int32)))
+    program = Sequence(*inputs(a), Repeat(5, Sequence(Copy(a, b), Execute(compute_set))), output(c))
+    profile = Profile(compile(graph, program))
+    assert profile.timeline.critical_ipu == 1
+    for ipu in (0, 1):
+        assert sum(profile.timeline.phase_cycles(ipu).values()) == profile.timeline.clocks[ipu]
+    assert profile.timeline.phase_cycles(0)["idle"] == 4 * (2000 + SYNC)
+    steps = profile.execution()["simulation"]["steps"]
+    assert [s["syncType"] for s in steps if s["type"] == "Sync"] == ["External", "Internal"]
+    assert profile.graph()["externalExchanges"]["bytesSentByTile"] == [[16] * 4 + [0] * 4]
+    assert "Critical IPU:" in profile.summary()
