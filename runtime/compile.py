@@ -29,7 +29,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
 from ipujax.runtime.program import ComputeSet, Copy, Execute, HostStream, Program, StreamIn, StreamOut
-from ipujax.runtime.steps import Leaf, leaves, while_names
+from ipujax.runtime.steps import Leaf, joining_streams, leaves, while_names
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import Recording, Timeline, timeline
 from ipujax.runtime.transfer_cost import CopyCost, StreamCost, copy_cost, stream_cost
@@ -128,6 +128,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
     """What one run of each leaf of a program costs; a compute set that is executed in several places is costed once."""
     known: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
+    joining = joining_streams(program)
     for leaf in leaves(program):
         match leaf:
             case Execute(compute_set):
@@ -137,7 +138,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
             case Copy():
                 costs[leaf] = copy_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
-                costs[leaf] = stream_cost(graph, stream, tensor)
+                costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
     return costs
 
 

@@ -6,8 +6,12 @@ compute set are disjoint (the verifier sees to that), so counting elements tells
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
+
+import numpy as np
 
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import (
@@ -60,6 +64,18 @@ class Effects:
         return Effects(self.reads, self.writes, frozenset())
 
 
+def _in_order(parts: Iterable[Effects]) -> Effects:
+    """The effects of programs one after the other; as `then` again and again, in time linear in their number."""
+    reads: set[Variable] = set()
+    writes: set[Variable] = set()
+    kills: set[Variable] = set()
+    for part in parts:
+        reads |= part.reads - kills
+        writes |= part.writes
+        kills |= part.kills - reads
+    return Effects(frozenset(reads), frozenset(writes), frozenset(kills))
+
+
 def _of_leaf(reads: list[Tensor], writes: list[tuple[Tensor, int]]) -> Effects:
     read = frozenset(v for tensor in reads for v in tensor.variables())
     counts: dict[Variable, int] = {}
@@ -73,10 +89,25 @@ def _of_leaf(reads: list[Tensor], writes: list[tuple[Tensor, int]]) -> Effects:
 
 def written_elements(group: VertexGroup, field: int) -> int:
     """Number of elements the vertices of a group write through field number `field`."""
+    lengths = [dim.length for dim in extents(group, group.accesses[field])]
+    if group.tile.size and group.tile.min() >= 0:
+        return _grid_sum(lengths, group.grid)
     total = (group.tile >= 0).astype(int)
-    for dim in extents(group, group.accesses[field]):
-        total = total * dim.length
+    for length in lengths:
+        total = total * length
     return int(total.sum())
+
+
+def _grid_sum(factors: list[np.ndarray], grid: tuple[int, ...]) -> int:
+    """The sum over a grid of a product of factors, without making the grid where each factor varies along one axis."""
+    along = [[axis for axis, n in enumerate(factor.shape) if n > 1] for factor in factors]
+    used = [axis for axes in along for axis in axes]
+    if len(set(used)) != len(used):
+        product = np.ones((1,) * len(grid), np.int64)
+        for factor in factors:
+            product = product * factor
+        factors, used = [product], [axis for axis, n in enumerate(product.shape) if n > 1]
+    return prod(int(factor.sum()) for factor in factors) * prod(n for axis, n in enumerate(grid) if axis not in used)
 
 
 def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, int]]]:
@@ -136,5 +167,5 @@ class EffectsOf:
             case Call(function):
                 return self(function.body)
             case ProgramSequence():
-                return reduce(Effects.then, map(self, program.children()), Effects())
+                return _in_order(map(self, program.children()))
         raise AssertionError(f"unknown program node {program!r}")

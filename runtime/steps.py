@@ -7,8 +7,9 @@ control.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
-from ipujax.runtime.program import Copy, Execute, Program, RepeatWhile, StreamIn, StreamOut
+from ipujax.runtime.program import Copy, Execute, Program, RepeatWhile, Sequence, StreamIn, StreamOut, WriteUndef
 from ipujax.runtime.variable import Origin
 
 Leaf = Execute | Copy | StreamIn | StreamOut
@@ -53,6 +54,24 @@ def distinct(program: Program) -> Iterator[Program]:
 def leaves(program: Program) -> Iterator[Leaf]:
     """Every leaf once, in program order of its first appearance."""
     return (node for node in distinct(program) if isinstance(node, Leaf))
+
+
+def joining_streams(program: Program) -> frozenset[Leaf]:
+    """Transfers that directly follow another in the same direction: Poplar merges them into one host exchange."""
+    joining: set[Leaf] = set()
+    for node in distinct(program):
+        if isinstance(node, Sequence):
+            moving = [child for child in node.children() if not _is_free(child)]
+            for before, child in pairwise(moving):
+                if isinstance(child, (StreamIn, StreamOut)) and type(before) is type(child):
+                    joining.add(child)
+    return frozenset(joining)
+
+
+def _is_free(node: Program) -> bool:
+    """Whether a node takes no time: a stream of what stays on the device, or `WriteUndef`."""
+    is_resident = isinstance(node, (StreamIn, StreamOut)) and node.stream.resident
+    return is_resident or isinstance(node, WriteUndef)
 
 
 def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:

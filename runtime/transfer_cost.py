@@ -86,15 +86,22 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied), flows, link_cycles(flows, target))
 
 
-def stream_cost(graph: Graph, stream: HostStream, tensor: Tensor) -> StreamCost:
+def stream_cost(graph: Graph, stream: HostStream, tensor: Tensor, *, joins: bool = False) -> StreamCost:
     """What one transfer between the host and a tensor costs, in either direction.
 
-    Every IPU has its own link to the host and pays the latency once.
+    Every IPU has its own link to the host and pays the latency once a host exchange.
+
+    Args:
+        graph: holds the tile mappings.
+        stream: the host's side.
+        tensor: the device's side.
+        joins: whether it is part of the host exchange of the transfer before it, see `steps.joining_streams`.
     """
     target = graph.target
     tile_bytes = tensor_tile_bytes(graph, tensor)
     per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
-    seconds = target.host_latency_seconds + per_ipu / target.host_bytes_per_second
+    latency_seconds = 0.0 if joins else target.host_latency_seconds
+    seconds = latency_seconds + per_ipu / target.host_bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
     return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident))

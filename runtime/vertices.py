@@ -148,6 +148,9 @@ class Extent:
 def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
     """The blocks of dimension `number` of `access`, for all vertices of `group`."""
     dim, size = access.dims[number], access.tensor.shape[number]
+    plain = _whole_axis(group, dim, size)
+    if plain is not None:
+        return plain
     low = np.full((1,) * len(group.axes), dim.offset, np.int64)
     high = low
     for term in dim.terms:
@@ -166,6 +169,22 @@ def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
     pad_low = np.where(empty, high - low + 1, start * dim.divisor - low)
     pad_high = np.where(empty, 0, high - (stop - 1) * dim.divisor)
     return Extent(start, stop - start, pad_low, pad_high)
+
+
+_NO_FILL = np.zeros((), np.int64)
+
+
+def _whole_axis(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
+    """The blocks of a dimension that is just one axis, which most are: its cuts, without fill."""
+    if len(dim.terms) != 1 or dim.offset or dim.divisor != 1:
+        return None
+    (term,) = dim.terms
+    axis = group.axes[term.axis]
+    if term.unit == "block" or term.coeff != 1 or axis.extent != size:
+        return None
+    shape = [-1 if a == term.axis else 1 for a in range(len(group.axes))]
+    fill = _NO_FILL.reshape([1] * len(group.axes))
+    return Extent(axis.cuts[:-1].reshape(shape), np.diff(axis.cuts).reshape(shape), fill, fill)
 
 
 def extents(group: VertexGroup, access: Access) -> tuple[Extent, ...]:

@@ -9,8 +9,24 @@ from hypothesis import strategies as st
 
 from ipujax.runtime import maxplus
 from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
+from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.program import Call, ComputeSet, Execute, Function, If, Repeat, RepeatWhile, Sequence, Switch
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import linear
+from ipujax.runtime.presets import preset
+from ipujax.runtime.program import (
+    Call,
+    ComputeSet,
+    Execute,
+    Function,
+    HostStream,
+    If,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    Switch,
+)
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.timeline import timeline
 from ipujax.runtime.variable import Origin, Variable
@@ -328,3 +344,15 @@ def test_phases_are_kept_apart():
     node = leaf()
     found = run(node, {node: ClockStep(work(compute=(1, 0, 0), exchange=(20, 0, 0), sync=(300, 0, 0)), (0,))})
     assert found.work[0, [COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, SYNC]].tolist() == [1, 20, 0, 300]
+
+
+def test_transfers_that_follow_each_other_pay_one_latency() -> None:
+    target = preset("mk2").replace(tiles_per_ipu=4)
+    graph = Graph(target)
+    streams = [HostStream(f"s{n}", (1000,), np.dtype(np.float32)) for n in range(3)]
+    tensors = [graph.add_variable((1000,), np.dtype(np.float32), mapping=linear(1000, 4, 4)) for _ in streams]
+    ins = [StreamIn(s, t) for s, t in zip(streams, tensors, strict=True)]
+    together = compile(graph, Sequence(*ins)).static_timeline.cycles
+    apart = sum(compile(graph, Sequence(step)).static_timeline.cycles for step in ins)
+    latency = target.host_latency_seconds * target.clock_hz
+    assert apart - together == pytest.approx(2 * latency, abs=3)
