@@ -61,6 +61,20 @@ def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], 
     return jax.jit(fun, static_argnums=tuple(static_argnums)).trace(*args, **kwargs)
 
 
+def argument_names(jaxpr: ClosedJaxpr) -> list[str]:
+    """A name for each input, as the user would write it: `params['w']`; `arg3` where JAX does not know."""
+    names = jaxpr.jaxpr.debug_info.arg_names or ()
+    known = dict(enumerate(names))
+    return [known.get(n) or f"arg{n}" for n in range(len(jaxpr.in_avals))]
+
+
+def with_weak_type(x: jax.Array, weak_type: bool) -> jax.Array:
+    """The same array, weakly typed or not: whether it gives way to the other operand's dtype in type promotion."""
+    if bool(getattr(jax.typeof(x), "weak_type", False)) == weak_type:
+        return x
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=weak_type, sharding=None)
+
+
 def source_line(eqn: JaxprEqn) -> str:
     """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know.
 
@@ -68,7 +82,8 @@ def source_line(eqn: JaxprEqn) -> str:
     it; in a stack of installed packages only, the innermost that is not JAX's.
     """
     traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback else ():
+    frames: Sequence[Any] = traceback.frames if traceback else ()
+    for frame in frames:
         if not frame.file_name.startswith(_INSTALLED):
             return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
     summary = source_info_util.summarize(eqn.source_info)

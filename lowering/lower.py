@@ -163,13 +163,15 @@ class _Lowering:
         results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         for result, var in zip(results, eqn.outvars, strict=True):
-            assert (result.shape, result.dtype) == (var.aval.shape, var.aval.dtype), f"{context.name}: {result} {var.aval}"
+            aval: Any = var.aval
+            assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
         return results
 
     def _read(self, env: dict[Var, Tensor], atom: Atom) -> Tensor:
         if not isinstance(atom, Literal):
             return env[atom]
-        value = np.asarray(atom.val, atom.aval.dtype)
+        aval: Any = atom.aval
+        value = np.asarray(atom.val, aval.dtype)
         key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
         if key is None:
             return self._graph.add_constant(value, "literal")

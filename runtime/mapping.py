@@ -24,7 +24,7 @@ VECTOR_BYTES = 8  # data path width of a tile; one grain is one vector
 
 def frozen(values: object, dtype: type) -> np.ndarray:
     """Returns a read-only array."""
-    array = np.array(values, dtype=dtype)
+    array: np.ndarray = np.array(values, dtype=dtype)
     array.setflags(write=False)
     return array
 

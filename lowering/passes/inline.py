@@ -86,8 +86,9 @@ class _Inliner:
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
-            env[var] = new_var(var.aval)
-            self._constvars.append(env[var])
+            constant = new_var(var.aval)
+            env[var] = constant
+            self._constvars.append(constant)
             self._consts.append(value)
         return self._copy(callee.jaxpr, env, caller, fresh=True)
 

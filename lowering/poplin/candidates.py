@@ -1,8 +1,8 @@
 """The candidate plans of one kind of vertex, costed as arrays.
 
-Each candidate has a lower bound that is cheap: exchange, reduction, and its multiply-adds at the peak rate. The full formula
-is computed for those of least bound first, then only for those whose bound is below the best found, so that the choice is
-the same as if all were costed.
+Each candidate has a lower bound that is cheap: exchange, reduction, and its multiply-adds at the peak rate. The full
+formula is computed for those of least bound first, then only for those whose bound is below the best found, so that the
+choice is the same as if all were costed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ipujax.lowering.poplin.vertex_kinds import (
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
-# Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid of candidates small.
+# Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid small.
 _CANDIDATES = {1: 256, 2: 128, 3: 48, 4: 20, 5: 11, 6: 8, 7: 7}
 _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
@@ -70,7 +70,7 @@ class Candidates:
     @cached_property
     def slots(self) -> np.ndarray:
         """Partial results of each output element."""
-        return np.asarray(product(self.splits[[3, *range(4 + len(self.spec.in_field), len(self.splits))]]))
+        return np.asarray(product(list(self.splits[[3, *range(4 + len(self.spec.in_field), len(self.splits))]])))
 
     @cached_property
     def exchange_cycles(self) -> np.ndarray:

@@ -27,7 +27,7 @@ _STATE_BYTES = 48
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which dimension of an operand holds what, as positions in the operand the codelet sees; −1 where there is none."""
+    """Which dimension of an operand, as the codelet sees it, holds what; −1 where there is none."""
 
     batch: int
     group: int

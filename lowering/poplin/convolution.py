@@ -1,8 +1,9 @@
 """Convolution over tiles, with strides, padding, both dilations and groups, in any layout of its operands.
 
-Operands keep the dimension order of the user, so that computed unsplit a convolution is the one `jax.jit` runs. Groups, of
-features or of the batch, become a dimension of their own by a view. Each vertex convolves a block: outputs by batch, group,
-channel and field, reduced dimensions by channel and kernel; padding and dilation are indices of the input that read zero.
+Operands keep the dimension order of the user, so that computed unsplit a convolution is the one `jax.jit` runs.
+Groups, of features or of the batch, become a dimension of their own by a view. Each vertex convolves a block: outputs
+by batch, group, channel and field, reduced dimensions by channel and kernel; padding and dilation are indices of the
+input that read zero. Padding may be negative, which XLA's own CPU convolution reads out of bounds for.
 """
 
 from __future__ import annotations
@@ -16,17 +17,15 @@ from jax import lax
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
-from ipujax.lowering.poplin.plan import BATCH, Plan, plan_convolution
+from ipujax.lowering.poplin.plan import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Plan, plan_convolution
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Execute, Sequence as ProgramSequence
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
-
-# Axes of the grid of vertices, in the order of `Dims`; then the field, then the kernel.
-_BATCH, _GROUP, _OUT, _IN, _FIELD = range(5)
 
 
 def convolution(
@@ -72,40 +71,66 @@ def convolution(
         A new tensor with dimensions as `out_spec` says.
 
     Raises:
-        GraphError: if both kinds of groups are asked for, or they do not divide the operands.
+        GraphError: if both kinds of groups are asked for, do not divide the operands, or channels do not match.
     """
-    out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
-    groups, in_batch = max(feature_group_count, batch_group_count), batch_group_count > 1
-    lhs = _layout(dimension_numbers.lhs_spec, groups, divides_batch=in_batch)
-    rhs = _layout(dimension_numbers.rhs_spec, groups, divides_batch=True)
-    out = _layout(dimension_numbers.out_spec, groups, divides_batch=False)
     if min(feature_group_count, batch_group_count) > 1:
         raise GraphError(f"{name}: feature groups and batch groups exclude each other", where=graph.origin)
-    x, w = (_split_groups(graph, t, layout, groups, name) for t, layout in ((x, lhs), (w, rhs)))
-    in_field, kernel = tuple(x.shape[d] for d in lhs.field), tuple(w.shape[d] for d in rhs.field)
-    windows = [
-        Window(*row) for row in zip(in_field, kernel, padding, window_strides, lhs_dilation, rhs_dilation, strict=True)
-    ]
-    field = tuple(window.outputs for window in windows)
-    extents = Dims(x.shape[lhs.batch], groups, w.shape[rhs.batch], x.shape[lhs.channel], field, kernel)
+    out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
+    groups = max(feature_group_count, batch_group_count)
+    params = _params(dimension_numbers, groups, batch_group_count > 1, precision)
+    x, w = _split_groups(graph, x, params.lhs, groups, name), _split_groups(graph, w, params.rhs, groups, name)
+    windows = _windows(x, w, params, padding, window_strides, lhs_dilation, rhs_dilation)
+    extents = _extents(graph, x, w, params, windows, groups, name)
     out_shape = _shape_of(dimension_numbers.out_spec, extents)
-    if 0 in (*extents, *in_field):
+    if 0 in (*extents, *(window.size for window in windows)):
         return zeros(graph, out_shape, out_dtype, name)
-    x, windows = _used_only(x, lhs, windows)
+    x, windows = _used_only(x, params.lhs, windows)
     spec = _spec(extents, windows, x.dtype, w.dtype, out_dtype, partials_dtype)
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
-    params = ConvParams(dimension_numbers, lhs, rhs, out, in_batch, precision)
     _map_operands(graph, x, w, plan, params)
+    return _in_steps(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
+
+
+def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:
+    lhs = _layout(numbers.lhs_spec, groups, divides_batch=groups_in_batch)
+    rhs = _layout(numbers.rhs_spec, groups, divides_batch=True)
+    out = _layout(numbers.out_spec, groups, divides_batch=False)
+    return ConvParams(numbers, lhs, rhs, out, groups_in_batch, precision)
+
+
+def _extents(
+    graph: Graph, x: Tensor, w: Tensor, params: ConvParams, windows: Sequence[Window], groups: int, name: str
+) -> Dims[int]:
+    lhs, rhs = params.lhs, params.rhs
+    batch, channels = x.shape[lhs.batch], x.shape[lhs.channel]
+    if channels != w.shape[rhs.channel]:
+        got = w.shape[rhs.channel]
+        raise GraphError(f"{name}: input channels of the weights", where=graph.origin, expected=channels, got=got)
+    field, kernel = tuple(window.outputs for window in windows), tuple(window.kernel for window in windows)
+    return Dims(batch, groups, w.shape[rhs.batch], channels, field, kernel)
+
+
+def _in_steps(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    plan: Plan,
+    params: ConvParams,
+    windows: Sequence[Window],
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds all steps of a plan and joins their results, in the layout `params.out`."""
     if plan.steps == 1:
-        return _step(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
+        return _step(graph, x, w, plan, params, windows, prog, name)
     over_batch = plan.step_axis == BATCH
-    inputs = parts(x, lhs.batch, plan.steps) if over_batch else [x] * plan.steps
-    weights = [w] * plan.steps if over_batch else parts(w, rhs.batch, plan.steps)
+    inputs = parts(x, params.lhs.batch, plan.steps) if over_batch else [x] * plan.steps
+    weights = [w] * plan.steps if over_batch else parts(w, params.rhs.batch, plan.steps)
     results = [
         _step(graph, one, weight, plan, params, windows, prog, f"{name}/step{number}")
         for number, (one, weight) in enumerate(zip(inputs, weights, strict=True))
     ]
-    return joined(graph, results, out.batch if over_batch else out.channel, prog, name).reshape(out_shape)
+    return joined(graph, results, params.out.batch if over_batch else params.out.channel, prog, name)
 
 
 def _step(
@@ -143,6 +168,13 @@ def _split_groups(graph: Graph, tensor: Tensor, layout: Layout, groups: int, nam
     return tensor.reshape((*shape[:at], groups, shape[at] // groups, *shape[at + 1 :]))
 
 
+def _windows(
+    x: Tensor, w: Tensor, params: ConvParams, padding: Sequence[tuple[int, int]], *geometry: Sequence[int]
+) -> list[Window]:
+    sizes, kernel = [x.shape[d] for d in params.lhs.field], [w.shape[d] for d in params.rhs.field]
+    return [Window(*row) for row in zip(sizes, kernel, padding, *geometry, strict=True)]
+
+
 def _used_only(x: Tensor, layout: Layout, windows: Sequence[Window]) -> tuple[Tensor, list[Window]]:
     """A view of the activations without the elements that strides and dilations step over, and its windows."""
     starts, strides, left = [0] * x.ndim, [1] * x.ndim, []
@@ -168,7 +200,7 @@ def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> 
     """The axis of the grid that each dimension of an operand follows."""
     rows = {layout.batch: batch, layout.channel: channel, **dict(zip(layout.field, field, strict=True))}
     if layout.group >= 0:
-        rows[layout.group] = _GROUP
+        rows[layout.group] = GROUPS
     return [rows[position] for position in sorted(rows)]
 
 
@@ -183,10 +215,10 @@ def _add_vertices(
     name: str,
 ) -> Tensor:
     """Adds the compute set of the blocks; returns the result, or its partials with a leading slot dimension."""
-    spec, cuts, tile, rank = plan.spec, list(plan.cuts()), plan.tiles(), len(plan.spec.in_field)
-    field, kernel = range(_FIELD, _FIELD + rank), range(_FIELD + rank, _FIELD + 2 * rank)
-    kept = _axis_of(params.out, _BATCH, _OUT, field)
-    out, slot = result_variable(graph, plan, kept, (_IN, *kernel), cuts, tile, name)
+    spec, grid, rank = plan.spec, plan.grid(), len(plan.spec.in_field)
+    field, kernel = range(FIELD, FIELD + rank), range(FIELD + rank, FIELD + 2 * rank)
+    kept, reduced = _axis_of(params.out, BATCH, OUT_CHANNELS, field), (IN_CHANNELS, *kernel)
+    out, slot = result_variable(graph, plan, grid, tuple(kept), reduced, name)
     window = {
         position: Dim(
             (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
@@ -195,22 +227,21 @@ def _add_vertices(
         )
         for d, position in enumerate(params.lhs.field)
     }
-    x_axes = _axis_of(params.lhs, _BATCH, _IN, field)
+    x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)
     accesses = (
         Access(x, tuple(window.get(position, element(axis)) for position, axis in enumerate(x_axes)), fill=0),
-        Access(w, tuple(map(element, _axis_of(params.rhs, _OUT, _IN, kernel)))),
+        Access(w, tuple(map(element, _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)))),
         Access(out, (*slot, *map(element, kept))),
     )
     titles = ("batch", "group", "out_channel", "in_channel", *(f"field{d}" for d in range(rank)))
     titles = (*titles, *(f"kernel{d}" for d in range(rank)))
-    reduced = (_IN, *kernel)
     axes = tuple(
         Axis(title, cut, "reduce" if number in reduced else "map")
-        for number, (title, cut) in enumerate(zip(titles, cuts, strict=True))
+        for number, (title, cut) in enumerate(zip(titles, grid.cuts, strict=True))
     )
     codelet = convolution_codelet(plan.kind, spec.code, out.dtype, params)
     compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))
     return out
 
@@ -218,13 +249,13 @@ def _add_vertices(
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps operands that have no mapping: weights where they are used, activations where most of their use is."""
     rank = len(plan.spec.in_field)
-    cuts, tile = repeated(list(plan.cuts()), plan.tiles(), plan.step_axis, plan.steps)
-    kernel = range(_FIELD + rank, _FIELD + 2 * rank)
-    w_axes = _axis_of(params.rhs, _OUT, _IN, kernel)
+    cuts, tile = repeated(plan.grid(), plan.step_axis, plan.steps)
+    kernel = range(FIELD + rank, FIELD + 2 * rank)
+    w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
     map_operand(graph, w, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
-    field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(_FIELD, _FIELD + rank)]
-    x_axes = _axis_of(params.lhs, _BATCH, _IN, field)
+    field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
+    x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)
     for axis, size in zip(field, plan.spec.in_field, strict=True):
         cuts[axis], kept = _scaled(cuts[axis], size)
         tile = tile.take(kept, axis)

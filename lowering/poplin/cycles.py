@@ -5,8 +5,8 @@ A tile issues one instruction a cycle, to its workers in turn, so a vertex costs
 pass, `workers` times those of its slowest worker.
 
 Source: poplibs `lib/poplin/PerformanceEstimation.hpp` (reference machine.md A4, 1.2); the AMP 1x1 formula is checked
-against 128 measurements on Bow (reference B1). Limits: grain effects of the last block are charged in full, regions that
-a real vertex would walk as a list are one region, and figures marked `assumed` have no public source.
+against 128 measurements on Bow (reference B1). Limits: grain effects of the last block are charged in full, regions
+that a real vertex would walk as a list are one region, and figures marked `assumed` have no public source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ipujax.runtime.target import Target
 Precision = Literal["half", "float"]
 Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
 
-# A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1, weights per conv unit).
+# A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1).
 _CHAIN_BYTES = 32
 _WIDTH_BYTES = {"half": 2, "float": 4}
 

@@ -1,11 +1,13 @@
 """Matrix multiplication over tiles: [G, M, K] by [G, K, N].
 
-The plan cuts all four dimensions; each vertex multiplies a block. When K is cut, vertices write partial results, which are
-then combined by `popops.reduce_partials`. Operands that have no tile mapping yet are put where they are used.
+The plan cuts all four dimensions; each vertex multiplies a block. When K is cut, vertices write partial results,
+which are then combined by `popops.reduce_partials`. Operands that have no tile mapping yet are put where they are
+used. What does not fit at once is done in several steps, along M or N.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ import numpy as np
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import OUT_CHANNELS, Plan, plan_matmul
+from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, plan_matmul
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Execute, Sequence as ProgramSequence
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
@@ -73,11 +76,17 @@ def matmul(
         partials_dtype=partials_dtype,
         available_memory_proportion=available_memory_proportion,
     )
-    cuts, tile = _grid(plan)
+    return _in_steps(graph, a, b, plan, precision, prog, name)
+
+
+def _in_steps(
+    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Maps the operands and adds all steps of a plan."""
     step_axis = _N if plan.step_axis == OUT_CHANNELS else _M
-    whole_cuts, whole_tile = repeated(cuts, tile, step_axis, plan.steps)
-    map_operand(graph, a, [whole_cuts[axis] for axis in (_G, _M, _K)], whole_tile)
-    map_operand(graph, b, [whole_cuts[axis] for axis in (_G, _K, _N)], np.transpose(whole_tile, (_G, _K, _N, _M)))
+    cuts, tile = repeated(_grid(plan), step_axis, plan.steps)
+    map_operand(graph, a, [cuts[axis] for axis in (_G, _M, _K)], tile)
+    map_operand(graph, b, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)))
     if plan.steps == 1:
         return _step(graph, a, b, plan, precision, prog, name)
     rows = parts(a, 1, plan.steps) if step_axis == _M else [a] * plan.steps
@@ -89,27 +98,28 @@ def matmul(
     return joined(graph, results, 1 if step_axis == _M else 2, prog, name)
 
 
-def _step(
-    graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
-) -> Tensor:
+def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
     out = _add_products(graph, a, b, plan, precision, prog, name)
     return combine(graph, out, plan.spec.out_dtype, prog, name) if plan.slots > 1 else out
 
 
-def _grid(plan: Plan) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Boundaries along G, M, K, N and the tile of each block."""
-    cuts = plan.cuts()
-    tile = np.transpose(plan.tiles(), (1, 4, 3, 2, 0, 5))[..., 0, 0]
-    return (cuts.groups, cuts.field[0], cuts.in_channels, cuts.out_channels), tile
+@lru_cache(maxsize=4096)
+def _grid(plan: Plan) -> Grid:
+    """The blocks along G, M, K, N."""
+    grid, axes = plan.grid(), (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)
+    rest = [axis for axis in range(grid.tile.ndim) if axis not in axes]
+    tile = np.transpose(grid.tile, (*axes, *rest))[..., 0, 0]
+    return Grid(tuple(grid.cuts[axis] for axis in axes), tile)
 
 
 def _add_products(
     graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
 ) -> Tensor:
     """Adds the compute set of the products; returns the result, or its partials [slots, G, M, N]."""
-    cuts, tile = _grid(plan)
-    out, slot = result_variable(graph, plan, (_G, _M, _N), (_K,), cuts, tile, name)
+    grid = _grid(plan)
+    cuts = grid.cuts
+    out, slot = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), name)
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),
@@ -118,6 +128,6 @@ def _add_products(
     )
     codelet = matmul_codelet(plan.kind, plan.spec.code, out.dtype, precision)
     compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))
     return out

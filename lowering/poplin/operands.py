@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.poplin.partials import monoid_of
-from ipujax.lowering.poplin.plan import Plan
+from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, even_cuts, frozen
@@ -69,53 +70,49 @@ def _spread(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def result_variable(
-    graph: Graph,
-    plan: Plan,
-    kept: Sequence[int],
-    reduced: Sequence[int],
-    cuts: Sequence[np.ndarray],
-    tile: np.ndarray,
-    name: str,
+    graph: Graph, plan: Plan, grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], name: str
 ) -> tuple[Tensor, tuple[Dim, ...]]:
     """Adds the variable vertices write: the result, or partial results with one slot for each block of `reduced`.
 
     Args:
         graph: graph to add to.
         plan: dtypes and whether there are partial results.
+        grid: the blocks.
         kept: axes of the result's dimensions.
         reduced: axes that are summed over.
-        cuts: boundaries of all axes.
-        tile: tile of each block.
         name: debug name.
 
     Returns:
         The tensor, and the index of its slot dimension: none, or one `Dim`.
     """
-    shape = [int(cuts[axis][-1]) for axis in kept]
-    kept_cuts = [cuts[axis] for axis in kept]
-    uncut = [axis for axis in range(tile.ndim) if axis not in (*reduced, *kept)]
-    boxes = np.transpose(tile, (*reduced, *kept, *uncut)).reshape(plan.slots, *(len(c) - 1 for c in kept_cuts))
-    if plan.slots == 1:
-        mapping = Blocked(tuple(kept_cuts), frozen(boxes[0], np.int32))
-        return graph.add_variable(shape, plan.spec.out_dtype, name, mapping), ()
-    dtype, slots = plan.spec.partials_dtype, plan.slots
-    mapping = Blocked((even_cuts(slots, slots), *kept_cuts), frozen(boxes, np.int32))
-    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid_of(dtype))
+    mapping, slots, dtype = _result_mapping(grid, kept, reduced), plan.slots, plan.spec.partials_dtype
+    if slots == 1:
+        return graph.add_variable(mapping.shape, plan.spec.out_dtype, name, mapping), ()
+    out = graph.add_variable(mapping.shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
     terms, weight = [], slots
     for axis in reduced:
-        weight //= len(cuts[axis]) - 1
-        if len(cuts[axis]) > 2:
+        weight //= grid.tile.shape[axis]
+        if grid.tile.shape[axis] > 1:
             terms.append(Term(axis, weight, "block"))
     return out, (Dim(tuple(terms)),)
 
 
-def repeated(
-    cuts: Sequence[np.ndarray], tile: np.ndarray, axis: int, steps: int
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """The grid of several equal steps along one axis: the same tiles again and again."""
-    extent, whole = cuts[axis][-1], list(cuts)
-    whole[axis] = np.append((cuts[axis][:-1] + extent * np.arange(steps)[:, None]).ravel(), extent * steps)
-    return whole, np.concatenate([tile] * steps, axis)
+@lru_cache(maxsize=4096)
+def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...]) -> Blocked:
+    cuts = tuple(grid.cuts[axis] for axis in kept)
+    uncut = [axis for axis in range(grid.tile.ndim) if axis not in (*reduced, *kept)]
+    boxes = np.transpose(grid.tile, (*reduced, *kept, *uncut)).reshape(-1, *(len(c) - 1 for c in cuts))
+    slots = len(boxes)
+    if slots == 1:
+        return Blocked(cuts, frozen(boxes[0], np.int32))
+    return Blocked((even_cuts(slots, slots), *cuts), frozen(boxes, np.int32))
+
+
+def repeated(grid: Grid, axis: int, steps: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Boundaries and tiles of several equal steps along one axis: the same tiles again and again."""
+    cut, whole = grid.cuts[axis], list(grid.cuts)
+    whole[axis] = np.append((cut[:-1] + cut[-1] * np.arange(steps)[:, None]).ravel(), cut[-1] * steps)
+    return whole, np.concatenate([grid.tile] * steps, axis)
 
 
 def parts(tensor: Tensor, dim: int, steps: int) -> list[Tensor]:

@@ -1,13 +1,14 @@
 """Plans how a convolution or matrix multiplication is split over the tiles of an IPU.
 
-Input: a `ConvSpec` and a `Target`. Output: a `Plan`: how each dimension is split, by which kind of vertex, and what that
-is expected to cost. All candidate splits are costed at once as arrays, by the cost that is charged later: operands received
-in full, the formula of the largest block, reduction of partials, syncs.
+Input: a `ConvSpec` and a `Target`. Output: a `Plan`: how each dimension is split, by which kind of vertex, and what
+that is expected to cost. All candidate splits are costed as arrays, by the cost that is charged later: operands
+received in full, the formula of the largest block, reduction of partials, syncs. What memory limits is also tried in
+several steps.
 
-Candidate splits of a dimension do not depend on the number of tiles, which only bounds their product: so among plans that
-meet their memory bound, more tiles are never slower. Source of the objective and of the memory bound with its retries:
-poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, steps (serial
-splits) of powers of two that divide a dimension, no joint planning of several passes.
+Candidate splits of a dimension do not depend on the number of tiles, which only bounds their product: so among plans
+of one step that meet their memory bound, more tiles are never slower. Source of the objective and of the memory bound
+with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, steps (serial splits) of powers
+of two that divide a dimension, one dimension in steps, no joint planning of several passes, no shared exchange bus.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
 from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
-from ipujax.runtime.mapping import even_cuts
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
 # Positions in `Dims`.
-BATCH, OUT_CHANNELS, FIELD = 0, 2, 4
+BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
 _STEPS = (2, 4, 8, 16)
 
 
@@ -100,23 +102,35 @@ class Plan:
         """Partial results of each output element."""
         return self.splits.in_channels * prod(self.splits.kernel)
 
-    def cuts(self) -> Dims[np.ndarray]:
-        """Boundaries of the blocks of each dimension, int64[blocks + 1]."""
-        rows = zip(self.spec.extents, self.splits, self.grains, strict=True)
-        return Dims.of([even_cuts(extent, blocks, grain) for extent, blocks, grain in rows])
+    def grid(self) -> Grid:
+        """The blocks of a step, axes in the order of `Dims`; the same object for equal plans."""
+        return _grid(self)
 
-    def tiles(self) -> np.ndarray:
-        """Tile of each block, int32, one dimension for each of `splits` in its order.
 
-        Output channels are innermost (outermost but for the reduction when swapped), so that neighbours share activations.
-        """
-        rank = len(self.splits.field)
-        outputs = [0, *range(4, 4 + rank)]
-        inner = [2, *outputs] if self.kind.is_swapped else [*outputs, 2]
-        order = [1, 3, *range(4 + rank, 4 + 2 * rank), *inner]
-        counts = list(self.splits)
-        numbers = np.arange(prod(counts), dtype=np.int32).reshape([counts[d] for d in order])
-        return np.transpose(numbers, np.argsort(order))
+@dataclass(frozen=True, eq=False, slots=True)
+class Grid:
+    """Blocks and their tiles; equal only to itself, so that what is derived from it can be cached.
+
+    Args:
+        cuts: boundaries along each axis, int64[blocks + 1].
+        tile: tile of each block, int32, one dimension an axis.
+    """
+
+    cuts: tuple[np.ndarray, ...]
+    tile: np.ndarray
+
+
+@lru_cache(maxsize=4096)
+def _grid(plan: Plan) -> Grid:
+    """Output channels are innermost, rows when operands are swapped, so that neighbouring tiles share activations."""
+    rows = zip(plan.spec.extents, plan.splits, plan.grains, strict=True)
+    cuts = tuple(even_cuts(extent, blocks, grain) for extent, blocks, grain in rows)
+    counts, rank = list(plan.splits), len(plan.splits.field)
+    outputs = [BATCH, *range(FIELD, FIELD + rank)]
+    inner = [OUT_CHANNELS, *outputs] if plan.kind.is_swapped else [*outputs, OUT_CHANNELS]
+    order = [GROUPS, IN_CHANNELS, *range(FIELD + rank, FIELD + 2 * rank), *inner]
+    numbers = np.arange(prod(counts)).reshape([counts[axis] for axis in order])
+    return Grid(cuts, frozen(np.transpose(numbers, np.argsort(order)), np.int32))
 
 
 def plan_matmul(
@@ -163,16 +177,21 @@ def plan_convolution(
 ) -> Plan:
     """Finds the fastest split of a convolution within a memory bound.
 
-    If memory is what limits it, doing the work in several steps is tried too. If nothing fits, the bound is doubled up to
-    twice a tile's memory, then dropped; the plan says so.
+    If memory is what limits it, doing the work in several steps is tried too. If nothing fits, the bound is doubled up
+    to twice a tile's memory, then dropped; the plan says so.
 
     Args:
         spec: what is computed; every extent at least 1.
         target: the machine.
         available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
         step_axes: positions in `Dims` of dimensions that steps may divide; of the field only one with windows of 1.
+
+    Raises:
+        ArgumentError: a negative proportion.
     """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    if not share >= 0:
+        raise ArgumentError("available_memory_proportion is no proportion", expected="a number from 0 to 1", got=share)
     best = _plan_step(spec, target, share)
     for axis in step_axes:
         for steps in _STEPS:

@@ -1,7 +1,8 @@
 """What a convolution is, apart from where it runs: extents, strides, dilations, dtypes.
 
-A matrix multiplication is the convolution of a one-dimensional field with a kernel of one element (poplibs `MatMul.cpp`,
-reference machine.md §2): groups are conv groups, rows the field, the inner dimension input channels, columns output channels.
+A matrix multiplication is the convolution of a one-dimensional field with a kernel of one element: groups are conv
+groups, rows the field, the inner dimension input channels, columns output channels. Source: poplibs `MatMul.cpp`
+(reference machine.md §2).
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class Arithmetic:
     casts: bool
 
 
-# Instructions of a multiply-add in a C++ codelet, by kind and size of the dtype. 4 is measured (reference, tutorial's dot
-# product); the others are assumed: 64-bit integers as four 32-bit products, complex likewise, doubles in software.
+# Instructions of a multiply-add in a C++ codelet, by kind and size of the dtype. 4 is measured (the tutorial's dot
+# product, reference); the others are assumed: 64-bit integers as four 32-bit products, complex likewise, doubles in
+# software.
 _MAC_INSTRUCTIONS = {("i", 8): 16, ("u", 8): 16, ("f", 8): 64, ("c", 8): 16, ("c", 16): 256}
 
 

@@ -1,6 +1,6 @@
 """The kinds of vertices a convolution can be computed by, as a table: when each applies, its grains, its cost.
 
-Source: the vertex types and transforms of poplibs `lib/poplin/ConvPlan.cpp` and `ConvModel.cpp` (reference machine.md §2).
+Source: the vertex types and transforms of poplibs `lib/poplin/ConvPlan.cpp`, `ConvModel.cpp` (reference machine.md §2).
 "Swapped" kinds exchange the roles of activations and weights; "expanded" kinds gather the kernel's windows into input
 channels on the tile (PopLibs' expandDims), which pays when channels are few or the kernel is larger than the field.
 Limits: SLIC vertices are not modelled; a dilated input costs what its non-zero elements cost.

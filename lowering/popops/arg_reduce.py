@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import jax
@@ -22,10 +22,10 @@ from jax import lax
 from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
-from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly
+from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, frozen
+from ipujax.runtime.mapping import Blocked, Flat, even_cuts, frozen
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -65,7 +65,9 @@ def arg_reduce(
     map_linearly(graph, x)
     kept = [d for d in range(x.ndim) if d != axis]
     order = [*kept, axis] if x.shape[axis] >= _MIN_CUT_EXTENT else kept
-    placement = place(graph, x.shape, order, element_bytes(x.dtype), [(x, range(x.ndim))])
+    # As many blocks as elements in each: both stages then go through as much.
+    most = ((axis, isqrt(x.shape[axis])),)
+    placement = place(graph, x.shape, order, element_bytes(x.dtype), [(x, range(x.ndim))], most)
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
     shape, slots = tuple(x.shape[d] for d in kept), axes[axis].blocks
@@ -105,10 +107,9 @@ def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: Prog
     """Chooses among the slots of pairs."""
     slots, *shape = values.shape
     size = prod(shape)
-    out = graph.add_variable(shape, indices.dtype, name, linear_mapping(graph, size, indices.dtype))
-    mapping = graph.mappings[out.variables()[0]]
-    starts, _, tiles = mapping.runs()
-    cuts = frozen(np.append(starts, size), np.int64)
+    cuts = even_cuts(size, graph.target.tiles_per_ipu)
+    tiles = frozen(np.arange(len(cuts) - 1), np.int32)
+    out = graph.add_variable(shape, indices.dtype, name, Flat(size, cuts[:-1], tiles))
     axes = [Axis("slot", frozen([0, slots], np.int64), "reduce"), Axis("element", cuts)]
     pairs = (along(t.reshape((slots, size)), (0, 1)) for t in (values, indices))
     codelet = _pick_codelet(monoid, values.dtype, indices.dtype)

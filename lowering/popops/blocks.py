@@ -29,7 +29,12 @@ Candidate = tuple[Tensor, Sequence[int | None]]
 
 
 def place(
-    graph: Graph, shape: Sequence[int], order: Sequence[int], block_bytes: int, candidates: Sequence[Candidate] = ()
+    graph: Graph,
+    shape: Sequence[int],
+    order: Sequence[int],
+    block_bytes: int,
+    candidates: Sequence[Candidate] = (),
+    most: tuple[tuple[int, int], ...] = (),
 ) -> Blocked:
     """Cuts an index space in boxes and puts each on a tile.
 
@@ -39,12 +44,13 @@ def place(
         order: the dimensions that may be cut, those to cut first in front.
         block_bytes: bytes touched for each point of the index space.
         candidates: operands whose own placement would save an exchange, best first.
+        most: see `spread`; an operand's own placement is not bound by it.
 
     Returns:
         A placement of `shape`; dimensions not in `order` are whole.
     """
     shape = tuple(shape)
-    planned = spread(shape, tuple(order), block_bytes, graph.target.tiles_per_ipu)
+    planned = spread(shape, tuple(order), block_bytes, graph.target.tiles_per_ipu, most)
     for tensor, dims in candidates:
         followed = _follow(graph, tensor, dims, shape, order)
         if followed is not None and _largest(followed) <= _KEEP_IF_WITHIN * _largest(planned):
@@ -53,15 +59,51 @@ def place(
 
 
 @lru_cache(maxsize=4096)
-def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
-    """An even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many."""
+def spread(
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    block_bytes: int,
+    tiles: int,
+    most: tuple[tuple[int, int], ...] = (),
+) -> Blocked:
+    """An even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many.
+
+    Args:
+        shape: extents of the index space.
+        order: the dimensions that may be cut; of two grids as good, the one that cuts the first of them more.
+        block_bytes: bytes touched for each point of the index space.
+        tiles: number of tiles.
+        most: `(dimension, most blocks)` for dimensions that are not to be cut in more.
+    """
     budget = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
-    counts = [1] * len(shape)
-    for d in order:
-        counts[d] = max(1, min(shape[d], budget // prod(counts)))
+    limits = dict(most)
+    blocks = dict(
+        zip(order, _block_sizes([(shape[d], limits.get(d, shape[d])) for d in order], budget)[1], strict=True)
+    )
+    counts = [-(-n // blocks[d]) if d in blocks and n else 1 for d, n in enumerate(shape)]
     cuts = tuple(even_cuts(n, count) for n, count in zip(shape, counts, strict=True))
     boxes = [len(cut) - 1 for cut in cuts]
     return Blocked(cuts, frozen(np.arange(prod(boxes)).reshape(boxes), np.int32))
+
+
+def _block_sizes(extents: Sequence[tuple[int, int]], budget: int) -> tuple[int, list[int]]:
+    """Volume and sizes of the blocks of a grid of at most `budget` of them, of least volume among a few tried.
+
+    Args:
+        extents: `(elements, most blocks)` of each dimension, those to cut first in front.
+        budget: most blocks.
+    """
+    if not extents:
+        return 1, []
+    (extent, most), *rest = extents
+    least = max(1, -(-extent // max(1, min(extent, most, budget))))
+    best: tuple[int, list[int]] | None = None
+    for size in sorted({min(max(1, extent), n) for n in (least, least + 1, 2 * least, 3 * least)}):
+        volume, sizes = _block_sizes(rest, budget // max(1, -(-extent // size)))
+        if best is None or size * volume < best[0]:
+            best = size * volume, [size, *sizes]
+    assert best is not None
+    return best
 
 
 def _largest(placement: Blocked) -> int:

@@ -25,7 +25,7 @@ from ipujax.runtime.mapping import Blocked, Flat, TileMapping
 from ipujax.runtime.program import ComputeSet, Execute, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.variable import dtype_name, is_key_dtype
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
 
@@ -132,7 +132,7 @@ def immediate_of(tensor: Tensor) -> np.ndarray | None:
     if affine is None or not affine.variable.is_constant or affine.variable.size != 1:
         return None
     value = affine.variable.value
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    if is_key_dtype(value.dtype):
         return None
     return np.asarray(value).reshape(())
 

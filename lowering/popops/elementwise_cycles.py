@@ -21,19 +21,22 @@ from ipujax.runtime.variable import is_key_dtype
 Width = Literal["float", "half", "int", "byte", "double"]
 
 
+Turn = tuple[int, int]  # cycles and elements of one turn of the loop
+
+
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """Cycles and elements of one loop turn, by width of the data: `(cycles, elements)`."""
+    """One turn of an operation's loop, for 32-bit floats, 16-bit floats and integers."""
 
-    float: tuple[int, int]
-    half: tuple[int, int]
-    int: tuple[int, int]
+    on_float: Turn
+    on_half: Turn
+    on_int: Turn
 
-    def of(self, width: Width) -> tuple[int, int]:
+    def of(self, width: Width) -> Turn:
         """Row for a width; bytes cost as integers, 64-bit types twice their 32-bit row (assumed: two words a value)."""
         if width == "double":
-            return 2 * self.float[0], self.float[1]
-        return {"float": self.float, "half": self.half, "int": self.int, "byte": self.int}[width]
+            return 2 * self.on_float[0], self.on_float[1]
+        return {"float": self.on_float, "half": self.on_half}.get(width, self.on_int)
 
 
 # The third entry, integers: 7 cycles an element for add, mul, max (source as above); bit operations and moves assumed alike

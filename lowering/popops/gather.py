@@ -28,9 +28,9 @@ from ipujax.lowering.popops.blocks import (
     mapped_variable,
     place,
     placed_axes,
-    spread,
     whole_axis,
 )
+from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.reduce import reduce_partials
 from ipujax.lowering.poputil.mapping import map_linearly
@@ -45,6 +45,7 @@ from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
 Mode = lax.GatherScatterMode
+_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,12 @@ def gather(
         A new tensor of shape `out_shape` and the table's dtype.
     """
     table_dims, index_dims = spec.out_dims()
-    placement, rows = _plan(graph, table, indices, tuple(out_shape), spec)
-    row_dim = spec.row_dim() if rows > 1 else None
+    placement, cut_tile = _plan(graph, table, indices, tuple(out_shape), spec)
+    row_dim, tile = (None, placement.tile) if cut_tile is None else (spec.row_dim(), cut_tile)
+    rows = 1 if cut_tile is None else cut_tile.shape[-1]
     axes, table_axes = _axes(table.shape, table_dims, indices.shape[-1], placement, row_dim, rows)
     map_like_blocks(graph, indices, [*index_dims, None], placement)
     map_linearly(graph, indices)
-    tile = placement.tile if row_dim is None else _with_rows(placement.tile, axes[table_axes[row_dim]].blocks)
     _map_table(graph, table, table_dims, row_dim, placement, tile)
     out, out_access = _result(graph, tuple(out_shape), table.dtype, placement, tile, row_dim, table_axes, name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
@@ -134,7 +135,7 @@ def _axes(
     row_dim: int | None,
     rows: int,
 ) -> tuple[list[Axis], list[int]]:
-    """The axes of the result, of the table's dimensions that it lacks and of index vectors; the axis of each dimension."""
+    """The axes: those of the result, table dimensions it lacks, index vectors. And the axis of each table dimension."""
     axes, table_axes = placed_axes(placement), []
     for d, (n, dim) in enumerate(zip(table_shape, table_dims, strict=True)):
         table_axes.append(len(axes) if dim is None else dim)
@@ -167,11 +168,6 @@ def _result(
     return out, Access(out, (block(table_axes[row_dim]), *map(element, range(rank))))
 
 
-def _with_rows(tile: np.ndarray, rows: int) -> np.ndarray:
-    """Tiles of a placement whose boxes are each cut in `rows` parts, on tiles of their own."""
-    return frozen(tile[..., None] * rows + np.arange(rows), np.int32)
-
-
 def _map_table(
     graph: Graph,
     table: Tensor,
@@ -194,75 +190,78 @@ def _map_table(
 
 def _plan(
     graph: Graph, table: Tensor, indices: Tensor, out_shape: tuple[int, ...], spec: GatherSpec
-) -> tuple[Blocked, int]:
-    """Where boxes of the result are looked up, and in how many parts the rows of the table are cut."""
+) -> tuple[Blocked, np.ndarray | None]:
+    """Where boxes of the result are looked up; if rows are cut also the tile of each box and block of rows."""
     table_dims, index_dims = spec.out_dims()
+    width, target = element_bytes(table.dtype), graph.target
     shared = [d for d in index_dims if d in table_dims]
     offsets = [d for d in table_dims if d is not None and d not in index_dims]
     lookups = [d for d in index_dims if d not in table_dims]
-    width, tiles = element_bytes(table.dtype), graph.target.tiles_per_ipu
-    weight = max(
-        1, -(-table.size * width // prod(out_shape))
-    )  # a point of the result stands for its share of the table
-    base = spread(out_shape, tuple(shared + offsets), max(width, weight), tiles)
-    free = tiles // base.tile.size
-    block = prod(int(np.diff(base.cuts[d]).max()) for d in table_dims if d is not None)
-    part_bytes = block * prod(n for d, n in enumerate(table.shape) if table_dims[d] is None) * width
-    row_elements = block * prod(spec.slice_sizes[d] for d in spec.indexed)
-    count = prod(out_shape[d] for d in lookups)
+    weight = max(width, -(-table.size * width // prod(out_shape)))  # a point of the result has its share of the table
+    mapped = [(x, dims) for x, dims in ((indices, [*index_dims, None]), (table, table_dims)) if graph.is_mapped(x)]
+    by_lookup = place(graph, out_shape, shared + offsets + lookups, weight, mapped)
     row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
-    rows = 1
-    if row_dim is not None:
-        choice = _Choice(free, count, part_bytes, row_elements, width, table.shape[row_dim])
-        rows = _rows_cut(choice, graph.target)
-    if rows > 1:
-        return base, rows
-    follow = [(indices, [*index_dims, None]), (table, table_dims)]
-    candidates = [pair for pair in follow if graph.is_mapped(pair[0])]
-    return place(graph, out_shape, shared + offsets + lookups, max(width, weight), candidates), 1
+    if row_dim is None:
+        return by_lookup, None
+    order = [*map(table_dims.index, shared + offsets), row_dim]
+    held = place(graph, table.shape, order, width, [(table, range(table.ndim))] if graph.is_mapped(table) else [])
+    if len(held.cuts[row_dim]) <= 2:
+        return by_lookup, None
+    by_row, tile = _as_result(held, table_dims, row_dim, out_shape)
+    costs = _lookup_cost(by_lookup, table, spec, lookups, target), _row_cost(by_row, tile, table, spec, target)
+    return (by_lookup, None) if costs[0] <= costs[1] else (by_row, tile)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What decides whether rows or look-ups are cut: tiles for each box, look-ups, table bytes a box, row size."""
-
-    free: int
-    lookups: int
-    part_bytes: int
-    row_elements: int
-    width_bytes: int
-    extent: int
-
-
-@lru_cache(maxsize=4096)
-def _rows_cut(choice: _Choice, target: Target) -> int:
-    """Number of parts to cut the rows in; 1 to cut the look-ups instead."""
-    limit = target.available_memory_proportion * target.bytes_per_tile
-    options = [n for n in {2**k for k in range(1, 12)} | {choice.free} if 1 < n <= min(choice.free, choice.extent)]
-    costs = {n: _row_cost(choice, n, target) for n in options}
-    if choice.part_bytes <= limit:
-        costs[1] = _lookup_cost(choice, target)
-    return min(costs, key=lambda n: (costs[n], n), default=1)
+def _as_result(
+    held: Blocked, table_dims: Sequence[int | None], row_dim: int, out_shape: tuple[int, ...]
+) -> tuple[Blocked, np.ndarray]:
+    """A placement of the table as one of the result, and with the tile of each block of rows in a last dimension."""
+    cuts = [even_cuts(n, 1) for n in out_shape]
+    for d, out in enumerate(table_dims):
+        if out is not None:
+            cuts[out] = held.cuts[d]
+    kept = sorted((out, d) for d, out in enumerate(table_dims) if out is not None)
+    rest = [d for d, out in enumerate(table_dims) if out is None and d != row_dim]
+    tile = np.transpose(held.tile, [*(d for _, d in kept), *rest, row_dim])
+    tile = tile.reshape([*(len(cut) - 1 for cut in cuts), held.tile.shape[row_dim]])
+    return Blocked(tuple(cuts), frozen(tile[..., 0], np.int32)), frozen(tile, np.int32)
 
 
-def _lookup_cost(choice: _Choice, target: Target) -> float:
-    parts = max(1, min(choice.free, choice.lookups))
+def _largest(placement: Blocked, dims: Sequence[int]) -> int:
+    return prod(int(np.diff(placement.cuts[d]).max()) for d in dims)
+
+
+def _lookup_cost(placement: Blocked, table: Tensor, spec: GatherSpec, lookups: Sequence[int], target: Target) -> float:
+    """Estimated cycles when look-ups are cut; infinite if a tile would hold more of the table than planners may use."""
+    table_dims, index_dims = spec.out_dims()
+    block = _largest(placement, [d for d in table_dims if d is not None])
+    rows = prod(n for n, d in zip(table.shape, table_dims, strict=True) if d is None)
+    part_bytes = block * rows * element_bytes(table.dtype)
+    if part_bytes > target.available_memory_proportion * target.bytes_per_tile:
+        return np.inf
     # Cutting the look-ups sends the table to all parts; in one part it stays where it is.
-    received = (choice.part_bytes if parts > 1 else 0) / target.exchange_bytes_per_cycle
-    return received + _lookup_cycles(choice, -(-choice.lookups // parts), 1.0, target)
+    received = part_bytes if any(len(placement.cuts[d]) > 2 for d in lookups) else 0
+    count, row = _largest(placement, index_dims), _row_elements(placement, spec)
+    compute = gather_cycles(np.asarray(count), np.asarray(1.0), np.asarray(row), table.dtype, target)
+    return received / target.exchange_bytes_per_cycle + float(compute)
 
 
-def _row_cost(choice: _Choice, rows: int, target: Target) -> float:
-    partials = choice.lookups * choice.row_elements * choice.width_bytes * rows / choice.free
-    received = (4 * choice.lookups + partials) / target.exchange_bytes_per_cycle
+def _row_cost(placement: Blocked, tile: np.ndarray, table: Tensor, spec: GatherSpec, target: Target) -> float:
+    """Estimated cycles when rows are cut: every tile sees all look-ups, and partial results are added up."""
+    _, index_dims = spec.out_dims()
+    rows, shape = tile.shape[-1], placement.shape
+    count, row = _largest(placement, index_dims), _row_elements(placement, spec)
+    partial_bytes = prod(shape) * element_bytes(table.dtype) * rows / target.tiles_per_ipu
+    received = (_INDEX_BYTES * count + partial_bytes) / target.exchange_bytes_per_cycle
     fixed = target.exchange_startup_cycles + target.internal_sync_cycles + target.supervisor_overhead_cycles
-    adding = partials / target.vector_width_bytes
-    return received + fixed + adding + _lookup_cycles(choice, choice.lookups, 1.0 / rows, target)
+    adding = partial_bytes / target.vector_width_bytes
+    compute = gather_cycles(np.asarray(count), np.asarray(1.0 / rows), np.asarray(row), table.dtype, target)
+    return received + fixed + adding + float(compute)
 
 
-def _lookup_cycles(choice: _Choice, lookups: int, share: float, target: Target) -> float:
-    dtype = np.dtype(f"V{choice.width_bytes}")
-    return float(gather_cycles(np.asarray(lookups), np.asarray(share), np.asarray(choice.row_elements), dtype, target))
+def _row_elements(placement: Blocked, spec: GatherSpec) -> int:
+    """Elements one look-up copies on one tile."""
+    return _largest(placement, spec.numbers.offset_dims)
 
 
 # --- codelet ----------------------------------------------------------------------------------------------------------
@@ -281,11 +280,8 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
         rows = np.ones((), np.int64)
         for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
             rows = rows * (table[d] if size is None else size)
-        total = np.ones((), np.int64)
-        for length in out if row_dim is None else out[1:]:
-            total = total * length
         share = np.ones(()) if row_dim is None else table[row_dim] / spec.table_shape[row_dim]
-        return gather_cycles(-(-total // np.maximum(rows, 1)), share, rows, dtype, target)
+        return gather_cycles(-(-total_elements(out) // np.maximum(rows, 1)), share, rows, dtype, target)
 
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
     title = f"popops::MultiSlice<{dtype_name(dtype)}>"

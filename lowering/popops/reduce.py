@@ -61,6 +61,8 @@ def reduce(
     map_linearly(graph, x)
     axes = tuple(sorted(axes))
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    if not x.size:
+        return graph.add_constant(_neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
     x, reduced, mapping = _first_stage(graph, x, axes)
     split = [d for d in reduced if len(mapping.cuts[d]) > 2]
     kept = [d for d in range(x.ndim) if d not in reduced]
@@ -79,6 +81,12 @@ def reduce(
     _add_stage(graph, x, reduced, split, kept, mapping, out, monoid, prog, name)
     result = reduce_partials(graph, out, prog, name) if split else out
     return result.reshape(out_shape)
+
+
+def _neutral(monoid: str, dtype: Any) -> np.ndarray:
+    """What the reduction of nothing gives."""
+    with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+        return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
 
 
 def _add_stage(
@@ -245,7 +253,7 @@ def _cost(
     depth = prod(n for d, n in enumerate(worst) if d in reduced)
     slots = prod(len(mapping.cuts[d]) - 1 for d in reduced)
     width, all_outputs = element_bytes(x.dtype), prod(n for d, n in enumerate(view.shape) if d not in reduced)
-    compute = float(reduce_cycles("add", x.dtype, np.int64(outputs), np.int64(depth), target))
+    compute = float(reduce_cycles("add", x.dtype, np.asarray(outputs), np.asarray(depth), target))
     load = outputs * depth * width / target.exchange_bytes_per_cycle + target.exchange_startup_cycles if moved else 0.0
     share = -(-all_outputs // target.tiles_per_ipu) * slots * width / target.exchange_bytes_per_cycle
     return compute + load + (share + target.exchange_startup_cycles if slots > 1 else 0.0)

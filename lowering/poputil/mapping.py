@@ -53,9 +53,9 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
     for view_dim, dim in enumerate(order):
         if dim is not None:
             by_dim[dim] = cuts[view_dim]
-    kept = [view_dim for view_dim, dim in enumerate(order) if dim is not None]
-    boxes = tile.reshape([tile.shape[d] for d in kept])
-    boxes = np.transpose(boxes, np.argsort([order[d] for d in kept])).reshape([len(c) - 1 for c in by_dim])
+    kept = [(view_dim, dim) for view_dim, dim in enumerate(order) if dim is not None]
+    boxes = tile.reshape([tile.shape[view_dim] for view_dim, _ in kept])
+    boxes = np.transpose(boxes, np.argsort([dim for _, dim in kept])).reshape([len(c) - 1 for c in by_dim])
     graph.set_tile_mapping(variable, Blocked(tuple(by_dim), frozen(boxes, np.int32)))
 
 
@@ -104,16 +104,16 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
 def _sliced(
     variable: Variable, mapping: Blocked, offset: int, shape: tuple[int, ...], order: tuple[int | None, ...]
 ) -> Blocked | None:
-    first = np.unravel_index(offset, variable.shape) if variable.size else (0,) * len(variable.shape)
+    first = [int(i) for i in np.unravel_index(offset, variable.shape)] if variable.size else [0] * len(variable.shape)
     cuts: list[np.ndarray] = []
     picks: list[np.ndarray] = [np.zeros(1, np.int64)] * len(variable.shape)
-    for dim, start in enumerate(first):
-        picks[dim] = np.searchsorted(mapping.cuts[dim], [int(start)], side="right") - 1
+    for number, start in enumerate(first):
+        picks[number] = np.searchsorted(mapping.cuts[number], np.array([start]), side="right") - 1
     for view_dim, dim in enumerate(order):
         if dim is None:
             cuts.append(frozen([0, shape[view_dim]], np.int64))
             continue
-        start, stop = int(first[dim]), int(first[dim]) + shape[view_dim]
+        start, stop = first[dim], first[dim] + shape[view_dim]
         inside = mapping.cuts[dim][(mapping.cuts[dim] > start) & (mapping.cuts[dim] < stop)]
         bounds = np.concatenate([[start], inside, [stop]])
         picks[dim] = np.searchsorted(mapping.cuts[dim], bounds[:-1], side="right") - 1

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.fallback import fallback
 from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.variable import is_key_dtype
 
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -41,11 +43,6 @@ def transpose_rule(ctx: Context, x: Tensor, *, permutation: Sequence[int]) -> Te
 def squeeze_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
     del ctx
     return x.reshape(tuple(n for d, n in enumerate(x.shape) if d not in dimensions))
-
-
-def expand_dims_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
-    del dimensions
-    return x.reshape(ctx.out_avals[0].shape)
 
 
 def rev_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
@@ -96,12 +93,17 @@ def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
     return x.reshape(shape).broadcast_in_dim(tuple(spread), kept).reshape(aval.shape)
 
 
+def empty2_rule(ctx: Context, *, dtype: Any, memory_space: Any) -> Tensor | Sequence[Tensor]:
+    """A scalar of no particular value, which fills residuals of branches not taken: zero, as XLA has it."""
+    del memory_space
+    return fallback(ctx) if is_key_dtype(dtype) else ctx.graph.add_constant(np.zeros((), dtype), ctx.name)
+
+
 RULES: dict[str, Rule] = {
     "reshape": reshape_rule,
     "broadcast_in_dim": broadcast_in_dim_rule,
     "transpose": transpose_rule,
     "squeeze": squeeze_rule,
-    "expand_dims": expand_dims_rule,
     "rev": rev_rule,
     "slice": slice_rule,
     "concatenate": concatenate_rule,
@@ -109,8 +111,8 @@ RULES: dict[str, Rule] = {
     "unstack": unstack_rule,
     "split": split_rule,
     "tile": tile_rule,
+    "empty2": empty2_rule,
     "copy": identity_rule,
-    "copy_p": identity_rule,
     "stop_gradient": identity_rule,
     "optimization_barrier": identity_rule,
     "name": identity_rule,
