@@ -100,6 +100,27 @@ class Flat:
 TileMapping = Blocked | Flat
 
 
+def blocked_mapping(cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
+    """The `Blocked` of these boundaries and tiles: the same object for the same contents, so that caches find it."""
+    return _blocked(tuple(np.asarray(c, np.int64).tobytes() for c in cuts), np.asarray(tile, np.int32).tobytes())
+
+
+@lru_cache(maxsize=8192)
+def _blocked(cuts: tuple[bytes, ...], tile: bytes) -> Blocked:
+    arrays = tuple(np.frombuffer(c, np.int64) for c in cuts)
+    return Blocked(arrays, np.frombuffer(tile, np.int32).reshape([len(c) - 1 for c in arrays]))
+
+
+def flat_mapping(size: int, starts: np.ndarray, tiles: np.ndarray) -> Flat:
+    """The `Flat` of these intervals: the same object for the same contents."""
+    return _flat(size, np.asarray(starts, np.int64).tobytes(), np.asarray(tiles, np.int32).tobytes())
+
+
+@lru_cache(maxsize=8192)
+def _flat(size: int, starts: bytes, tiles: bytes) -> Flat:
+    return Flat(size, np.frombuffer(starts, np.int64), np.frombuffer(tiles, np.int32))
+
+
 def owners(mapping: TileMapping) -> np.ndarray:
     """The tile of every element in flat order, int32[size]; for small variables."""
     _, lengths, tiles = mapping.runs()

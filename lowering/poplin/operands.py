@@ -13,7 +13,7 @@ from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, even_cuts, frozen
+from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.program import Copy
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, concat
@@ -104,8 +104,8 @@ def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...])
     boxes = np.transpose(grid.tile, (*reduced, *kept, *uncut)).reshape(-1, *(len(c) - 1 for c in cuts))
     slots = len(boxes)
     if slots == 1:
-        return Blocked(cuts, frozen(boxes[0], np.int32))
-    return Blocked((even_cuts(slots, slots), *cuts), frozen(boxes, np.int32))
+        return blocked_mapping(cuts, boxes[0])
+    return blocked_mapping((even_cuts(slots, slots), *cuts), boxes)
 
 
 def repeated(grid: Grid, axis: int, steps: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -1,7 +1,7 @@
 """Reductions by a monoid over some dimensions: each tile reduces what it holds, then partial results are combined.
 
-The first stage runs where the data lies when that is spread well, else on a grid planned by cost. Partials are combined in
-one to three stages. Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machine.md §1.2).
+The first stage runs where the data lies when that is spread well, else on a grid planned by cost. Partials are combined
+in one to three stages. Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machine.md §1.2).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping, even_cuts, frozen
-from ipujax.runtime.program import Execute, Sequence as ProgramSequence
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name, element_bytes
@@ -73,10 +74,10 @@ def reduce(
     out_cuts = tuple(mapping.cuts[d] for d in kept)
     if split:
         slot_cuts = even_cuts(slots, slots)
-        placed = Blocked((slot_cuts, *out_cuts), frozen(boxes, np.int32))
+        placed = blocked_mapping((slot_cuts, *out_cuts), boxes)
         out = graph.add_variable((slots, *kept_shape), x.dtype, f"{name}/partials", placed, monoid)
     else:
-        placed = Blocked(out_cuts, frozen(boxes[0], np.int32))
+        placed = blocked_mapping(out_cuts, boxes[0])
         out = graph.add_variable(kept_shape, x.dtype, name, placed)
     _add_stage(graph, x, reduced, split, kept, mapping, out, monoid, prog, name)
     result = reduce_partials(graph, out, prog, name) if split else out
@@ -176,11 +177,11 @@ def _combine(
     cuts = _spread_outputs(size, element_bytes(partials.dtype), slots // keep, graph.target.tiles_per_ipu // keep)
     tile = frozen(np.arange(keep * (len(cuts) - 1)).reshape(keep, -1) % graph.target.tiles_per_ipu, np.int32)
     if shape is None:
-        placed: TileMapping = Blocked((even_cuts(keep, keep), cuts), tile)
+        placed: TileMapping = blocked_mapping((even_cuts(keep, keep), cuts), tile)
         out = graph.add_variable((keep, size), partials.dtype, f"{name}/partials", placed, monoid)
         access = Access(out, (Dim((Term(0, 1, "block"),)), element(1)))
     else:
-        out = graph.add_variable(shape, partials.dtype, name, Flat(size, cuts[:-1], tile[0]))
+        out = graph.add_variable(shape, partials.dtype, name, flat_mapping(size, cuts[:-1], tile[0]))
         access = Access(out.flatten(), (element(1),))
     axes = (Axis("slot", slot_cuts, "reduce"), Axis("element", cuts))
     group = VertexGroup(
@@ -210,7 +211,7 @@ def _first_stage(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor
         local = (x, axes, mapping)
     elif isinstance(mapping, Flat) and len(axes) == x.ndim:
         bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
-        local = (x.flatten(), (0,), Blocked((bounds,), mapping.tiles))
+        local = (x.flatten(), (0,), blocked_mapping((bounds,), mapping.tiles))
     view, reduced = _collapsed(x, axes)
     planned = _planned(view.shape, reduced, x.dtype, graph.target)
     if local is None or _cost(local, x, graph.target, moved=False) > _cost((view, reduced, planned), x, graph.target):
@@ -240,7 +241,7 @@ def _planned(shape: tuple[int, ...], reduced: tuple[int, ...], dtype: Any, targe
         blocks[d] = max(1, min(shape[d], budget // prod(blocks)))
     cuts = tuple(even_cuts(n, b) for n, b in zip(shape, blocks, strict=True))
     counts = [len(c) - 1 for c in cuts]
-    return Blocked(cuts, frozen(np.arange(prod(counts)).reshape(counts), np.int32))
+    return blocked_mapping(cuts, np.arange(prod(counts)).reshape(counts))
 
 
 def _cost(

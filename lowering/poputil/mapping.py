@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping, frozen, linear
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, flat_mapping, frozen, linear
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable, element_bytes
 
@@ -56,7 +56,7 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
     kept = [(view_dim, dim) for view_dim, dim in enumerate(order) if dim is not None]
     boxes = tile.reshape([tile.shape[view_dim] for view_dim, _ in kept])
     boxes = np.transpose(boxes, np.argsort([dim for _, dim in kept])).reshape([len(c) - 1 for c in by_dim])
-    graph.set_tile_mapping(variable, Blocked(tuple(by_dim), frozen(boxes, np.int32)))
+    graph.set_tile_mapping(variable, blocked_mapping(tuple(by_dim), boxes))
 
 
 def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
@@ -122,7 +122,7 @@ def _sliced(
     kept = [dim for dim in order if dim is not None]
     rest = [dim for dim in range(len(variable.shape)) if dim not in kept]
     boxes = np.transpose(boxes, kept + rest).reshape([len(c) - 1 for c in cuts])
-    return Blocked(tuple(cuts), frozen(boxes, np.int32))
+    return blocked_mapping(tuple(cuts), boxes)
 
 
 @lru_cache(maxsize=4096)
@@ -135,11 +135,11 @@ def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
     if all(len(c) <= 2 for c in mapping.cuts[same:]):
         rest = [frozen([0, n] if n else [0], np.int64) for n in shape[same:]]
         cuts = (*mapping.cuts[:same], *rest)
-        return Blocked(cuts, mapping.tile.reshape([len(c) - 1 for c in cuts]))
+        return blocked_mapping(cuts, mapping.tile.reshape([len(c) - 1 for c in cuts]))
     starts, _, tiles = mapping.runs()
     if len(starts) > 4 * np.unique(tiles).size:  # in shreds: following it would cost more than one exchange
         return None
-    return Flat(prod(shape), frozen(starts, np.int64), frozen(tiles, np.int32))
+    return flat_mapping(prod(shape), starts, tiles)
 
 
 def tile_balance(mapping: TileMapping, num_tiles: int) -> float:

@@ -17,7 +17,7 @@ from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_i
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, TileMapping, even_cuts, on_one_tile
+from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, on_one_tile
 from ipujax.runtime.program import Copy, Repeat, RepeatWhile, Switch, WriteUndef
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -176,10 +176,10 @@ def _push(ctx: Context, body: ProgramSequence, value: Tensor, length: int, count
 def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, length: int) -> Blocked:
     whole = even_cuts(length, 1)
     if isinstance(mapping, Blocked):
-        return Blocked((whole, *mapping.cuts), mapping.tile[None] if length else mapping.tile[None][:0])
+        return blocked_mapping((whole, *mapping.cuts), mapping.tile[None] if length else mapping.tile[None][:0])
     flat = mapping if mapping is not None else linear_mapping(graph, value.size, value.dtype)
     bounds = np.append(flat.starts, flat.size) if flat.size else np.zeros(1, np.int64)
-    return Blocked((whole, bounds), flat.tiles[None] if length else flat.tiles[None][:0])
+    return blocked_mapping((whole, bounds), flat.tiles[None] if length else flat.tiles[None][:0])
 
 
 def _mapping_of_any(graph: Graph, candidates: Sequence[Tensor]) -> TileMapping:

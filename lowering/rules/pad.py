@@ -17,7 +17,9 @@ def pad_rule(
     """Elements around and between those of a tensor."""
     (aval,) = ctx.out_avals
     config = [(low, high, interior) for low, high, interior in padding_config]
-    if not x.size or not aval.size or is_key_dtype(x.dtype):
+    if not x.size and not is_key_dtype(x.dtype):
+        return value.broadcast_in_dim(aval.shape, ())
+    if not aval.size or is_key_dtype(x.dtype):
         return fallback(ctx, x, value)
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
         starts, limits = [-low for low, _, _ in config], [n + c[1] for n, c in zip(x.shape, config, strict=True)]

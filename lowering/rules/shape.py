@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -81,7 +82,7 @@ def unstack_rule(ctx: Context, x: Tensor, *, axis: int) -> Sequence[Tensor]:
 def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
     del ctx
     bounds = np.cumsum([0, *sizes]).tolist()
-    return [x[(slice(None),) * axis + (slice(a, b),)] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [x[(slice(None),) * axis + (slice(a, b),)] for a, b in pairwise(bounds)]
 
 
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
