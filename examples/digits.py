@@ -100,9 +100,9 @@ def init(shapes: Sequence[tuple[int, ...]]) -> Params:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(model: Model, params: Params, epochs: int, batch: int, profile: bool) -> float:
+def train(model: Model, params: Params, data: list[np.ndarray], epochs: int, batch: int, profile: bool) -> float:
     """Trains, tests after each epoch, prints the machine's profile; returns the accuracy on the test images."""
-    train_images, test_images, train_labels, test_labels = load()
+    train_images, test_images, train_labels, test_labels = data
     steps = len(train_images) // batch
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, epochs * steps))
 
@@ -123,8 +123,8 @@ def train(model: Model, params: Params, epochs: int, batch: int, profile: bool) 
     opt_state = optimizer.init(params)
     for epoch in range(1, epochs + 1):
         losses = []
-        data = batches(train_images, train_labels, batch, epoch)
-        for images, labels in tqdm(data, f"epoch {epoch}/{epochs}", steps, leave=False, unit="step"):
+        shuffled = batches(train_images, train_labels, batch, epoch)
+        for images, labels in tqdm(shuffled, f"epoch {epoch}/{epochs}", steps, leave=False, unit="step"):
             params, opt_state, loss = train_step(params, opt_state, images, labels)
             losses.append(loss)
         right = float(accuracy(params, test_images, test_labels))
@@ -143,10 +143,13 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64, help="images a step")
     args = parser.parse_args(argv)
+    data = load()
+    if args.epochs < 1 or not 1 <= args.batch <= len(data[0]):
+        parser.error(f"--epochs must be at least 1, and --batch 1 to {len(data[0])}, the number of training images")
     model, shapes = MODELS[args.model]
     on_ipu = args.device != "cpu"
     with ipu.default_device(ipu.IPUModel(num_ipus=1, arch=args.device) if on_ipu else ipu.CPU()):
-        return train(model, init(shapes), args.epochs, args.batch, profile=on_ipu)
+        return train(model, init(shapes), data, args.epochs, args.batch, profile=on_ipu)
 
 
 if __name__ == "__main__":

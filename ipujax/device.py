@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.presets import preset
 from ipujax.runtime.target import Target
 
@@ -26,11 +28,12 @@ class IPUModel:
         TargetError: for an unknown preset or field, or a value that makes no sense.
     """
 
-    __slots__ = ("_target",)
+    __slots__ = ("_hash", "_target")
 
     def __init__(self, num_ipus: int = 1, arch: str = "mk2", **changes: Any) -> None:
         target = preset(arch, num_ipus)
         self._target = target.replace(**changes) if changes else target
+        self._hash = hash(self._target)  # asked for at every call of a compiled function
 
     @property
     def target(self) -> Target:
@@ -41,7 +44,7 @@ class IPUModel:
         return isinstance(other, IPUModel) and self._target == other._target
 
     def __hash__(self) -> int:
-        return hash(self._target)
+        return self._hash
 
     def __repr__(self) -> str:
         target = self._target
@@ -65,12 +68,35 @@ class CPU:
 
 Device = IPUModel | CPU
 
+
+def check_device(device: object, who: str) -> None:
+    """Refuses what is no device.
+
+    Args:
+        device: anything.
+        who: what it was given to, for the message.
+
+    Raises:
+        ArgumentError: naming what was given.
+    """
+    if not isinstance(device, IPUModel | CPU):
+        raise ArgumentError(f"{who} got no device", expected="ipu.IPUModel(...) or ipu.CPU()", got=repr(device))
+
+
 _DEFAULT: ContextVar[Device | None] = ContextVar("ipujax_default_device", default=None)
 
 
 @contextmanager
 def default_device(device: Device) -> Iterator[None]:
-    """Makes `device` the one of every `ipu.jit` function called inside that names none."""
+    """Makes `device` the one of every `ipu.jit` function called inside that names none.
+
+    Args:
+        device: `IPUModel(...)` or `CPU()`.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    check_device(device, "ipu.default_device")
     token = _DEFAULT.set(device)
     try:
         yield
@@ -80,4 +106,9 @@ def default_device(device: Device) -> Iterator[None]:
 
 def current_device() -> Device:
     """The device of a function that names none: one Mk2 unless `default_device` says otherwise."""
-    return _DEFAULT.get() or IPUModel()
+    return _DEFAULT.get() or _one_mk2()
+
+
+@cache
+def _one_mk2() -> IPUModel:
+    return IPUModel()

@@ -1,13 +1,14 @@
 """`ipu.jit`: a JAX function, compiled for a simulated IPU.
 
-The call path is `jax.jit`'s own. The function it traces lowers the user's function for the shapes it is traced with, checks
-that the program fits the machine, and then emits the engine's computation: one call of XLA a step, with JAX's own cache,
-donation and dispatch.
+The call path is `jax.jit`'s own. The function it traces lowers the user's function for the shapes it is traced with,
+checks that the program fits the machine, and then emits the engine's computation: one call of XLA a step, with JAX's
+own cache, donation and dispatch.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,9 @@ from typing import Any, overload
 
 import jax
 
-from ipujax.arguments import check_arguments, function_line, function_name, has_tracer, parameter_names, split_static
-from ipujax.device import CPU, Device, IPUModel, current_device
+from ipujax.arguments import check_arguments, function_name, has_tracer
+from ipujax.device import CPU, Device, IPUModel, check_device, current_device
+from ipujax.lowering.jax_compat import argument_names
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.errors import ArgumentError
@@ -90,7 +92,7 @@ def jit(fun=None, /, *, device=None, donate_argnums=(), static_argnums=(), stati
         _as_tuple(donate_argnums, int),
         _as_tuple(static_argnums, int),
         _as_tuple(static_argnames, str),
-        options or Options(),
+        Options() if options is None else options,
     )
 
 
@@ -112,31 +114,35 @@ class IpuFunction:
     ) -> None:
         if not callable(fun):
             raise ArgumentError("ipu.jit needs a function", expected="a callable", got=repr(fun))
-        if device is not None and not isinstance(device, IPUModel | CPU):
-            expected = "ipu.IPUModel(...) or ipu.CPU()"
-            raise ArgumentError("ipu.jit got no device", where=function_line(fun), expected=expected, got=repr(device))
-        functools.update_wrapper(self, fun)
+        if device is not None:
+            check_device(device, "ipu.jit")
+        if not isinstance(options, Options):
+            raise ArgumentError("ipu.jit got no options", expected="ipu.Options(...)", got=repr(options))
+        # A callable object's attributes are its own business: copied here, they would stand in for methods.
+        functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
-        self._settings = {
-            "donate_argnums": donate_argnums,
-            "static_argnums": static_argnums,
-            "static_argnames": static_argnames,
+        self._static = static_argnums, static_argnames
+        # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
+        self._settings: dict[str, Any] = {
+            "donate_argnums": donate_argnums or None,
+            "static_argnums": static_argnums or None,
+            "static_argnames": static_argnames or None,
         }
         self.__name__: str = function_name(fun)
-        self.line = function_line(fun)
         self._plain = jax.jit(fun, **self._settings)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
+        self._tracers: dict[IPUModel, Any] = {}
         self._lowered: dict[Any, Lowered] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = self._device or _COMPILING_FOR.get() or current_device()
-        if self._is_inlined(device, args, kwargs) or isinstance(device, CPU):
-            return self._plain(*args, **kwargs)
+        plain = self._is_inlined(device, args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
-            return self._runner(device)(*args, **kwargs)
+            return run(*args, **kwargs)
         except TypeError:
             # JAX refuses arguments that are no arrays with a TypeError before it traces anything; ours says more.
-            self._check(args, kwargs)
+            check_arguments(self._fun, args, kwargs, *self._static)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -147,18 +153,22 @@ class IpuFunction:
         """Lowers for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
         Raises:
-            ArgumentError: for arguments that are no arrays, or on a `CPU` device, which has no graph.
+            ArgumentError: for arguments that are no arrays, for a function that uses values which a transformation of
+                JAX is tracing, or on a `CPU` device, which has no graph.
         """
-        self._check(args, kwargs)
         device = self._device or current_device()
         if isinstance(device, CPU):
-            what = f"{function_name(self._fun)} runs on ipu.CPU(), which computes numbers only"
-            raise ArgumentError(what, where=function_line(self._fun), hint="give ipu.jit an ipu.IPUModel")
-        return self._lower(device, args, kwargs)
-
-    def _check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        static = self._settings["static_argnums"], self._settings["static_argnames"]
-        check_arguments(self._fun, args, kwargs, *static)
+            what = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
+            raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
+        try:
+            lowered = self._lower(device, args, kwargs)
+        except TypeError:
+            check_arguments(self._fun, args, kwargs, *self._static)
+            raise
+        if lowered is None:
+            what = f"{self.__name__} uses values that a transformation of JAX is tracing"
+            raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
+        return lowered
 
     def _is_inlined(self, device: Device, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether another transformation is tracing this call, so that it becomes part of what is being traced."""
@@ -166,18 +176,19 @@ class IpuFunction:
         if outer is not None:
             if device != outer:
                 raise ArgumentError(
-                    f"{function_name(self._fun)} is called inside a function compiled for another device",
-                    where=function_line(self._fun),
+                    f"{self.__name__} is called inside a function compiled for another device",
                     expected=outer,
                     got=device,
                     hint="give both functions one device, or leave the inner one's out",
                 )
             return True
         if has_tracer(args, kwargs):
-            name = function_name(self._fun)
-            _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", name)
+            self._log_plain()
             return True
         return False
+
+    def _log_plain(self) -> None:
+        _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
 
     def _runner(self, device: IPUModel) -> Callable[..., Any]:
         """The jitted function that lowers while it is traced, and emits the engine's computation."""
@@ -185,54 +196,61 @@ class IpuFunction:
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 lowered = self._lower(device, args, kwargs)
+                if lowered is None:
+                    self._log_plain()
+                    return self._plain(*args, **kwargs)
                 lowered.compile()
-                return lowered.evaluate(*args, **kwargs)
+                # All arrays are tracers here, and static arguments never are.
+                leaves = jax.tree.leaves((args, kwargs))
+                return lowered.evaluate(*(leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)))
 
-            functools.update_wrapper(run, self._fun)
-            self._runners[device] = jax.jit(run, **self._settings)
+            self._runners.setdefault(device, self._jitted(run))
         return self._runners[device]
 
-    def _lower(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        """Lowers once for each device and signature."""
-        static, dynamic = self._split(args, kwargs)
-        avals, tree = jax.tree.flatten(jax.tree.map(jax.typeof, dynamic))
-        key = (device, tree, tuple(avals), static)
+    def _tracer(self, device: IPUModel) -> Any:
+        """The jitted function to trace for one device: each has its own traces, so that inner devices are checked."""
+        if device not in self._tracers:
+
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                with _compiling_for(device):
+                    return self._fun(*args, **kwargs)
+
+            self._tracers.setdefault(device, self._jitted(traced))
+        return self._tracers[device]
+
+    def _jitted(self, wrapper: Callable[..., Any]) -> Any:
+        """A wrapper of the function under its name and signature, jitted with its settings."""
+        functools.update_wrapper(wrapper, self._fun, updated=())
+        wrapper.__name__ = self.__name__
+        return jax.jit(wrapper, **self._settings)
+
+    def _lower(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered | None:
+        """Lowers once for each trace, which JAX makes once for each signature; None if tracers are closed over."""
+        timings: dict[str, float] = {}
+        with _timed(timings, "trace"):
+            traced = self._tracer(device).trace(*args, **kwargs)
+        if len(traced.jaxpr.in_avals) != len(jax.tree.leaves(traced.args_info)):
+            return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
+        # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
+        # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
+        key = device, id(traced.jaxpr), traced.in_tree
         if key not in self._lowered:
-            self._lowered[key] = self._lower_anew(device, args, kwargs)
+            self._lowered.setdefault(key, self._lower_anew(device, traced, timings))
         return self._lowered[key]
 
-    def dynamic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that are arrays, without the static ones."""
-        return self._split(args, kwargs)[1]
-
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return split_static(self._fun, args, kwargs, self._settings["static_argnums"], self._settings["static_argnames"])
-
-    def _lower_anew(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        timings: dict[str, float] = {}
-        with _timed(timings, "trace"), _compiling_for(device):
-            traced = self._plain.trace(*args, **kwargs)
+    def _lower_anew(self, device: IPUModel, traced: Any, timings: dict[str, float]) -> Lowered:
         jaxprs = {"trace": traced.jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
                 jaxprs[name] = run(list(jaxprs.values())[-1])
+        donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
         with _timed(timings, "lower"):
-            infos, in_tree = jax.tree.flatten(traced.args_info)
-            places = {place for place, _ in self._split(args, kwargs)[0]}
-            positional = [n for i, n in enumerate(parameter_names(self._fun, len(args))) if i not in places]
-            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(traced.args_info)]
-            names = [_leaf_name(path, positional) for path in paths]
-            donated = [info.donated for info in infos]
+            names = argument_names(traced.jaxpr)
             program = lower(list(jaxprs.values())[-1], device.target, donated=donated, names=names)
-        signature = Signature(in_tree, tuple(traced.jaxpr.in_avals), traced.out_tree)
-        return Lowered(self, signature, jaxprs, program, self._options, timings)
-
-
-def _leaf_name(path: Sequence[Any], positional: Sequence[str]) -> str:
-    """The name of a leaf of `(args, kwargs)` as the user would write it: `params['w']`."""
-    in_args, first, *rest = path
-    head = positional[first.idx] if in_args.idx == 0 else str(first.key)
-    return head + jax.tree_util.keystr(tuple(rest))
+        signature = Signature(
+            traced.in_tree, tuple(traced.jaxpr.in_avals), donated, traced.out_tree, tuple(traced.jaxpr.out_avals)
+        )
+        return Lowered(self.__name__, signature, jaxprs, program, self._options, timings)
 
 
 @contextmanager

@@ -1,20 +1,21 @@
 """The stages of a function on its way to the machine, mirroring `jax.stages`: Lowered, then Compiled.
 
-    ipu.jit(fun).lower(*args) → Lowered: jaxpr after each pass, graph, program
-    Lowered.compile()         → Compiled: callable, profile, analyses
+ipu.jit(fun).lower(*args) → Lowered: jaxpr after each pass, graph, program
+Lowered.compile()         → Compiled: callable, profile, analyses
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.arguments import has_tracer
+from ipujax.lowering.jax_compat import ClosedJaxpr, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
@@ -26,35 +27,26 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
 from ipujax.runtime.program import Program
 
-
 Record = Callable[[Program, Any], None]
-
-
-class Traceable(Protocol):
-    """What a stage needs of the `ipu.jit` function it comes from."""
-
-    __name__: str
-    line: str | None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def dynamic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that are arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a function was traced with: it fits later calls with equal trees, shapes, dtypes and static values.
+    """What a function was traced with: it fits later calls with equal trees, shapes and dtypes.
 
     Args:
-        in_tree: tree of the dynamic arguments, as `(args, kwargs)`.
+        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
         in_avals: shape, dtype and weakness of each leaf.
+        donated: for each leaf whether its buffer may be reused.
         out_tree: tree of the results.
+        out_avals: shape, dtype and weakness of each leaf.
     """
 
     in_tree: Any
     in_avals: tuple[Any, ...]
+    donated: tuple[bool, ...]
     out_tree: Any
+    out_avals: tuple[Any, ...]
 
 
 class Lowered:
@@ -71,14 +63,14 @@ class Lowered:
 
     def __init__(
         self,
-        function: Traceable,
+        name: str,
         signature: Signature,
         jaxprs: Mapping[str, ClosedJaxpr],
         lowered: LoweredProgram,
         options: Options,
         timings: Mapping[str, float],
     ) -> None:
-        self._function, self._signature, self._options = function, signature, options
+        self.name, self.signature, self._options = name, signature, options
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.timings = MappingProxyType(dict(timings))
 
@@ -96,11 +88,11 @@ class Lowered:
 
     @property
     def in_tree(self) -> Any:
-        return self._signature.in_tree
+        return self.signature.in_tree
 
     @property
     def out_tree(self) -> Any:
-        return self._signature.out_tree
+        return self.signature.out_tree
 
     def as_text(self, after: str | None = None) -> str:
         """The jaxpr after a pass, or the graph and program when no pass is named.
@@ -117,17 +109,21 @@ class Lowered:
             raise ArgumentError(f"no pass is called {after!r}", expected=f"one of {', '.join(self._jaxprs)}")
         return str(self._jaxprs[after])
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """The engine's computation on arguments of the signature, as JAX operations that can be traced."""
-        return self._evaluate(jax.tree.leaves(self._function.dynamic(args, kwargs)))
+    def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:
+        """The engine's computation on the leaves of the arguments, as JAX operations that can be traced.
 
-    def _evaluate(self, leaves: list[Any], record: Record | None = None) -> Any:
-        program = self._lowered
-        run = engine_function(
-            program.graph, program.program, exact_splits=self._options.exact_splits, record=record
-        )
+        Args:
+            leaves: arrays of the signature's shapes and dtypes, in order.
+            record: told what data-dependent control does, see `engine_function`.
+        """
+        program, signature = self._lowered, self.signature
+        run = engine_function(program.graph, program.program, exact_splits=self._options.exact_splits, record=record)
         outs = run(dict(zip(program.inputs, leaves, strict=True)))
-        return jax.tree.unflatten(self.out_tree, [outs[stream] for stream in program.outputs])
+        results = [
+            with_weak_type(outs[stream], aval.weak_type)
+            for stream, aval in zip(program.outputs, signature.out_avals, strict=True)
+        ]
+        return jax.tree.unflatten(signature.out_tree, results)
 
     @cached_property
     def _compiled(self) -> Compiled:
@@ -143,7 +139,7 @@ class Lowered:
         return self._compiled
 
     def __repr__(self) -> str:
-        return f"Lowered({self._function.__name__}: {len(self.jaxpr.eqns)} equations)"
+        return f"Lowered({self.name}: {len(self.jaxpr.eqns)} equations)"
 
 
 class Compiled:
@@ -172,19 +168,31 @@ class Compiled:
         """Tile memory, by tile and by category."""
         return self.profile.memory
 
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        donated = tuple(n for n, given in enumerate(self._lowered.signature.donated) if given)
+
+        def run(*leaves: Any) -> Any:
+            return self._lowered.evaluate(*leaves)
+
+        run.__name__ = self._lowered.name
+        return jax.jit(run, donate_argnums=donated)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function on arguments of the compiled signature.
+        """Runs the function on arguments of the compiled signature; static arguments are left out, as in `jax.stages`.
 
         Raises:
-            ArgumentError: for another tree, shape or dtype.
+            ArgumentError: for another tree, shape or dtype, or under a transformation of JAX.
         """
-        self._check(args, kwargs)
-        return self._lowered._function(*args, **kwargs)
+        return self._call(*self._check(args, kwargs))
 
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
         """Runs the function and returns its results with the profile of what really ran.
 
         Donated arguments are kept: this run does not reuse their buffers.
+
+        Raises:
+            ArgumentError: as a call.
         """
         recording: dict[Program, list[int]] = {}
 
@@ -192,25 +200,43 @@ class Compiled:
             recording.setdefault(node, []).append(int(what))
 
         leaves = self._check(args, kwargs)
-        outs = jax.block_until_ready(jax.jit(partial(self._lowered._evaluate, record=record))(leaves))
+        outs = jax.block_until_ready(jax.jit(partial(self._lowered.evaluate, record=record))(*leaves))
         jax.effects_barrier()
         return outs, Profile(self.executable, recording)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
-        function, signature = self._lowered._function, self._lowered._signature
-        leaves, tree = jax.tree.flatten(function.dynamic(args, kwargs))
-        name, line = function.__name__, function.line
+        signature, name = self._lowered.signature, self._lowered.name
+        if has_tracer(args, kwargs):
+            what = f"{name} is compiled: transformations of JAX cannot trace it any more"
+            raise ArgumentError(what, hint="apply them to the ipu.jit function itself")
+        leaves, tree = jax.tree.flatten((args, kwargs))
         hint = "call the ipu.jit function itself, which compiles anew for new shapes"
         if tree != signature.in_tree:
             what = f"{name} was compiled for arguments of another structure"
-            raise ArgumentError(what, where=line, expected=signature.in_tree, got=tree, hint=hint)
-        for number, (leaf, aval) in enumerate(zip(leaves, signature.in_avals, strict=True)):
-            found = jax.typeof(leaf)
-            if found.shape != aval.shape or found.dtype != aval.dtype:
-                what = f"{name} was compiled for another shape or dtype of its argument leaf {number}"
-                raise ArgumentError(what, where=line, expected=aval.str_short(), got=found.str_short(), hint=hint)
+            hint = f"leave static arguments out, they are compiled in; or {hint}"
+            raise ArgumentError(what, expected=signature.in_tree, got=tree, hint=hint)
+        places = jax.tree_util.tree_leaves_with_path((args, kwargs))
+        for (path, leaf), aval in zip(places, signature.in_avals, strict=True):
+            found = _described(leaf)
+            if found != aval.str_short():
+                what = f"{name} was compiled for another shape or dtype of its argument {_place(path)}"
+                raise ArgumentError(what, expected=aval.str_short(), got=found, hint=hint)
         return leaves
 
     def __repr__(self) -> str:
-        return f"Compiled({self._lowered._function.__name__})"
+        return f"Compiled({self._lowered.name})"
+
+
+def _described(leaf: Any) -> str:
+    """Shape and dtype of an argument, or its type if it is no array."""
+    try:
+        return jax.typeof(leaf).str_short()
+    except TypeError:
+        return type(leaf).__name__
+
+
+def _place(path: Sequence[Any]) -> str:
+    """Where a leaf of `(args, kwargs)` is: `0['w']`, `scale`."""
+    in_args, first, *rest = path
+    return f"{first.idx if in_args.idx == 0 else first.key}{jax.tree_util.keystr(tuple(rest))}"

@@ -5,6 +5,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,8 +27,8 @@ Atom = Var | Literal
 
 # Where code that is not the user's lies: installed packages, the standard library, ipujax itself, generated code.
 _INSTALLED = (
-    *{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")},
-    str(Path(__file__).parent.parent),
+    *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
+    f"{Path(__file__).parent.parent}{os.sep}",
     "<",
 )
 
@@ -78,14 +79,16 @@ def with_weak_type(x: jax.Array, weak_type: bool) -> jax.Array:
 def source_line(eqn: JaxprEqn) -> str:
     """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know.
 
-    That is the innermost frame outside installed packages, so that an optimiser's equations belong to the line that calls
-    it; in a stack of installed packages only, the innermost that is not JAX's.
+    A function inside another goes by its own name, as in `runtime.errors.user_line`.
+
+    That is the innermost frame outside installed packages, so that an optimiser's equations belong to the line that
+    calls it; in a stack of installed packages only, the innermost that is not JAX's.
     """
     traceback = eqn.source_info.traceback
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
         if not frame.file_name.startswith(_INSTALLED):
-            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
+            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name.rpartition('.<locals>.')[2]})"
     summary = source_info_util.summarize(eqn.source_info)
     path, _, rest = summary.partition(":")
     return f"{Path(path).name}:{rest}" if rest else ""

@@ -3,8 +3,8 @@
     lower(jaxpr, target, donated) → LoweredProgram(graph, program, inputs, outputs)
 
 Arguments become variables filled from host streams, each equation adds compute sets by its rule, results go to host
-streams. A donated argument stays on the device: the result that takes its place is copied into its variable, and neither
-moves to or from the host. Variables no rule has placed are placed linearly at the end.
+streams. A donated argument stays on the device: the result that takes its place is copied into its variable, and
+neither moves to or from the host. Variables no rule has placed are placed linearly at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin
-
 
 _UPDATE = Origin(path="results into donated arguments")
 
@@ -178,5 +177,3 @@ class _Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
-
-

@@ -6,6 +6,7 @@ Errors that are faults of ipujax itself are plain `AssertionError`s.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,8 +14,8 @@ from pathlib import Path
 import jax
 
 # Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
-_OWN_FILES = (str(Path(__file__).parent.parent), str(Path(jax.__file__).parent), "<")
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_OWN_FILES = (f"{Path(__file__).parent.parent}{os.sep}", f"{Path(jax.__file__).parent}{os.sep}", "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def user_line() -> str | None:

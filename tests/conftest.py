@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,21 @@ import pytest
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
 
+import jax  # noqa: E402
+
 TESTS = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--update-golden`."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ instead of comparing with it")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs() -> Iterator[None]:
+    """Drops what JAX compiled for a module: all modules together would fill several gigabytes."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

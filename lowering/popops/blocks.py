@@ -52,7 +52,7 @@ def place(
     shape = tuple(shape)
     planned = spread(shape, tuple(order), block_bytes, graph.target.tiles_per_ipu, most)
     for tensor, dims in candidates:
-        followed = _follow(graph, tensor, dims, shape, order)
+        followed = follow(graph, tensor, dims, shape, order)
         if followed is not None and _largest(followed) <= _KEEP_IF_WITHIN * _largest(planned):
             return followed
     return planned
@@ -110,7 +110,7 @@ def _largest(placement: Blocked) -> int:
     return prod(int(np.diff(cut).max(initial=0)) for cut in placement.cuts)
 
 
-def _follow(
+def follow(
     graph: Graph, tensor: Tensor, dims: Sequence[int | None], shape: tuple[int, ...], order: Sequence[int]
 ) -> Blocked | None:
     """The placement an operand has, as one of the index space; None if it cuts what must stay whole."""
@@ -157,7 +157,7 @@ def projected(
     boxes = placement.tile[firsts] if placement.tile.size else np.zeros([0] * len(used), np.int32)
     boxes = np.transpose(boxes, np.argsort(np.argsort(used))) if used else boxes
     counts = [len(cut) - 1 for cut in cuts]
-    return cuts, frozen(boxes.reshape(counts) if prod(counts) else np.zeros(counts), np.int32)
+    return cuts, frozen(boxes.reshape(counts) if boxes.size and prod(counts) else np.zeros(counts), np.int32)
 
 
 def mapped_variable(

@@ -18,6 +18,7 @@ from jax import lax
 
 from ipujax.lowering.popops.blocks import (
     along,
+    follow,
     map_like_blocks,
     mapped_variable,
     place,
@@ -149,9 +150,9 @@ def _moving(
 
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
     order = [d for d in range(x.ndim) if d not in dims]
-    # Bytes of a whole run along the sliced dimensions would over-count what one slice touches: a point is one element.
-    candidates = [(x, range(x.ndim))] if graph.is_mapped(x) else []
-    return place(graph, x.shape, order, element_bytes(x.dtype), candidates)
+    # What lies right is sliced where it lies, however it is spread: to move it costs more than any slice of it.
+    followed = follow(graph, x, range(x.ndim), x.shape, order) if graph.is_mapped(x) else None
+    return followed or place(graph, x.shape, order, element_bytes(x.dtype))
 
 
 def _add(

@@ -84,8 +84,10 @@ def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramS
 
 def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
     rank = max(t.ndim for t in operands)
-    shape = tuple(max((t.shape[d] for t in operands if t.ndim and t.shape[d] != 1), default=1) for d in range(rank))
-    if any(t.ndim and (t.ndim != rank or any(n not in (1, m) for n, m in zip(t.shape, shape, strict=True))) for t in operands):
+    shapes = [t.shape for t in operands if t.ndim]
+    shape = tuple(max((n for n in sizes if n != 1), default=1) for sizes in zip(*shapes, strict=False))
+    alike = all(n in (1, m) for given in shapes for n, m in zip(given, shape, strict=False))
+    if not alike or any(len(given) != rank for given in shapes):
         raise GraphError(f"{name}: operands differ in shape", where=graph.origin, got=[t.shape for t in operands])
     return shape
 

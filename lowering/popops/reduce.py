@@ -40,12 +40,11 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
 # Most partials of one output a tile combines in one stage: 1 stage below 16 partials, 2 below 125, then 3.
 _STAGES = ((16, 1), (125, 2))
 _MAX_STAGES = 3
+_MIN_BOX_BYTES = 128  # assumed: as the linear mapping's least
 _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its exchange code
 
 
-def reduce(
-    graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str
-) -> Tensor:
+def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:
     """Reduces a tensor over some of its dimensions.
 
     Args:
@@ -102,9 +101,7 @@ def _add_stage(
     prog: ProgramSequence,
     name: str,
 ) -> None:
-    axes = tuple(
-        Axis(f"d{d}", cut, "reduce" if d in reduced else "map") for d, cut in enumerate(mapping.cuts)
-    )
+    axes = tuple(Axis(f"d{d}", cut, "reduce" if d in reduced else "map") for d, cut in enumerate(mapping.cuts))
     weights = [prod(len(mapping.cuts[d]) - 1 for d in split[i + 1 :]) for i in range(len(split))]
     slot = (Dim(tuple(Term(d, w, "block") for d, w in zip(split, weights, strict=True))),) if split else ()
     accesses = (
@@ -153,13 +150,20 @@ def reduce_partials(graph: Graph, partials: Tensor, prog: ProgramSequence, name:
     (variable,) = partials.variables()
     assert variable.monoid is not None, "partials carry their monoid"
     slots, shape = partials.shape[0], partials.shape[1:]
-    stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
     flat = partials.reshape((slots, prod(shape)))
-    for stage in range(stages, 0, -1):
-        keep = 1 if stage == 1 else max(1, round(slots ** ((stage - 1) / stage)))
-        flat = _combine(graph, flat, keep, variable.monoid, shape if stage == 1 else None, prog, name)
-        slots = keep
+    for keep in _kept_slots(slots):
+        flat = _combine(graph, flat, keep, variable.monoid, shape if keep == 1 else None, prog, name)
     return flat
+
+
+def _kept_slots(slots: int) -> list[int]:
+    """How many partials of one output each stage leaves; 1 after the last."""
+    stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
+    kept, left = [], slots
+    for stage in range(stages - 1, 0, -1):
+        left = max(2, round(left ** (stage / (stage + 1))))
+        kept.append(left)
+    return [*kept, 1]
 
 
 def _combine(
@@ -174,7 +178,7 @@ def _combine(
     slots, size = partials.shape
     slot_cuts = even_cuts(slots, keep)
     keep = len(slot_cuts) - 1
-    cuts = _spread_outputs(size, element_bytes(partials.dtype), slots // keep, graph.target.tiles_per_ipu // keep)
+    cuts = _spread_outputs(size, slots, keep, partials.dtype, graph.target)
     tile = frozen(np.arange(keep * (len(cuts) - 1)).reshape(keep, -1) % graph.target.tiles_per_ipu, np.int32)
     if shape is None:
         placed: TileMapping = blocked_mapping((even_cuts(keep, keep), cuts), tile)
@@ -197,10 +201,12 @@ def _combine(
     return out
 
 
-def _spread_outputs(size: int, width_bytes: int, depth: int, tiles: int) -> np.ndarray:
+def _spread_outputs(size: int, slots: int, keep: int, dtype: Any, target: Target) -> np.ndarray:
+    """Cuts of `size` outputs for a stage that combines `slots` partials of each into `keep`."""
+    width_bytes = element_bytes(dtype)
     grain = max(1, 8 // width_bytes)
-    per_tile = max(grain, -(-_MIN_RECEIVED_BYTES // (width_bytes * depth)))
-    return even_cuts(size, max(1, min(tiles, -(-size // per_tile))), grain)
+    per_tile = max(grain, -(-_MIN_RECEIVED_BYTES // (width_bytes * (slots // keep))))
+    return even_cuts(size, max(1, min(target.tiles_per_ipu // keep, -(-size // per_tile))), grain)
 
 
 def _first_stage(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Blocked]:
@@ -213,8 +219,8 @@ def _first_stage(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor
         bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
         local = (x.flatten(), (0,), blocked_mapping((bounds,), mapping.tiles))
     view, reduced = _collapsed(x, axes)
-    planned = _planned(view.shape, reduced, x.dtype, graph.target)
-    if local is None or _cost(local, x, graph.target, moved=False) > _cost((view, reduced, planned), x, graph.target):
+    planned, planned_cycles = _planned(view.shape, reduced, x.dtype, graph.target)
+    if local is None or _cost_cycles(local[2], local[1], x.dtype, graph.target, moved=False) > planned_cycles:
         return view, reduced, planned
     return local
 
@@ -233,28 +239,45 @@ def _collapsed(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...
 
 
 @lru_cache(maxsize=4096)
-def _planned(shape: tuple[int, ...], reduced: tuple[int, ...], dtype: Any, target: Target) -> Blocked:
-    """Splits outputs first, then what is reduced, until the tiles are used up or boxes are 128 bytes."""
-    budget = max(1, min(target.tiles_per_ipu, prod(shape) * element_bytes(dtype) // 128))
+def _planned(shape: tuple[int, ...], reduced: tuple[int, ...], dtype: Any, target: Target) -> tuple[Blocked, float]:
+    """The cheapest grid, and its cycles, of those that cut what is reduced in 1, 2, 4, … and the outputs as often as fits."""
+    budget = max(1, min(target.tiles_per_ipu, prod(shape) * element_bytes(dtype) // _MIN_BOX_BYTES))
+    grids = [_grid(shape, reduced, 1 << power, budget) for power in range(budget.bit_length())]
+    costs = [_cost_cycles(grid, reduced, dtype, target) for grid in grids]
+    best = int(np.argmin(costs))
+    return grids[best], costs[best]
+
+
+def _grid(shape: tuple[int, ...], reduced: tuple[int, ...], reduced_blocks: int, budget: int) -> Blocked:
+    """At most `budget` boxes, at most `reduced_blocks` along what is reduced."""
     blocks = [1] * len(shape)
-    for d in sorted(range(len(shape)), key=lambda d: (d in reduced, d)):
-        blocks[d] = max(1, min(shape[d], budget // prod(blocks)))
+    for d, size in enumerate(shape):
+        taken = prod(blocks[e] for e in range(d) if (e in reduced) == (d in reduced))
+        blocks[d] = max(1, min(size, (reduced_blocks if d in reduced else budget // reduced_blocks) // taken))
     cuts = tuple(even_cuts(n, b) for n, b in zip(shape, blocks, strict=True))
     counts = [len(c) - 1 for c in cuts]
-    return blocked_mapping(cuts, np.arange(prod(counts)).reshape(counts))
+    return blocked_mapping(cuts, frozen(np.arange(prod(counts)).reshape(counts), np.int32))
 
 
-def _cost(
-    choice: tuple[Tensor, tuple[int, ...], Blocked], x: Tensor, target: Target, moved: bool = True
-) -> float:
-    """Estimated cycles of a first stage and the combination of its partials."""
-    view, reduced, mapping = choice
+def _cost_cycles(mapping: Blocked, reduced: tuple[int, ...], dtype: Any, target: Target, moved: bool = True) -> float:
+    """Estimated cycles of a first stage on the boxes of a mapping and of the combination of its partials."""
     worst = [int(np.diff(c).max(initial=0)) for c in mapping.cuts]
     outputs = prod(n for d, n in enumerate(worst) if d not in reduced)
     depth = prod(n for d, n in enumerate(worst) if d in reduced)
     slots = prod(len(mapping.cuts[d]) - 1 for d in reduced)
-    width, all_outputs = element_bytes(x.dtype), prod(n for d, n in enumerate(view.shape) if d not in reduced)
-    compute = float(reduce_cycles("add", x.dtype, np.asarray(outputs), np.asarray(depth), target))
-    load = outputs * depth * width / target.exchange_bytes_per_cycle + target.exchange_startup_cycles if moved else 0.0
-    share = -(-all_outputs // target.tiles_per_ipu) * slots * width / target.exchange_bytes_per_cycle
-    return compute + load + (share + target.exchange_startup_cycles if slots > 1 else 0.0)
+    size = prod(n for d, n in enumerate(mapping.shape) if d not in reduced)
+    cycles = _stage_cycles(outputs, depth, dtype, target, moved)
+    for keep in _kept_slots(slots) if slots > 1 else ():
+        depth = -(-slots // keep)
+        received = int(np.diff(_spread_outputs(size, slots, keep, dtype, target)).max(initial=0))
+        cycles += _stage_cycles(received, depth, dtype, target, moved=True)
+        slots = keep
+    return cycles
+
+
+def _stage_cycles(outputs: int, depth: int, dtype: Any, target: Target, moved: bool) -> float:
+    """One compute set on the worst tile, with the exchange of its operand if that is on other tiles."""
+    compute = float(reduce_cycles("add", dtype, np.int64(outputs), np.int64(depth), target))
+    received_bytes = outputs * depth * element_bytes(dtype) if moved else 0
+    exchange = target.exchange_startup_cycles + received_bytes / target.exchange_bytes_per_cycle if moved else 0.0
+    return compute + exchange + target.internal_sync_cycles

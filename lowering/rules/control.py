@@ -15,6 +15,7 @@ from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
 from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, on_one_tile
@@ -65,17 +66,30 @@ def while_rule(
     cond_nconsts: int,
     body_nconsts: int,
 ) -> Sequence[Tensor]:
-    """A loop that runs while a computed scalar is true."""
+    """A loop that runs while a computed scalar is true.
+
+    A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
+    """
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     carries = [new_state(ctx, x, n) for n, x in enumerate(operands[cond_nconsts + body_nconsts :])]
     condition, body = ProgramSequence(), ProgramSequence()
     (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
-    map_linearly(ctx.graph, predicate)
     results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body)
+    if predicate.ndim:
+        (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
+        results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
+        predicate = reduce(ctx.graph, predicate, range(predicate.ndim), "or", condition, f"{ctx.name}/any")
+    map_linearly(ctx.graph, predicate)
     assign(ctx.into(body), results, carries)
     ctx.prog.add(RepeatWhile(condition, predicate, body, ctx.graph.origin))
     return carries
+
+
+def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in those elements of the batch, the leading dimensions, that still run."""
+    chosen = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
+    return elementwise(ctx.graph, Op("select_n", lax.select_n, new.dtype), [chosen, old, new], ctx.prog, f"{ctx.name}/where")
 
 
 def cond_rule(

@@ -131,15 +131,16 @@ def test_phases_add_up(name: str) -> None:
 
 @pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])
 def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
+    # Sizes that vectors divide: an odd batch may cost more than twice as much of it.
     model = training_step(name)
 
-    def costs(times: int) -> tuple[int, int]:
-        batch = [jax.ShapeDtypeStruct((x.shape[0] * times, *x.shape[1:]), x.dtype) for x in model.batch(0)]
+    def costs(size: int) -> tuple[int, int]:
+        batch = [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for x in model.batch(0)]
         state = jax.eval_shape(lambda: model.state)
         profile = ipu.jit(model.step, device=model_device(MK2)).lower(state, *batch).compile().profile
         return profile.total_worker_cycles, profile.cycles
 
-    (work, cycles), (more_work, more_cycles) = costs(1), costs(2)
+    (work, cycles), (more_work, more_cycles) = costs(16), costs(32)
     assert more_work > work
     assert more_cycles >= cycles
 

@@ -1,6 +1,7 @@
 """The op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
 
-The rows of a family are compiled together, which takes a tenth of the time; run with `-m slow` they are compiled alone.
+The rows of a family are compiled together and shared out over targets of several sizes, which takes a tenth of the
+time. Run with `-m slow` each row is compiled alone, for every size.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params, trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.rules import RULES
 from tests.lowering.helpers import TILES, assert_same, lowered, run_engine, run_tiles, small_target
-from tests.lowering.op_table import CASES, FAMILIES, OpCase
+from tests.lowering.op_case import OpCase
+from tests.lowering.op_table import CASES, FAMILIES
 
+GRADIENT_TILES = (4, 7)
 BY_NAME = {case.id: case for case in CASES}
 
 
@@ -94,6 +97,11 @@ def gradient_of(case: OpCase) -> Callable[..., Any]:
     return jax.grad(weighted, floats)
 
 
+def turn(cases: Sequence[OpCase], number: int, of: int) -> Sequence[OpCase]:
+    """A share of the rows: each row runs on one size of target, each size meets rows of every kind."""
+    return cases[number::of]
+
+
 def test_every_rule_has_a_row_and_every_row_a_rule() -> None:
     assert {case.primitive for case in CASES} == set(RULES)
 
@@ -111,13 +119,14 @@ def test_rows_trace_to_their_primitive(family: str) -> None:
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward(family: str, tiles: int) -> None:
-    forward(FAMILIES[family], tiles)
+    forward(turn(FAMILIES[family], TILES.index(tiles), len(TILES)), tiles)
 
 
-@pytest.mark.parametrize("tiles", [4, 7])
+@pytest.mark.parametrize("tiles", GRADIENT_TILES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient(family: str, tiles: int) -> None:
-    gradient([case for case in FAMILIES[family] if case.grad], tiles)
+    cases = [case for case in FAMILIES[family] if case.grad]
+    gradient(turn(cases, GRADIENT_TILES.index(tiles), len(GRADIENT_TILES)), tiles)
 
 
 @pytest.mark.slow
@@ -126,5 +135,5 @@ def test_row_alone(name: str) -> None:
     case = BY_NAME[name]
     for tiles in TILES:
         forward([case], tiles)
-        if case.grad and tiles in (4, 7):
+        if case.grad and tiles in GRADIENT_TILES:
             gradient([case], tiles)

@@ -180,7 +180,7 @@ def test_source_line_of_library_code_is_its_callers() -> None:
     first = inspect.getsourcelines(fun)[1] + 1
     jaxpr = inline(traced(fun, jnp.ones(3)))
     lines = [source_line(eqn) for eqn in jaxpr.eqns if eqn.primitive.name == "select_n"]
-    assert [line.split(":")[:2] for line in lines] == [["test_passes.py", str(first + n)] for n in range(2)]
+    assert [line.split(" (")[0] for line in lines] == [f"test_passes.py:{first + n}" for n in range(2)]
 
 
 def test_source_line_of_users_callee_is_its_own() -> None:
@@ -190,7 +190,7 @@ def test_source_line_of_users_callee_is_its_own() -> None:
 
     line = inspect.getsourcelines(callee.__wrapped__)[1] + 2
     [eqn] = inline(traced(lambda x: callee(x), jnp.ones(3))).eqns
-    assert source_line(eqn).startswith(f"test_passes.py:{line}:")
+    assert source_line(eqn).startswith(f"test_passes.py:{line} (")
 
 
 # --- dce --------------------------------------------------------------------------------------------------------------

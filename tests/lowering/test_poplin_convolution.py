@@ -211,6 +211,7 @@ def test_empty():
         ({"feature_group_count": 2, "batch_group_count": 2}, "exclude each other"),
         ({"feature_group_count": 4}, "do not divide"),
         ({"batch_group_count": 4}, "do not divide"),
+        ({"feature_group_count": 2}, "input channels"),
     ],
 )
 def test_groups_refused(counts, match):

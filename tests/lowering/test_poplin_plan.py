@@ -15,6 +15,7 @@ from ipujax.lowering.poplin.spec import Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import even_cuts
 from ipujax.runtime.presets import preset
@@ -129,8 +130,7 @@ def test_more_tiles_are_never_slower(shape, dtype):
 @pytest.mark.parametrize("name", ["3x3", "weight gradient", "depthwise"])
 def test_more_tiles_are_never_slower_for_convolutions(name):
     cycles = [
-        plan_convolution(SPECS[name], MK2.replace(tiles_per_ipu=n)).total_cycles
-        for n in (64, 256, 1024, 1216, 1472)
+        plan_convolution(SPECS[name], MK2.replace(tiles_per_ipu=n)).total_cycles for n in (64, 256, 1024, 1216, 1472)
     ]
     assert cycles == sorted(cycles, reverse=True)
 
@@ -166,10 +166,15 @@ def test_large_products_fit_in_several_steps(shape):
     assert ideal < plan.total_cycles < 2 * ideal
 
 
+def test_proportion_below_zero_is_refused():
+    with pytest.raises(ArgumentError, match="available_memory_proportion"):
+        plan_matmul(1, 8, 8, 8, FLOAT, MK2, available_memory_proportion=-0.5)
+
+
 def test_neighbouring_tiles_share_activations():
     plan = plan_matmul(1, 256, 256, 256, FLOAT, MK2)
     axis = 4 if plan.kind.is_swapped else 2  # output channels; rows when operands are swapped
-    along = np.diff(plan.tiles(), axis=axis)
+    along = np.diff(plan.grid().tile, axis=axis)
     assert plan.splits.out_channels > 1 and np.all(along == 1)
 
 

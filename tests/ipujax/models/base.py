@@ -1,4 +1,8 @@
-"""What a model of the tests is: one training step as a pure function, where it starts, and its batches."""
+"""What a model of the tests is: one training step as a pure function, where it starts, and its batches.
+
+Limits: attention in the models has no biases. Softmax ignores what a bias of the keys adds, so that its gradient is
+nothing but rounding, which Adam scales up to the size of a step: any two compilers differ in it.
+"""
 
 from __future__ import annotations
 

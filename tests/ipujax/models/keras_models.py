@@ -67,7 +67,7 @@ class Block(layers.Layer):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = layers.LayerNormalization(), layers.LayerNormalization()
-        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)
+        self.attention = layers.MultiHeadAttention(heads, width // heads, dropout=0.1, use_bias=False)
         self.up, self.down = layers.Dense(4 * width), layers.Dense(width)
         self.dropout = layers.Dropout(0.1)
 

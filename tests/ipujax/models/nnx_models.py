@@ -62,7 +62,7 @@ class Transformer(nnx.Module):
     def __init__(self, vocabulary: int, width: int, rngs: nnx.Rngs) -> None:
         self.embed = nnx.Embed(vocabulary, width, rngs=rngs)
         self.norm1, self.norm2 = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
-        settings = {"dropout_rate": 0.1, "deterministic": False, "decode": False}
+        settings = {"dropout_rate": 0.1, "deterministic": False, "decode": False, "use_bias": False}
         self.attention = nnx.MultiHeadAttention(2, width, **settings, rngs=rngs)
         self.up, self.down = nnx.Linear(width, 4 * width, rngs=rngs), nnx.Linear(4 * width, width, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)

@@ -1,0 +1,259 @@
+"""What goes wrong says so: the user's line, what was found, what to try; and nothing is left half done."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ipujax as ipu
+
+DEVICE = ipu.IPUModel(tiles_per_ipu=4)
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+def error_of(call: Callable[[], Any], kind: type[Exception] = ipu.IpuError) -> Any:
+    """The error that a call raises."""
+    with pytest.raises(kind) as caught:
+        call()
+    return caught.value
+
+
+def add(a: Any, b: Any = 0.0, *, c: Any = 0.0) -> Any:
+    return a + b + c
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+NO_ARRAYS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str, str, str]] = {
+    "string": (("no", X), {}, "argument a of add", "str 'no'", "static_argnums=0"),
+    "in a tree": ((X, {"k": [X, "no"]}), {}, r"argument b\['k'\]\[1\] of add", "str 'no'", "static_argnums=1"),
+    "by keyword": ((X,), {"c": (X, max)}, r"argument c\[1\] of add", "builtin_function", "static_argnames='c'"),
+    "strange dtype": ((np.array(["s"]),), {}, "argument a of add", "ndarray of <U1", "static_argnums=0"),
+    "objects": ((X, np.array([None])), {}, "argument b of add", "ndarray of object", "static_argnums=1"),
+}
+
+
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
+@pytest.mark.parametrize("name", NO_ARRAYS)
+def test_no_array(name: str, device: Any) -> None:
+    args, kwargs, what, got, hint = NO_ARRAYS[name]
+    fun = ipu.jit(add, device=device)
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    error = error_of(lambda: fun(*args, **kwargs), ipu.ArgumentError)
+    assert error.where == f"test_errors.py:{line} (<lambda>)"
+    for text in (what, f"got: {got}", f"at: test_errors.py:{line}", f"try: pass .*{hint}"):
+        with pytest.raises(ipu.ArgumentError, match=text):
+            raise error
+    if device == DEVICE:
+        assert error_of(lambda: fun.lower(*args, **kwargs), ipu.ArgumentError).what == error.what
+    np.testing.assert_array_equal(fun(X), X)
+
+
+def test_static_arguments_need_not_be_arrays_and_others_still_must() -> None:
+    fun = ipu.jit(lambda a, how, b: a, device=DEVICE, static_argnums=1)
+    with pytest.raises(ipu.ArgumentError, match=r"argument b of <lambda>(.|\n)*static_argnums=2"):
+        fun(X, "up", "no")
+    with pytest.raises(ipu.ArgumentError, match=r"argument b of <lambda>(.|\n)*static_argnames='b'"):
+        fun(X, how="up", b="no")
+
+
+@pytest.mark.parametrize("call", ["__call__", "lower"])
+def test_messages_of_jax_pass_through(call: str) -> None:
+    """Of unhashable settings, missing arguments and results that are no arrays."""
+    for settings, args in (({"static_argnums": 1}, (X, [1])), ({}, ()), ({}, (X, X, X))):
+        expected = error_of(lambda a=args, s=settings: jax.jit(add, **s)(*a), Exception)
+        found = error_of(lambda a=args, s=settings: getattr(ipu.jit(add, device=DEVICE, **s), call)(*a), Exception)
+        assert type(found) is type(expected) and str(found) == str(expected)
+    with pytest.raises(TypeError, match="returned a value of type <class 'str'>"):
+        getattr(ipu.jit(lambda a: "text", device=DEVICE), call)(X)
+
+
+# --- the user's own errors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, TypeError, RuntimeError, ZeroDivisionError])
+def test_users_errors_are_untouched(kind: type[Exception]) -> None:
+    raised = kind("mine")
+
+    def fun(x: Any) -> Any:
+        raise raised
+
+    jitted = ipu.jit(fun, device=DEVICE)
+    assert error_of(lambda: jitted(X), kind) is raised
+    assert error_of(lambda: jitted.lower(X), kind) is raised
+
+
+@pytest.mark.parametrize(
+    ("fun", "kind"),
+    [
+        (lambda x: 1 if x.sum() > 0 else 2, jax.errors.TracerBoolConversionError),
+        (lambda x: np.asarray(x), jax.errors.TracerArrayConversionError),
+        (lambda x: jnp.zeros(x.sum().astype(int)), TypeError),
+        (lambda x: float(x[0, 0]), jax.errors.ConcretizationTypeError),
+        (lambda x: x.at[0].set(x) @ x, Exception),
+    ],
+)
+def test_errors_of_jax_are_untouched(fun: Callable[..., Any], kind: type[Exception]) -> None:
+    expected, found = error_of(lambda: jax.jit(fun)(X), kind), error_of(lambda: ipu.jit(fun, device=DEVICE)(X), kind)
+    assert type(found) is type(expected) and str(found) == str(expected)
+
+
+def test_leaked_tracer() -> None:
+    leaked = []
+    ipu.jit(lambda x: (leaked.append(x), x)[1], device=DEVICE)(X)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        _ = leaked[0] + 1
+
+
+# --- nothing half done ------------------------------------------------------------------------------------------------
+
+
+def test_other_shapes_work_after_an_error() -> None:
+    def fun(x: Any) -> Any:
+        if x.shape == (2,):
+            raise ValueError("not two")
+        return x * 2
+
+    jitted = ipu.jit(fun, device=DEVICE)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not two"):
+            jitted(jnp.ones(2))
+        np.testing.assert_array_equal(jitted(jnp.ones(3)), 2 * np.ones(3))
+
+
+def test_an_error_that_goes_away() -> None:
+    trouble = [ValueError("first time")]
+
+    def fun(x: Any) -> Any:
+        if trouble:
+            raise trouble.pop()
+        return x * 2
+
+    jitted = ipu.jit(fun, device=DEVICE)
+    with pytest.raises(ValueError, match="first time"):
+        jitted(X)
+    np.testing.assert_array_equal(jitted(X), X * 2)
+
+
+def test_after_an_error_devices_are_as_before() -> None:
+    def fun(x: Any) -> Any:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        ipu.jit(fun, device=DEVICE)(X)
+    other = ipu.IPUModel(tiles_per_ipu=6)
+    assert ipu.jit(add, device=other).lower(X).graph.target == other.target
+    np.testing.assert_array_equal(ipu.jit(add, device=other)(X), X)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_donated_arguments_survive_an_error() -> None:
+    def broken(x: Any) -> Any:
+        raise ValueError("mine")
+
+    x, w = jnp.ones(3), jnp.ones((1000, 1200))
+    with pytest.raises(ValueError, match="mine"):
+        ipu.jit(broken, device=DEVICE, donate_argnums=0)(x)
+    with pytest.raises(ipu.TileMemoryError):
+        ipu.jit(too_large, device=DEVICE, donate_argnums=0)(w, jnp.ones((8, 1000)))
+    assert not x.is_deleted() and not w.is_deleted()
+
+
+# --- a program that does not fit --------------------------------------------------------------------------------------
+
+
+def too_large(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w).sum()
+
+
+def test_out_of_memory() -> None:
+    args = jnp.ones((1000, 1200)), jnp.ones((8, 1000))
+    fun = ipu.jit(too_large, device=DEVICE)
+    line = inspect.getsourcelines(too_large)[1] + 1
+    for call in (lambda: fun(*args), lambda: fun.lower(*args).compile(), lambda: fun(*args)):
+        error = error_of(call, ipu.TileMemoryError)
+        profile = ipu.jit(too_large, device=DEVICE, options=ipu.Options(allow_out_of_memory=True)).lower(*args)
+        memory, have = profile.compile().profile.memory, DEVICE.target.bytes_per_tile
+        assert error.where.line == f"test_errors.py:{line} (too_large)"
+        for text in (
+            rf"on 4 of 4 tiles, worst on tile {memory.worst_tile}, by {memory.max_tile_bytes - have:,} bytes",
+            r"largest on that tile:\n +1,\d\d\d,\d\d\d B +Variable\(w: float32\[1000, 1200\]\)",
+            rf"expected: at most {have:,} bytes a tile",
+            rf"got: {memory.max_tile_bytes:,} bytes",
+            r"try: .*at least \d IPUs, a smaller batch(.|\n)*allow_out_of_memory=True",
+        ):
+            with pytest.raises(ipu.TileMemoryError, match=text):
+                raise error
+
+
+def test_out_of_memory_allowed() -> None:
+    args = jnp.ones((1000, 1200)) / 1000, jnp.ones((8, 1000)) / 3
+    fun = ipu.jit(too_large, device=DEVICE, options=ipu.Options(allow_out_of_memory=True))
+    np.testing.assert_allclose(fun(*args), jax.jit(too_large)(*args), rtol=1e-5)
+    profile = fun.lower(*args).compile().profile
+    assert profile.memory.max_tile_bytes > DEVICE.target.bytes_per_tile
+    assert "Out of memory:  4 tiles" in profile.summary()
+
+
+# --- devices and options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "text"),
+    [
+        (lambda: ipu.IPUModel(arch="mk9"), ipu.TargetError, r"'mk9'(.|\n)*one of mk1, mk2, bow(.|\n)*try: 'mk2'"),
+        (lambda: ipu.IPUModel(num_ipus=0), ipu.TargetError, r"num_ipus cannot be 0(.|\n)*expected: a whole number"),
+        (lambda: ipu.IPUModel(num_ipus=1.5), ipu.TargetError, r"num_ipus cannot be 1.5(.|\n)*got: 1.5 \(float\)"),
+        (lambda: ipu.IPUModel(bytes_per_tle=3), ipu.TargetError, r"no constant 'bytes_per_tle'(.|\n)*'bytes_per_tile'"),
+        (lambda: ipu.jit(add, device="mk2"), ipu.ArgumentError, r"ipu.jit got no device(.|\n)*got: 'mk2'"),
+        (lambda: ipu.jit(device=DEVICE.target)(add), ipu.ArgumentError, r"got no device(.|\n)*expected: ipu.IPUModel"),
+        (lambda: ipu.default_device("mk2").__enter__(), ipu.ArgumentError, r"default_device got no device(.|\n)*'mk2'"),
+        (lambda: ipu.jit(add, options={"exact_splits": True}), ipu.ArgumentError, r"no options(.|\n)*ipu.Options"),
+        (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"no options(.|\n)*got: {}"),
+        (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
+        (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
+        (lambda: ipu.jit(3), ipu.ArgumentError, r"ipu.jit needs a function(.|\n)*expected: a callable(.|\n)*got: 3"),
+    ],
+)
+def test_bad_settings(make: Callable[[], Any], what: type[Exception], text: str) -> None:
+    error = error_of(make, what)
+    with pytest.raises(what, match=text):
+        raise error
+    line = inspect.getsourcelines(make)[1]
+    assert str(error.where).startswith(f"test_errors.py:{line} ")
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fast'"):
+        ipu.Options(fast=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'backend'"):
+        ipu.jit(add, backend="cpu")
+
+
+def test_inner_function_on_another_device() -> None:
+    for other in (ipu.IPUModel(tiles_per_ipu=6), ipu.CPU()):
+        inner = ipu.jit(add, device=other)
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        outer = ipu.jit(lambda x, f=inner: f(x) * 2, device=DEVICE)
+        for call in (lambda o=outer: o(X), lambda o=outer: o.lower(X)):
+            error = error_of(call, ipu.ArgumentError)
+            assert (error.expected, error.got, error.where) == (DEVICE, other, f"test_errors.py:{line} (<lambda>)")
+            with pytest.raises(ipu.ArgumentError, match=r"add is called inside a function compiled for another device"):
+                raise error
+
+
+def test_inner_device_is_checked_anew_for_each_outer_device() -> None:
+    inner = ipu.jit(add, device=DEVICE)
+    outer = ipu.jit(lambda x: inner(x) * 2)
+    with ipu.default_device(DEVICE):
+        outer(X)
+    with ipu.default_device(ipu.IPUModel(tiles_per_ipu=6)), pytest.raises(ipu.ArgumentError, match="another device"):
+        outer(X)
+    with ipu.default_device(ipu.CPU()):
+        np.testing.assert_array_equal(outer(X), X * 2)
