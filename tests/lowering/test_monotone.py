@@ -1,4 +1,4 @@
-"""More tiles never cost time, more work never saves it: planned operations and whole training steps, by simulated cycles.
+"""More tiles never cost time, more work never saves it: planned operations and training steps, by simulated cycles.
 
 Costs are those of the compiled program without the host's exchange. The clock and all widths are the same for each size
 of target.

@@ -113,7 +113,7 @@ def test_views(view: str, layout: str) -> None:
             np.testing.assert_array_equal(got, expected(x).sum(axes), err_msg=f"{axes}")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_box_layout(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))

@@ -76,7 +76,7 @@ class Transformer(nnx.Module):
 
 def mlp_adamw() -> TrainingStep:
     """The perceptron."""
-    return nnx_step(Perceptron(nnx.Rngs(SEED)), images(21, 8), {"dot_general", "is_finite", "sign", "gather", "max"})
+    return nnx_step(Perceptron(nnx.Rngs(SEED)), images(21, 8), {"dot_general", "is_finite", "gather", "max"})
 
 
 def cnn_adamw() -> TrainingStep:
