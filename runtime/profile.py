@@ -170,9 +170,13 @@ class Profile:
         """The execution profile, JSON-able: profilerMode, programTrace, simulation."""
         return execution_report(self.executable, self.timeline)
 
-    def summary(self) -> str:
-        """The profile as text for people."""
-        return summary(self)
+    def summary(self, operations: int = 5) -> str:
+        """The profile as text for people.
+
+        Args:
+            operations: how many of the costliest source lines to list.
+        """
+        return summary(self, operations)
 
 
 def _place(node: Program) -> tuple[Origin, str]:

@@ -20,7 +20,7 @@ _BARS = 40  # characters of the longest bar of the histogram
 _BINS = 8
 
 
-def summary(profile: Profile, operations: int = 10) -> str:
+def summary(profile: Profile, operations: int) -> str:
     """The profile as text for people.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, elementwise_cycles, total_elements
-from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -73,13 +73,13 @@ def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramS
     kept = [t for t, value in zip(tensors, immediates, strict=True) if value is None]
     for tensor in kept:
         map_linearly(graph, tensor)
-    mapping = best_mapping(graph, kept) or linear_mapping(graph, kept[0].size, op.out_dtype)
-    out = graph.add_variable(shape, op.out_dtype, name, mapping)
+    layout, mapping = best_layout(graph, kept) or (shape, linear_mapping(graph, kept[0].size, op.out_dtype))
+    out = graph.add_variable(layout, op.out_dtype, name, mapping)
     codelet = _codelet(_Key(op), tuple(t.dtype for t in kept), tuple(map(_freeze, immediates)))
     compute_set = graph.add_compute_set(name)
-    add_elementwise(graph, compute_set, codelet, [*kept, out], mapping)
+    add_elementwise(graph, compute_set, codelet, [t.reshape(layout) for t in (*kept, out)], mapping)
     prog.add(Execute(compute_set))
-    return out
+    return out.reshape(shape)
 
 
 def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
@@ -108,17 +108,10 @@ def add_elementwise(
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
 
 
-def best_mapping(graph: Graph, tensors: Sequence[Tensor]) -> TileMapping | None:
-    """The mapping of the operand that is best spread: least on the worst tile, then most tiles; None without one."""
-    best, best_score = None, None
-    for tensor in tensors:
-        mapping = mapping_like(graph, tensor)
-        if mapping is None:
-            continue
-        score = _spread(mapping, graph.target.num_tiles)
-        if best_score is None or score < best_score:
-            best, best_score = mapping, score
-    return best
+def best_layout(graph: Graph, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], TileMapping] | None:
+    """The layout of the operand that is best spread: least on the worst tile, then most tiles; None without one."""
+    layouts = [layout for t in tensors if (layout := layout_like(graph, t)) is not None]
+    return min(layouts, key=lambda layout: _spread(layout[1], graph.target.num_tiles), default=None)
 
 
 @lru_cache(maxsize=8192)

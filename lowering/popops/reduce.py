@@ -240,9 +240,14 @@ def _collapsed(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...
 
 @lru_cache(maxsize=4096)
 def _planned(shape: tuple[int, ...], reduced: tuple[int, ...], dtype: Any, target: Target) -> tuple[Blocked, float]:
-    """The cheapest grid, and its cycles, of those that cut what is reduced in 1, 2, 4, … and the outputs as often as fits."""
+    """The cheapest grid, and its cycles, of those that cut what is reduced in 1, 2, 4, … and outputs as often as fits.
+
+    One more cuts outputs first, and what is reduced as often as fits.
+    """
     budget = max(1, min(target.tiles_per_ipu, prod(shape) * element_bytes(dtype) // _MIN_BOX_BYTES))
-    grids = [_grid(shape, reduced, 1 << power, budget) for power in range(budget.bit_length())]
+    outputs = prod(n for d, n in enumerate(shape) if d not in reduced)
+    rest = budget // min(budget, max(1, outputs))
+    grids = [_grid(shape, reduced, n, budget) for n in (rest, *(1 << power for power in range(budget.bit_length())))]
     costs = [_cost_cycles(grid, reduced, dtype, target) for grid in grids]
     best = int(np.argmin(costs))
     return grids[best], costs[best]
@@ -277,7 +282,7 @@ def _cost_cycles(mapping: Blocked, reduced: tuple[int, ...], dtype: Any, target:
 
 def _stage_cycles(outputs: int, depth: int, dtype: Any, target: Target, moved: bool) -> float:
     """One compute set on the worst tile, with the exchange of its operand if that is on other tiles."""
-    compute = float(reduce_cycles("add", dtype, np.int64(outputs), np.int64(depth), target))
+    compute = float(reduce_cycles("add", dtype, np.array(outputs), np.array(depth), target))
     received_bytes = outputs * depth * element_bytes(dtype) if moved else 0
     exchange = target.exchange_startup_cycles + received_bytes / target.exchange_bytes_per_cycle if moved else 0.0
     return compute + exchange + target.internal_sync_cycles

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, flat_mapping, frozen, linear
 from ipujax.runtime.tensor import Tensor
@@ -18,9 +19,20 @@ from ipujax.runtime.variable import Variable, element_bytes
 
 
 def map_linearly(graph: Graph, tensor: Tensor) -> None:
-    """Maps the unmapped variables of a tensor by the linear rule over the tiles of one IPU."""
+    """Maps the unmapped variables of a tensor by the linear rule over the tiles of one IPU.
+
+    Raises:
+        GraphError: for a variable of a graph that leaves placing variables to its user; constants are placed anyway.
+    """
     for variable in tensor.variables():
         if variable not in graph.mappings:
+            if not graph.maps_automatically and not variable.is_constant:
+                line = variable.origin.line
+                raise GraphError(
+                    f"unmapped variable {variable!r}{f', added at {line},' if line else ''} is an operand",
+                    expected="a tile for each of its elements",
+                    hint="graph.set_tile_mapping",
+                )
             graph.set_tile_mapping(variable, linear_mapping(graph, variable.size, variable.dtype))
 
 
@@ -99,6 +111,18 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
         return None
     order = variable_dims(tensor)
     return None if order is None else _sliced(affine.variable, mapping, affine.offset, tensor.shape, order)
+
+
+def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapping] | None:
+    """A shape of as many elements, and a mapping of it that puts each element where `tensor` has it.
+
+    A reshaped variable keeps its own shape: its boxes would be shreds in another one.
+    """
+    affine = tensor.affine
+    if affine is not None and tensor.is_whole_variable and affine.variable in graph.mappings:
+        return affine.variable.shape, graph.mappings[affine.variable]
+    mapping = mapping_like(graph, tensor)
+    return None if mapping is None else (tensor.shape, mapping)
 
 
 def _sliced(

@@ -89,7 +89,9 @@ def while_rule(
 def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new` in those elements of the batch, the leading dimensions, that still run."""
     chosen = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
-    return elementwise(ctx.graph, Op("select_n", lax.select_n, new.dtype), [chosen, old, new], ctx.prog, f"{ctx.name}/where")
+    return elementwise(
+        ctx.graph, Op("select_n", lax.select_n, new.dtype), [chosen, old, new], ctx.prog, f"{ctx.name}/where"
+    )
 
 
 def cond_rule(
@@ -99,9 +101,7 @@ def cond_rule(
     del params
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
-    results = [
-        ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)
-    ]
+    results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
     outs = []
     for number, aval in enumerate(ctx.out_avals):
         candidates = [branch[number] for branch in results]
@@ -131,8 +131,11 @@ def new_state(ctx: Context, initial: Tensor, number: int) -> Tensor:
 def assign(ctx: Context, values: Sequence[Tensor], states: Sequence[Tensor]) -> None:
     """Overwrites all states at once: a value that reads a state is set aside first."""
     own = {variable for state in states for variable in state.variables()}
-    pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.variables() != s.variables() or v.shape != s.shape
-             or not v.is_whole_variable]
+    pairs = [
+        (v, s)
+        for v, s in zip(values, states, strict=True)
+        if v.variables() != s.variables() or v.shape != s.shape or not v.is_whole_variable
+    ]
     aside = [_set_aside(ctx, v) if own & set(v.variables()) else v for v, _ in pairs]
     for value, (_, state) in zip(aside, pairs, strict=True):
         _map_alike(ctx.graph, state, value)
@@ -166,9 +169,7 @@ def _counter(ctx: Context, start: int) -> Tensor:
 
 
 def _slice_of(ctx: Context, stack: Tensor, counter: Tensor) -> Tensor:
-    part = dynamic_slice(
-        ctx.graph, stack, [counter], (1, *stack.shape[1:]), ctx.prog, f"{ctx.name}/slice", dims=(0,)
-    )
+    part = dynamic_slice(ctx.graph, stack, [counter], (1, *stack.shape[1:]), ctx.prog, f"{ctx.name}/slice", dims=(0,))
     return part.reshape(stack.shape[1:])
 
 
@@ -179,7 +180,9 @@ def _push(ctx: Context, body: ProgramSequence, value: Tensor, length: int, count
     mapping = mapping_like(graph, value)
     flat = not isinstance(mapping, Blocked)
     shape = (value.size,) if flat else value.shape
-    stack = graph.add_variable((length, *shape), value.dtype, f"{ctx.name}/stack", _stacked(graph, value, mapping, length))
+    stack = graph.add_variable(
+        (length, *shape), value.dtype, f"{ctx.name}/stack", _stacked(graph, value, mapping, length)
+    )
     ctx.prog.add(WriteUndef(stack))
     dynamic_update_slice_in_place(
         graph, stack, value.reshape((1, *shape)), [counter], body, f"{ctx.name}/push", dims=(0,)

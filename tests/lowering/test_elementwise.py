@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.elementwise import Op, best_mapping, elementwise, immediate_of
+from ipujax.lowering.popops.elementwise import Op, best_layout, elementwise, immediate_of
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping, grid, on_one_tile, owners
@@ -84,11 +84,11 @@ def test_only_repeated_operands_still_spread_over_tiles() -> None:
     assert len(np.unique(tiles_of(graph, out))) == 16
 
 
-def test_best_mapping_without_any_is_none() -> None:
+def test_best_layout_without_any_is_none() -> None:
     graph = Graph(small_target(4))
     lump = variable(graph, (5,), on_one_tile(5, 0)).broadcast_in_dim((3, 5), (1,))
-    assert best_mapping(graph, [lump]) is None
-    assert best_mapping(graph, []) is None
+    assert best_layout(graph, [lump]) is None
+    assert best_layout(graph, []) is None
 
 
 @pytest.mark.parametrize("shapes", [((3,), (4,)), ((3, 1), (3,)), ((2, 3), (3, 2))])
