@@ -7,7 +7,8 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
     Copy inside IPUs     sync, exchange, compute (copying on the own tile)
     Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
                          buffered: a sender waits until its destination has been read, works, receivers wait for it
-    StreamIn, StreamOut  host exchange
+    StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange
+    Sync                 internal: each IPU by itself; external: all IPUs meet
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
 
 Source: lockstep is how PopART runs pipelines, buffered is the model of the closed forms for pipeline schedules (design
@@ -29,10 +30,10 @@ from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.program import Copy, If, Program, RepeatWhile, Switch
 from ipujax.runtime.steps import Leaf, distinct
 from ipujax.runtime.target import Target
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
 from ipujax.runtime.variable import Variable
 
-Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost]
+Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]
 
 
 def clock_steps(
@@ -77,7 +78,7 @@ def _slots(costs: Costs, target: Target) -> dict[Variable, int]:
 
 def _step(
     leaf: Leaf,
-    cost: ComputeSetCost | CopyCost | StreamCost,
+    cost: ComputeSetCost | CopyCost | StreamCost | SyncCost,
     target: Target,
     slots: Mapping[Variable, int],
     frees: tuple[int, ...],
@@ -90,6 +91,8 @@ def _step(
             work = _no_work(target)
             work[:, HOST_EXCHANGE] = cost.cycles
             return ClockStep(work, _busy(work), frees=frees)
+        case SyncCost(kind):
+            return _sync(target) if kind == "internal" else _meeting(target, target.global_sync_cycles)
     if not cost.is_global:
         work = _local_copy_work(cost, target)
         return ClockStep(work, _busy(work), frees=frees)
@@ -163,6 +166,18 @@ def _sender_work(cost: CopyCost, target: Target, senders: tuple[int, ...]) -> np
 
 
 def _decision(target: Target) -> ClockStep:
+    return _meeting(target, target.internal_sync_cycles if target.num_ipus == 1 else target.global_sync_cycles)
+
+
+def _meeting(target: Target, cycles: int) -> ClockStep:
+    """All IPUs wait for one another, and then for a sync of some cycles."""
     work, everyone = _no_work(target), tuple(range(target.num_ipus))
-    work[:, SYNC] = target.internal_sync_cycles if target.num_ipus == 1 else target.global_sync_cycles
+    work[:, SYNC] = cycles
     return ClockStep(work, everyone, meet=everyone)
+
+
+def _sync(target: Target) -> ClockStep:
+    """Every IPU syncs its own tiles."""
+    work = _no_work(target)
+    work[:, SYNC] = target.internal_sync_cycles
+    return ClockStep(work, tuple(range(target.num_ipus)))

@@ -17,7 +17,7 @@ group as it is to be run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -50,17 +50,19 @@ def executed_groups(graph: Graph, program: Program) -> Iterator[VertexGroup]:
         yield from graph.groups[compute_set]
 
 
-def collapsible(graph: Graph, program: Program) -> frozenset[Variable]:
+def collapsible(graph: Graph, program: Program, kept: Collection[Variable] = ()) -> frozenset[Variable]:
     """Finds the variables of partial results that an engine may keep in one slot.
 
     Args:
         graph: holds the vertex groups.
         program: all that will run; any other use of a variable in it keeps the variable whole.
+        kept: variables that something outside of the program uses.
 
     Returns:
         Variables with a `monoid` and more than one slot.
     """
     found = {v for v in graph.variables if v.monoid is not None and v.shape[0] > 1 and not v.is_constant}
+    found.difference_update(kept)
     if not found:
         return frozenset()
     for node in distinct_nodes(program):

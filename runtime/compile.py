@@ -28,14 +28,25 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
-from ipujax.runtime.program import ComputeSet, Copy, Execute, HostStream, Program, StreamIn, StreamOut
+from ipujax.runtime.program import (
+    ComputeSet,
+    Copy,
+    Execute,
+    HostStream,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    StreamIn,
+    StreamOut,
+    Sync,
+)
 from ipujax.runtime.steps import Leaf, joining_streams, leaves, while_names
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import Recording, Timeline, timeline
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost, copy_cost, stream_cost
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost, copy_cost, stream_cost
 from ipujax.runtime.verifier import verify
 
-Cost = ComputeSetCost | CopyCost | StreamCost
+Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +122,7 @@ def compile(graph: Graph, program: Program, *, options: Options | None = None) -
     graph, effects = _copied(graph), EffectsOf(graph)
     _check_trip_counts(program, options)
     with _timed("verify", timings):
-        verify(graph, program, effects)
+        verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with _timed("cost", timings):
         costs = leaf_costs(graph, program)
     with _timed("memory", timings):
@@ -139,6 +150,10 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
                 costs[leaf] = copy_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
                 costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
+            case RemoteIn(buffer, tensor) | RemoteOut(tensor, buffer):
+                costs[leaf] = stream_cost(graph, buffer, tensor)
+            case Sync(kind):
+                costs[leaf] = SyncCost(kind)
     return costs
 
 

@@ -20,11 +20,14 @@ from ipujax.runtime.program import (
     Execute,
     If,
     Program,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     StreamIn,
     StreamOut,
     Switch,
+    Sync,
     WriteUndef,
 )
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -154,6 +157,12 @@ class EffectsOf:
                 return _of_leaf([], [(destination, destination.size)])
             case StreamOut(source, _):
                 return _of_leaf([source], [])
+            case RemoteIn(_, destination, offset):
+                return _of_leaf([] if offset is None else [offset], [(destination, destination.size)])
+            case RemoteOut(source, _, offset):
+                return _of_leaf([source] if offset is None else [source, offset], [])
+            case Sync():
+                return Effects()
             case Repeat(count, body):
                 return self(body) if count else Effects()
             case RepeatWhile(condition, predicate, body):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -20,14 +21,34 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 def user_line() -> str | None:
     """The innermost line of the running call stack that is the user's, as `file:line (function)`."""
+    place = user_place()
+    return None if place is None else shown_place(place)
+
+
+Place = tuple[str, int, str]  # file, line, function
+
+
+def user_place() -> Place | None:
+    """What `user_line` says, not yet put in words: for those who keep very many."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        is_standard = name.startswith(_STANDARD_LIBRARY) and "site-packages" not in name
-        if not is_standard and not name.startswith(_OWN_FILES):
-            return f"{Path(name).name}:{frame.f_lineno} ({frame.f_code.co_name})"
+        code = frame.f_code
+        if _is_of_user(code.co_filename):
+            return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def shown_place(place: Place) -> str:
+    """A place as errors show it, `file:line (function)`."""
+    name, line, function = place
+    return f"{Path(name).name}:{line} ({function})"
+
+
+@lru_cache(maxsize=4096)
+def _is_of_user(file: str) -> bool:
+    is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+    return not is_standard and not file.startswith(_OWN_FILES)
 
 
 class IpuError(Exception):
@@ -86,6 +107,10 @@ class TileMemoryError(IpuError):
 
 class ArgumentError(IpuError):
     """A call with arguments that cannot be compiled or run."""
+
+
+class EngineError(IpuError):
+    """A run that cannot start or go on: nothing loaded, no such program, a stream nobody connected, an abort."""
 
 
 class ProfileError(IpuError):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.mapping import TileMapping, check_mapping
-from ipujax.runtime.program import ComputeSet
+from ipujax.runtime.program import ComputeSet, Function, Program
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin, Variable, dtype_name
@@ -26,6 +26,8 @@ class Graph:
     Args:
         target: the machine the graph is built for.
     """
+
+    maps_automatically = True  # whether operations may place what has no tile mapping yet
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -69,13 +71,13 @@ class Graph:
         Raises:
             MappingError: if the mapping does not fit shape and target.
         """
-        variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self._origin)
+        variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self.origin)
         return self._add(variable, mapping)
 
     def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
         """Adds a constant, an array of any shape, and returns its tensor."""
         value = value if hasattr(value, "dtype") else np.asarray(value)
-        variable = Variable(tuple(value.shape), value.dtype, name, value, None, self._origin)
+        variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
         return self._add(variable, mapping)
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
@@ -99,9 +101,13 @@ class Graph:
 
     def add_compute_set(self, name: str) -> ComputeSet:
         """Adds an empty compute set."""
-        compute_set = ComputeSet(name, self._origin)
+        compute_set = ComputeSet(name, self.origin)
         self.groups[compute_set] = []
         return compute_set
+
+    def add_function(self, program: Program, name: str = "function") -> Function:
+        """Makes a program that is compiled once and called from several places, by `Call`."""
+        return Function(program, name)
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
         """Adds all vertices of a group to a compute set.
@@ -109,11 +115,16 @@ class Graph:
         Raises:
             GraphError: if a field is not connected, or connected to a tensor of another dtype or rank.
         """
-        _check_group(group, compute_set)
+        check_group(group, compute_set)
         self.groups[compute_set].append(group)
 
 
-def _check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
+def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
+    """Refuses a group whose fields are not connected, or to a tensor of another dtype or rank.
+
+    Raises:
+        GraphError: naming field, codelet and compute set.
+    """
     codelet, where = group.codelet, compute_set.origin
     if len(group.accesses) != len(codelet.fields):
         raise GraphError(

@@ -19,6 +19,7 @@ import numpy as np
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.host import Host
 from ipujax.runtime.messages import messages
 from ipujax.runtime.program import (
     Call,
@@ -28,12 +29,15 @@ from ipujax.runtime.program import (
     HostStream,
     If,
     Program,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence,
     StreamIn,
     StreamOut,
     Switch,
+    Sync,
     WriteUndef,
     own_tensors,
 )
@@ -41,7 +45,7 @@ from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
 from ipujax.runtime.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.runtime.variable import Variable, is_key_dtype
 from ipujax.runtime.vertices import VertexGroup
 
 MAX_TILES = 64
@@ -57,6 +61,8 @@ def interpret(
     *,
     seed: int = 0,
     exchange: ExchangePlan = messages,
+    memory: Mapping[Variable, Any] | None = None,
+    host: Host | None = None,
 ) -> dict[HostStream, Any]:
     """Runs a program literally.
 
@@ -66,6 +72,8 @@ def interpret(
         inputs: an array of the stream's shape and dtype for each stream that the program reads.
         seed: seed of the order in which the vertices of a compute set run.
         exchange: the exchange plan, which delivers operands and results.
+        memory: what variables hold at the start, the others zeros; None if reading what was not written is an error.
+        host: answers transfers one by one, instead of `inputs` and what is returned; its errors pass through.
 
     Returns:
         The last value of each output stream written: numpy arrays, or JAX arrays of PRNG keys.
@@ -77,7 +85,9 @@ def interpret(
     if graph.target.num_tiles > MAX_TILES:
         got = f"{graph.target.num_tiles} tiles"
         raise ArgumentError("the tile interpreter is for small targets", expected=f"≤ {MAX_TILES} tiles", got=got)
-    machine = _Machine(graph, program, inputs, np.random.default_rng(seed), exchange)
+    machine = _Machine(graph, program, inputs, np.random.default_rng(seed), exchange, host)
+    if memory is not None:
+        machine.fill(memory)
     machine.run(program)
     return machine.outputs
 
@@ -91,6 +101,7 @@ class _Machine:
         inputs: values of the input streams.
         rng: chooses the order of vertices.
         exchange: the exchange plan.
+        host: answers transfers, if anybody does.
     """
 
     def __init__(
@@ -100,12 +111,24 @@ class _Machine:
         inputs: Mapping[HostStream, Any],
         rng: np.random.Generator,
         exchange: ExchangePlan,
+        host: Host | None,
     ) -> None:
-        self._graph, self._inputs, self._rng, self._exchange = graph, inputs, rng, exchange
+        self._graph, self._inputs, self._rng, self._exchange, self._host = graph, inputs, rng, exchange, host
         tensors = [tensor for node in distinct(program) for tensor in _tensors(graph, node)]
-        self._memory = TileMemory(graph, dict.fromkeys(v for tensor in tensors for v in tensor.variables()))
+        self._variables = list(dict.fromkeys(v for tensor in tensors for v in tensor.variables()))
+        self._memory = TileMemory(graph, self._variables)
+        self._remote: dict[Variable, np.ndarray] = {}
         self._views = Views()
         self.outputs: dict[HostStream, Any] = {}
+
+    def fill(self, memory: Mapping[Variable, Any]) -> None:
+        """Writes all variables but constants, those not in `memory` with zeros."""
+        for variable in self._variables:
+            if not variable.is_constant:
+                raw = raw_empty(variable.dtype, variable.shape)
+                raw = to_raw(memory[variable]) if variable in memory else np.zeros_like(raw)
+                self._store(Tensor.of(variable), raw, Sequence())
+        self._remote.update({v: np.array(value) for v, value in memory.items() if v not in self._variables})
 
     def run(self, program: Program) -> None:
         """Runs one node."""
@@ -122,23 +145,52 @@ class _Machine:
                     self.run(body)
             case RepeatWhile(condition, predicate, body):
                 self.run(condition)
-                while self._load(predicate, program).item():
+                while bool(self._load(predicate, program).item()) != program.until:
                     self.run(body)
                     self.run(condition)
             case If(predicate, then, otherwise):
                 self.run(then if self._load(predicate, program).item() else otherwise)
             case Switch(selector, cases, default):
-                chosen = self._load(selector, program).item()
-                self.run(cases[chosen] if 0 <= chosen < len(cases) else default)
+                chosen = dict(zip(program.values or range(len(cases)), cases, strict=True))
+                self.run(chosen.get(self._load(selector, program).item(), default))
             case StreamIn(stream, destination):
-                self._store(destination, _input(stream, self._inputs), program)
+                raw = _input(stream, self._inputs) if self._host is None else to_raw(self._host.pull(stream))
+                self._store(destination, raw, program)
+            case RemoteIn():
+                self._remote_in(program)
+            case RemoteOut():
+                self._remote_out(program)
+            case Sync():
+                pass  # one step after the other is all there is here
             case WriteUndef(destination):
                 self._store(destination, raw_empty(destination.dtype, destination.shape), program)
             case StreamOut(source, stream):
                 raw = self._load(source, program)
+                if self._host is not None:
+                    self._host.push(stream, raw)
+                    return
                 self.outputs[stream] = from_raw(raw, source.dtype) if is_key_dtype(source.dtype) else raw
             case _:
                 raise AssertionError(f"unknown program node {program!r}")
+
+    def _rows(self, step: RemoteIn | RemoteOut) -> tuple[np.ndarray, np.ndarray]:
+        """A remote memory, and the rows of it that a step moves."""
+        memory = step.buffer.memory
+        held = self._remote.setdefault(memory, np.zeros(memory.shape, memory.dtype))
+        rows = np.arange(len(held)) if step.offset is None else self._load(step.offset, step)
+        return held, rows
+
+    def _remote_in(self, step: RemoteIn) -> None:
+        held, rows = self._rows(step)
+        value = np.zeros(step.destination.shape, held.dtype)
+        inside = (rows >= 0) & (rows < len(held))
+        value[inside] = held[rows[inside]]
+        self._store(step.destination, value, step)
+
+    def _remote_out(self, step: RemoteOut) -> None:
+        held, rows = self._rows(step)
+        inside = (rows >= 0) & (rows < len(held))
+        held[rows[inside]] = self._load(step.source, step)[inside]
 
     def _load(self, tensor: Tensor, step: Program) -> np.ndarray:
         """The raw value of a tensor, from the tiles that own its elements."""

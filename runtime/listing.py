@@ -8,7 +8,9 @@
     placement ::= "blocked 4×2 on 8 tiles" | "flat 3 intervals on 3 tiles" | "on tile 5" | "unmapped"
     step      ::= "execute" "name" "at" line, then its groups
                 | "copy" "name": view "->" view | "in" "stream" "->" view | "out" view "->" "stream"
-                | "undefine" view | "repeat n" | "while" view | "if" view | "switch" view, then their bodies | "call @n"
+                | "in" "buffer" ("row" view)? -> view | "out" view "->" "buffer" ("row" view)? | "sync" kind
+                | "undefine" view | "repeat n" | ("while" | "until") view | "if" view | "switch" view, then their bodies
+                | "call @n"
     group     ::= accesses written "=" codelet "(" accesses read ")" | axes | vertices and tiles
     access    ::= view "[" index, … "]" "?" fill;  a view of several words in brackets, an inout field on both sides
     index     ::= (terms "+" offset) "/" divisor;  "#k" is the block number of axis k, "2i" twice the index along i
@@ -38,11 +40,15 @@ from ipujax.runtime.program import (
     HostStream,
     If,
     Program,
+    RemoteBuffer,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     StreamIn,
     StreamOut,
     Switch,
+    Sync,
     WriteUndef,
 )
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -120,6 +126,12 @@ class _Writer:
                 yield f"undefine {self._view(destination)}"
             case StreamOut(source, stream):
                 yield f"out {self._view(source)} -> {_stream(stream)}"
+            case RemoteIn(buffer, destination, offset):
+                yield f"in {self._rows(buffer, offset)} -> {self._view(destination)}"
+            case RemoteOut(source, buffer, offset):
+                yield f"out {self._view(source)} -> {self._rows(buffer, offset)}"
+            case Sync(kind):
+                yield f"sync {kind}"
             case Call(function):
                 yield f"call @{self._functions.setdefault(function, len(self._functions))}"
             case _:
@@ -133,11 +145,12 @@ class _Writer:
             case Repeat(count, body, origin):
                 return [(f"repeat {count}{_at(origin)}", body)]
             case RepeatWhile(condition, predicate, body, origin):
-                return [(f"while {self._view(predicate)}{_at(origin)}, computed by", condition), ("do", body)]
+                word = "until" if program.until else "while"
+                return [(f"{word} {self._view(predicate)}{_at(origin)}, computed by", condition), ("do", body)]
             case If(predicate, then, otherwise, origin):
                 return [(f"if {self._view(predicate)}{_at(origin)}", then), ("else", otherwise)]
             case Switch(selector, cases, default, origin):
-                labels = [f"case {number}" for number in range(len(cases))]
+                labels = [f"case {number}" for number in program.values or range(len(cases))]
                 labels[:1] = [f"switch {self._view(selector)}{_at(origin)}, {label}" for label in labels[:1]]
                 return [*zip(labels, cases, strict=True), ("default", default)]
         raise AssertionError(f"unknown program node {program!r}")
@@ -155,6 +168,9 @@ class _Writer:
         fill = "" if access.fill is None else f"?{access.fill}"
         view = self._view(access.tensor)
         return f"{f'({view})' if ' ' in view else view}[{dims}]{fill}"
+
+    def _rows(self, buffer: RemoteBuffer, offset: Tensor | None) -> str:
+        return _quoted(buffer.name) + ("" if offset is None else f" row {self._view(offset)}")
 
     def _view(self, tensor: Tensor) -> str:
         return self._node(tensor.node)

@@ -34,7 +34,7 @@ from ipujax.runtime.program import Call, Execute, Function, If, Program, RepeatW
 from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin, leaves
 from ipujax.runtime.target import Target
 from ipujax.runtime.tile_window import tile_range
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
 from ipujax.runtime.variable import Origin, Variable, element_bytes
 from ipujax.runtime.vertices import NO_TILE
 
@@ -48,7 +48,7 @@ LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 ALWAYS = ("constant", "vertexInstanceState", "vertexCode", "controlCode", "internalExchangeCode", "stack")
 CATEGORIES = LIVE + ALWAYS
 
-Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost]
+Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]
 _Layer = tuple[str, int, np.ndarray]  # category, first tile, bytes of each tile from there on
 
 
@@ -244,7 +244,9 @@ def _always(
     return layers
 
 
-def _exchanges(cost: ComputeSetCost | CopyCost | StreamCost, target: Target) -> Iterator[tuple[ExchangeCost, int]]:
+def _exchanges(
+    cost: ComputeSetCost | CopyCost | StreamCost | SyncCost, target: Target
+) -> Iterator[tuple[ExchangeCost, int]]:
     """The exchanges of a leaf between tiles, each with its first tile."""
     if isinstance(cost, ComputeSetCost):
         for exchange in (cost.before, cost.after):

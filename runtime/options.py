@@ -30,6 +30,7 @@ class Options:
         trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,
             or `while[k]`, k counting such loops from 0 in program order. Static profiles need it for their cycles; what
             is computed does not depend on it.
+        verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
         ArgumentError: a choice that is not a bool, or a trip count that is not a whole number of at least 0.
@@ -38,9 +39,10 @@ class Options:
     exact_splits: bool = False
     allow_out_of_memory: bool = False
     trip_counts: Mapping[str, int] = field(default_factory=_no_trip_counts)
+    verify_undefined: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
         if not isinstance(self.trip_counts, Mapping):

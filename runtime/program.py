@@ -4,6 +4,7 @@
               | Repeat(count, body) | RepeatWhile(condition, predicate, body)
               | If(predicate, then, else) | Switch(selector, cases, default) | Call(function)
               | StreamIn(stream, destination) | StreamOut(source, stream) | WriteUndef(destination)
+              | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Sync(kind)
 
 Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
+from ipujax.runtime.variable import Origin, Variable
+
+SyncKind = Literal["internal", "external"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,6 +38,35 @@ class HostStream:
     shape: tuple[int, ...]
     dtype: Any
     resident: bool = False  # the value already lies on the device (or stays there): no bytes move
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteBuffer:
+    """Off-chip memory of `[repeats, elements]`, moved by rows; it keeps what it holds from run to run.
+
+    Args:
+        name: its handle.
+        memory: what it holds; a variable of no graph, for no tile holds it.
+    """
+
+    name: str
+    memory: Variable
+    resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
+
+    @staticmethod
+    def of(name: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
+        """Makes a buffer of `repeats` rows of `num_elements`, all zeros."""
+        return RemoteBuffer(name, Variable((repeats, num_elements), dtype, name))
+
+    @property
+    def row(self) -> int:
+        """Elements of one row."""
+        return self.memory.shape[1]
+
+    @property
+    def repeats(self) -> int:
+        """Number of rows."""
+        return self.memory.shape[0]
 
 
 class Program:
@@ -100,12 +132,16 @@ class Repeat(Program):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RepeatWhile(Program):
-    """Runs `condition`, then, while the scalar `predicate` it computed is true, `body` and `condition` again."""
+    """Runs `condition`, then, while the scalar `predicate` it computed is true, `body` and `condition` again.
+
+    With `until` it goes on while the predicate is false.
+    """
 
     condition: Program
     predicate: Tensor
     body: Program
     origin: Origin = Origin()
+    until: bool = False
 
     def children(self) -> tuple[Program, ...]:
         return (self.condition, self.body)
@@ -126,12 +162,16 @@ class If(Program):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Switch(Program):
-    """Runs `cases[selector]`, or `default` when the int32 scalar is out of range."""
+    """Runs the case of the int32 scalar's value, or `default` when there is none.
+
+    Case k is for the value `values[k]`, which differ; for k itself when `values` is None.
+    """
 
     selector: Tensor
     cases: tuple[Program, ...]
     default: Program
     origin: Origin = Origin()
+    values: tuple[int, ...] | None = None
 
     def children(self) -> tuple[Program, ...]:
         return (*self.cases, self.default)
@@ -161,6 +201,7 @@ class StreamIn(Program):
 
     stream: HostStream
     destination: Tensor
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,6 +210,39 @@ class StreamOut(Program):
 
     source: Tensor
     stream: HostStream
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteIn(Program):
+    """Moves rows of a remote buffer into a tensor [rows, elements of a row].
+
+    `offset`, int32 or uint32 [rows], names the rows; None stands for all of them. What is beyond the buffer reads as
+    zeros.
+    """
+
+    buffer: RemoteBuffer
+    destination: Tensor
+    offset: Tensor | None = None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteOut(Program):
+    """Moves a tensor [rows, elements of a row] into rows of a remote buffer; those beyond the buffer are lost."""
+
+    source: Tensor
+    buffer: RemoteBuffer
+    offset: Tensor | None = None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sync(Program):
+    """Makes tiles wait for one another: those of each IPU ("internal"), or all IPUs and the host ("external")."""
+
+    kind: SyncKind = "external"
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -188,6 +262,8 @@ def own_tensors(node: Program) -> tuple[Tensor, ...]:
             return source, destination
         case StreamIn(_, tensor) | StreamOut(tensor, _) | WriteUndef(tensor):
             return (tensor,)
+        case RemoteIn(_, tensor, offset) | RemoteOut(tensor, _, offset):
+            return (tensor,) if offset is None else (tensor, offset)
         case RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
             return (tensor,)
     return ()

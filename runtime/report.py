@@ -20,12 +20,23 @@ import numpy as np
 from ipujax.runtime.clocks import SYNC
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, ExchangeCost
-from ipujax.runtime.program import Call, ComputeSet, Function, If, Program, Repeat, RepeatWhile, StreamIn, Switch
+from ipujax.runtime.program import (
+    Call,
+    ComputeSet,
+    Function,
+    If,
+    Program,
+    RemoteIn,
+    Repeat,
+    RepeatWhile,
+    StreamIn,
+    Switch,
+)
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.steps import Leaf, leaf_name
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import Timeline
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost
+from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
 from ipujax.runtime.vertices import NO_TILE
 
 Json = dict[str, Any]
@@ -98,6 +109,10 @@ def execution_report(executable: Executable, timeline: Timeline) -> Json:
         if not isinstance(leaf, Leaf) or leaf not in ids.activities:
             continue
         activities = ids.activities[leaf]
+        if isinstance(executable.costs[leaf], SyncCost):
+            trace.append(activities[0][0])
+            steps.append({"type": "Sync", **activities[0][1].facts})
+            continue
         clock, sync = min(step.starts, default=0), _sync_before(executable, leaf)
         for number, (program, activity) in enumerate(activities):
             if sync and (number == 0 or activity.type == "DoExchange"):
@@ -109,7 +124,8 @@ def execution_report(executable: Executable, timeline: Timeline) -> Json:
     for leaf, runs in timeline.executions.items():
         tile_cycles["sync"] += int(executable.steps[leaf].work[:, SYNC].sum()) * target.tiles_per_ipu * runs
         for _, activity in ids.activities.get(leaf, ()):  # type: ignore[call-overload]
-            tile_cycles[_TILE_CYCLES[activity.type]] += int(activity.cycles.sum()) * runs
+            if activity.type in _TILE_CYCLES:
+                tile_cycles[_TILE_CYCLES[activity.type]] += int(activity.cycles.sum()) * runs
         cost = executable.costs.get(leaf)  # type: ignore[call-overload]
         if isinstance(cost, ComputeSetCost):
             tile_cycles["activeCompute"] += int(cost.active_cycles.sum()) * runs
@@ -200,6 +216,8 @@ def _program(
             ids.activities[node] = [(_add(ids, {"type": a.type, **a.facts}), a) for a in activities]
         return [program for program, _ in ids.activities[node]]
     entry: Json = {"type": "Sequence" if isinstance(node, ProgramSequence) else _CONTROL.get(type(node), "Call")}
+    if isinstance(node, RepeatWhile) and node.until:
+        entry["type"] = "RepeatWhileFalse"
     number = _add(ids, entry)
     if isinstance(node, Call):
         if node.function not in functions:
@@ -233,12 +251,14 @@ def _one(
 
 def _activities(
     leaf: Leaf,
-    cost: ComputeSetCost | CopyCost | StreamCost,
+    cost: ComputeSetCost | CopyCost | StreamCost | SyncCost,
     target: Target,
     ids: Numbering,
     sets: dict[ComputeSet, tuple[int, int, int]],
 ) -> list[Activity]:
     name = leaf_name(leaf)
+    if isinstance(cost, SyncCost):
+        return [Activity("Sync", np.zeros(0, np.int64), None, {"syncType": cost.kind.title()})]
     if isinstance(cost, StreamCost):
         ids.host.append((leaf, cost))
         facts = {"hostExchange": len(ids.host) - 1, "name": name}
@@ -367,7 +387,7 @@ def _exchanges(exchanges: Iterable[tuple[int, ExchangeCost]], target: Target, cy
 
 
 def _host_exchanges(ids: Numbering, target: Target) -> Json:
-    rows = [(isinstance(leaf, StreamIn), cost) for leaf, cost in ids.host]
+    rows = [(isinstance(leaf, (StreamIn, RemoteIn)), cost) for leaf, cost in ids.host]
     return {
         "bytesReceivedByTile": [_all_tiles(c.tile_bytes * to_device, c.first_ipu, target) for to_device, c in rows],
         "bytesSentByTile": [_all_tiles(c.tile_bytes * (not to_device), c.first_ipu, target) for to_device, c in rows],

@@ -13,13 +13,27 @@ import numpy as np
 from ipujax.runtime.boxes import boxes
 from ipujax.runtime.errors import MappingError, VerifyError
 from ipujax.runtime.mapping import check_mapping
-from ipujax.runtime.program import Copy, Execute, If, Program, RepeatWhile, StreamIn, StreamOut, Switch, WriteUndef
+from ipujax.runtime.program import (
+    Copy,
+    Execute,
+    If,
+    Program,
+    RemoteBuffer,
+    RemoteIn,
+    RemoteOut,
+    RepeatWhile,
+    StreamIn,
+    StreamOut,
+    Switch,
+    WriteUndef,
+)
 from ipujax.runtime.rules_facts import Connection, Facts
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin, dtype_name
 from ipujax.runtime.vertices import Dim, VertexGroup
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
+_WORDS = (INT32, np.dtype(np.uint32))
 
 
 def unknown_compute_set(facts: Facts) -> Iterator[VerifyError]:
@@ -111,14 +125,30 @@ def _node_types(node: Program) -> Iterator[VerifyError]:
             pair = _type(source), _type(destination)
         case StreamIn(stream, tensor) | StreamOut(tensor, stream):
             pair = f"{dtype_name(stream.dtype)}{list(stream.shape)}", _type(tensor)
+        case RemoteIn(buffer, tensor, offset) | RemoteOut(tensor, buffer, offset):
+            pair = _remote_type(buffer, offset), _type(tensor)
         case If(tensor) | RepeatWhile(_, tensor):
-            pair = f"one {BOOL}", f"{'one' if tensor.size == 1 else tensor.size} {dtype_name(tensor.dtype)}"
+            pair = _one_of((BOOL,), tensor)
         case Switch(tensor):
-            pair = f"one {INT32}", f"{'one' if tensor.size == 1 else tensor.size} {dtype_name(tensor.dtype)}"
+            pair = _one_of(_WORDS, tensor)
     if pair and pair[0] != pair[1]:
         where = getattr(node, "origin", None)
         what = f"{type(node).__name__} has another dtype or shape"
         yield VerifyError("type-mismatch", what, where=where, expected=pair[0], got=pair[1])
+
+
+def _one_of(dtypes: tuple[np.dtype, ...], tensor: Tensor) -> tuple[str, str]:
+    """What a scalar of one of some dtypes is called, the first where it has none of them, and what a tensor is."""
+    expected = tensor.dtype if tensor.dtype in dtypes else dtypes[0]
+    return f"one {expected}", f"{'one' if tensor.size == 1 else tensor.size} {dtype_name(tensor.dtype)}"
+
+
+def _remote_type(buffer: RemoteBuffer, offset: Tensor | None) -> str:
+    """The type of a tensor that some rows of a buffer, or all of them, move to or from."""
+    if offset is not None and (offset.ndim != 1 or offset.dtype not in _WORDS):
+        return f"rows named by int32 or uint32[rows], not by {_type(offset)}"
+    rows = buffer.repeats if offset is None else offset.size
+    return f"{dtype_name(buffer.memory.dtype)}{[rows, buffer.row]}"
 
 
 def _type(tensor: Tensor) -> str:
@@ -147,7 +177,9 @@ def read_only_output(facts: Facts) -> Iterator[VerifyError]:
         if isinstance(node, Copy):
             written.append((node.destination, node.origin, f"copy {node.name}"))
         elif isinstance(node, StreamIn):
-            written.append((node.destination, Origin(), f"stream {node.stream.name}"))
+            written.append((node.destination, node.origin, f"stream {node.stream.name}"))
+        elif isinstance(node, RemoteIn):
+            written.append((node.destination, node.origin, f"remote buffer {node.buffer.name}"))
         elif isinstance(node, WriteUndef):
             written.append((node.destination, Origin(), "WriteUndef"))
     for tensor, where, name in written:

@@ -22,6 +22,8 @@ from ipujax.runtime.program import (
     Execute,
     If,
     Program,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence,
@@ -71,6 +73,13 @@ class _Follower:
                 self._write(destination, state)
             case StreamOut(source, _):
                 yield from self._read(source, node, state)
+            case RemoteIn(_, destination, offset):
+                if offset is not None:
+                    yield from self._read(offset, node, state)
+                self._write(destination, state)
+            case RemoteOut(source, _, offset):
+                for tensor in (source,) if offset is None else (source, offset):
+                    yield from self._read(tensor, node, state)
             case Repeat(count, body):
                 if count:
                     yield from self.follow(body, state)

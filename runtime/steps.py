@@ -1,7 +1,7 @@
 """The leaves of a program tree, and the names people know them by.
 
-A leaf is a program that moves or computes something itself: Execute, Copy, StreamIn, StreamOut. Everything else is
-control.
+A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
+RemoteOut, Sync. Everything else is control.
 """
 
 from __future__ import annotations
@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ipujax.runtime.program import Copy, Execute, Program, RepeatWhile, Sequence, StreamIn, StreamOut, WriteUndef
+from ipujax.runtime.program import (
+    Copy,
+    Execute,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Sync,
+    WriteUndef,
+)
 from ipujax.runtime.variable import Origin
 
-Leaf = Execute | Copy | StreamIn | StreamOut
+Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | Sync
 
 
 def leaf_name(leaf: Leaf) -> str:
@@ -24,6 +36,10 @@ def leaf_name(leaf: Leaf) -> str:
             return leaf.name
         case StreamIn(stream, _) | StreamOut(_, stream):
             return stream.name
+        case RemoteIn(buffer, _) | RemoteOut(_, buffer):
+            return buffer.name
+        case Sync(kind):
+            return f"{kind} sync"
     raise AssertionError(f"not a leaf: {leaf!r}")
 
 
@@ -35,7 +51,9 @@ def leaf_origin(leaf: Leaf) -> Origin:
         case Copy():
             return leaf.origin
         case StreamIn(stream, _) | StreamOut(_, stream):
-            return Origin(path=f"host stream {stream.name}")
+            return leaf.origin if leaf.origin != Origin() else Origin(path=f"host stream {stream.name}")
+        case RemoteIn() | RemoteOut() | Sync():
+            return leaf.origin
     raise AssertionError(f"not a leaf: {leaf!r}")
 
 

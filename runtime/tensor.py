@@ -75,6 +75,22 @@ class Tensor:
         """Number of elements."""
         return prod(self.shape)
 
+    def rank(self) -> int:
+        """Poplar's name of `ndim`."""
+        return len(self.shape)
+
+    def dim(self, axis: int) -> int:
+        """Size of one dimension."""
+        return self.shape[_axis(self, axis)]
+
+    def num_elements(self) -> int:
+        """Poplar's name of `size`."""
+        return self.size
+
+    def element_type(self) -> Any:
+        """Poplar's name of `dtype`."""
+        return self.dtype
+
     def variables(self) -> tuple[Variable, ...]:
         """The variables seen, each once; a view without elements names one variable."""
         return self.node.variables
@@ -128,17 +144,31 @@ class Tensor:
 
     # --- views ---
 
-    def slice(self, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
-        """The box from `starts` up to but not including `limits`, as `lax.slice`.
+    def slice(
+        self,
+        starts: int | Sequence[int],
+        limits: int | Sequence[int],
+        strides: Sequence[int] | None = None,
+        *,
+        axis: int = 0,
+    ) -> Tensor:
+        """The box from `starts` up to but not including `limits`, as `lax.slice`, or such a range of one dimension.
 
         Args:
-            starts: first index in each dimension.
-            limits: one past the last index in each dimension.
+            starts: first index in each dimension, or one number for one dimension.
+            limits: one past the last index in each dimension, or one number.
             strides: distance of indices in each dimension, at least 1; all 1 when None.
+            axis: the dimension that is cut when `starts` is one number.
 
         Raises:
             TensorError: another number of dimensions, a box outside the tensor, or a stride below 1.
         """
+        if isinstance(starts, int | np.integer) and isinstance(limits, int | np.integer):
+            axis = _axis(self, axis)
+            starts = [int(starts) if d == axis else 0 for d in range(self.ndim)]
+            limits = [int(limits) if d == axis else n for d, n in enumerate(self.shape)]
+        if isinstance(starts, int | np.integer) or isinstance(limits, int | np.integer):
+            raise TensorError(f"slice of {self!r}", expected="two numbers, or two sequences", got=(starts, limits))
         strides = [1] * self.ndim if strides is None else strides
         if not len(starts) == len(limits) == len(strides) == self.ndim:
             raise TensorError(
@@ -249,6 +279,31 @@ class Tensor:
             raise TensorError(f"expand_dims of {self!r}", expected=f"distinct axes below {ndim}", got=wanted)
         sizes = iter(self.shape)
         return self._reshaped(tuple(1 if i in places else next(sizes) for i in range(ndim)))
+
+    def broadcast(self, count: int, axis: int = 0) -> Tensor:
+        """This `count` times along one dimension: `[a, b]` twice is `[a, b, a, b]`.
+
+        Raises:
+            TensorError: no such dimension, or a negative count.
+        """
+        axis = _axis(self, axis)
+        if count < 0:
+            raise TensorError(f"broadcast of {self!r}", expected="a count of at least 0", got=count)
+        repeated = (*self.shape[:axis], count, *self.shape[axis:])
+        kept = [d for d in range(self.ndim + 1) if d != axis]
+        shape = (*self.shape[:axis], count * self.shape[axis], *self.shape[axis + 1 :])
+        return self.broadcast_in_dim(repeated, kept).reshape(shape)
+
+    def expand(self, axes: Sequence[int]) -> Tensor:
+        """New dimensions of size 1, each before a dimension of this; a number may stand several times.
+
+        Raises:
+            TensorError: a number outside of 0 … number of dimensions.
+        """
+        if any(not 0 <= axis <= self.ndim for axis in axes):
+            raise TensorError(f"expand of {self!r}", expected=f"0 … {self.ndim}", got=list(axes))
+        sizes = [[1] * list(axes).count(axis) + list(self.shape[axis : axis + 1]) for axis in range(self.ndim + 1)]
+        return self._reshaped(tuple(n for some in sizes for n in some))
 
     def squeeze(self, axes: int | Iterable[int] | None = None) -> Tensor:
         """Without these dimensions of size 1; without all of them when None."""

@@ -1,13 +1,14 @@
-"""What copies and host streams cost: cycles and bytes of every tile, and of the links between IPUs.
+"""What copies, host streams and remote buffers cost: cycles and bytes of every tile, and of the links between IPUs.
 
-Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`.
+Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A plain sync has its `SyncCost` here too.
 
     copy    ::= sync ; exchange ; copying on the own tile, or sync of all IPUs ; exchange over the links between IPUs
     stream  ::= latency and bytes over the host link of each IPU
 
 Bytes between IPUs are found by asking for the exchange of a system with one tile an IPU.
 Source: constants: `Target`; links: `links`.
-Limits: each stream transfer pays its own latency; transfers of different IPUs do not share anything.
+Limits: remote buffers cost as host streams do (assumed). Each stream transfer pays its own latency; transfers of
+different IPUs do not share anything.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.links import link_cycles
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, frozen
-from ipujax.runtime.program import Copy, HostStream
+from ipujax.runtime.program import Copy, HostStream, RemoteBuffer, SyncKind
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tile_window import Window, compact, mapping_range
@@ -71,6 +72,17 @@ class StreamCost:
     cycles: np.ndarray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncCost:
+    """A sync for its own sake.
+
+    Args:
+        kind: who waits for whom, see `program.Sync`.
+    """
+
+    kind: SyncKind
+
+
 def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     """What one run of a copy costs."""
     target = graph.target
@@ -86,7 +98,9 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied), flows, link_cycles(flows, target))
 
 
-def stream_cost(graph: Graph, stream: HostStream, tensor: Tensor, *, joins: bool = False) -> StreamCost:
+def stream_cost(
+    graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False
+) -> StreamCost:
     """What one transfer between the host and a tensor costs, in either direction.
 
     Every IPU has its own link to the host and pays the latency once a host exchange.

@@ -33,6 +33,7 @@ from ipujax.runtime.variable import element_bytes
 _CANDIDATES = {1: 256, 2: 128, 3: 48, 4: 20, 5: 11, 6: 8, 7: 7}
 _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
+MIN_BYTES_PER_TILE = 128  # poplibs Convolution.cpp: least of an operand worth a tile (reference machine.md §3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +75,28 @@ class Candidates:
 
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
-        """Cycles to receive the operands, in full."""
-        received = ceil_div(self._operand_bytes, self.target.exchange_bytes_per_cycle)
-        return self.target.exchange_startup_cycles + np.asarray(received).astype(np.int64)
+        """Cycles to receive the operands: in full, but for what tiles hold of operands that the plan places."""
+        spec, extents = self.spec, self.spec.extents
+        inputs = prod((extents.batch, extents.groups, extents.in_channels, *spec.in_field))
+        weights = prod((extents.groups, extents.out_channels, extents.in_channels, *extents.kernel))
+        rank = len(spec.in_field)
+        sharing_inputs = product(list(self.splits[[2, *range(4 + rank, 4 + 2 * rank)]]))
+        sharing_weights = product(list(self.splits[[0, *range(4, 4 + rank)]]))
+        received = self._received(self._input_bytes, inputs * element_bytes(spec.lhs_dtype), sharing_inputs)
+        received = received if spec.lhs_is_free else self._input_bytes
+        weight = self._received(self._weight_bytes, weights * element_bytes(spec.rhs_dtype), sharing_weights)
+        received = received + (weight if spec.rhs_is_free else self._weight_bytes)
+        cycles = np.asarray(ceil_div(received, self.target.exchange_bytes_per_cycle)).astype(np.int64)
+        return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
+
+    def _received(self, block_bytes: np.ndarray, total_bytes: int, users: Count) -> np.ndarray:
+        """Bytes of a block that come from other tiles when the operand is spread evenly over those that use it.
+
+        A block of which each user would hold less than is worth a tile lies on some of them, and the others hold none.
+        """
+        share = total_bytes // product(list(self.splits))
+        own = np.where(block_bytes // MIN_BYTES_PER_TILE >= users, share, 0)
+        return np.maximum(block_bytes - own, 0)
 
     @cached_property
     def reduction_cycles(self) -> np.ndarray:
@@ -157,9 +177,16 @@ class Candidates:
         return np.stack(np.broadcast_arrays(*rows)).astype(np.int64)
 
     @cached_property
-    def _operand_bytes(self) -> Count:
-        inputs = product(input_lengths(self.spec, self.block)) * element_bytes(self.spec.lhs_dtype)
-        return inputs + product(weight_lengths(self.block)) * element_bytes(self.spec.rhs_dtype)
+    def _input_bytes(self) -> np.ndarray:
+        return np.asarray(product(input_lengths(self.spec, self.block))) * element_bytes(self.spec.lhs_dtype)
+
+    @cached_property
+    def _weight_bytes(self) -> np.ndarray:
+        return np.asarray(product(weight_lengths(self.block))) * element_bytes(self.spec.rhs_dtype)
+
+    @cached_property
+    def _operand_bytes(self) -> np.ndarray:
+        return self._input_bytes + self._weight_bytes
 
 
 @lru_cache(maxsize=4096)

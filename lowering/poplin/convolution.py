@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
+from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
 from ipujax.lowering.poplin.plan import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Plan, plan_convolution
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
@@ -85,7 +85,8 @@ def convolution(
     if 0 in (*extents, *(window.size for window in windows)):
         return zeros(graph, out_shape, out_dtype, name)
     x, windows = _used_only(x, params.lhs, windows)
-    spec = _spec(extents, windows, x.dtype, w.dtype, out_dtype, partials_dtype)
+    dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
+    spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w))
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     _map_operands(graph, x, w, plan, params)
     return _in_steps(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
@@ -186,9 +187,9 @@ def _used_only(x: Tensor, layout: Layout, windows: Sequence[Window]) -> tuple[Te
     return x.slice(starts, x.shape, strides), left
 
 
-def _spec(extents: Dims[int], windows: Sequence[Window], *dtypes: Any) -> ConvSpec:
+def _spec(extents: Dims[int], windows: Sequence[Window], *rest: Any) -> ConvSpec:
     rows = zip(*((w.size, w.stride, w.lhs_dilation, w.rhs_dilation) for w in windows), strict=True)
-    return ConvSpec(extents, *(rows if windows else ((), (), (), ())), *dtypes)
+    return ConvSpec(extents, *(rows if windows else ((), (), (), ())), *rest)
 
 
 def _shape_of(out_spec: Sequence[int], extents: Dims[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.operands import joined, map_operand, parts, repeated, result_variable, zeros
+from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
 from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, plan_matmul
 from ipujax.runtime.errors import GraphError
@@ -74,6 +74,8 @@ def matmul(
         rhs_dtype=b.dtype,
         out_dtype=out_dtype,
         partials_dtype=partials_dtype,
+        lhs_is_free=is_free(graph, a),
+        rhs_is_free=is_free(graph, b),
         available_memory_proportion=available_memory_proportion,
     )
     return _in_steps(graph, a, b, plan, precision, prog, name)

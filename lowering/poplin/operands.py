@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.poplin.candidates import MIN_BYTES_PER_TILE
 from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
-from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan
+from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, variable_dims
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.program import Copy
@@ -20,7 +21,12 @@ from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.variable import element_bytes
 from ipujax.runtime.vertices import Dim, Term
 
-_MIN_BYTES_PER_TILE = 128  # poplibs Convolution.cpp: least of an operand worth a tile (reference machine.md §3)
+
+def is_free(graph: Graph, operand: Tensor) -> bool:
+    """Whether `map_operand` will place an operand: no tile mapping yet, and its dimensions are those of a variable."""
+    variables = operand.variables()
+    whole = len(variables) == 1 and operand.size == variables[0].size
+    return whole and not graph.is_mapped(operand) and variable_dims(operand) is not None
 
 
 def map_operand(graph: Graph, operand: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
@@ -37,7 +43,7 @@ def map_operand(graph: Graph, operand: Tensor, cuts: Sequence[np.ndarray], tile:
     rank = operand.ndim
     users = tile.reshape((*tile.shape[:rank], -1))
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    wanted = max(1, min(users.shape[-1], block_bytes // _MIN_BYTES_PER_TILE))
+    wanted = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
     finer, index, parts = [], [], 1
     for dim, cut in enumerate(cuts):
         bounds, part = _spread(cut, wanted // parts)

@@ -144,6 +144,8 @@ def plan_matmul(
     rhs_dtype: Any = None,
     out_dtype: Any = None,
     partials_dtype: Any = None,
+    lhs_is_free: bool = False,
+    rhs_is_free: bool = False,
     available_memory_proportion: float | None = None,
 ) -> Plan:
     """Plans `groups` products of [m, k] by [k, n]: rows are the field, columns output channels.
@@ -158,13 +160,16 @@ def plan_matmul(
         rhs_dtype: of the right operand, default `dtype`.
         out_dtype: of the result, default `dtype`.
         partials_dtype: of partial results, default float32 for narrower floats, else `out_dtype`.
+        lhs_is_free: whether the plan decides where the left operand lies.
+        rhs_is_free: the same of the right operand.
         available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
     """
     lhs_dtype = np.dtype(dtype)
     rhs_dtype = np.dtype(dtype if rhs_dtype is None else rhs_dtype)
     out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
     dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
-    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes)
+    free = lhs_is_free, rhs_is_free
+    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *free)
     return plan_convolution(spec, target, available_memory_proportion, (OUT_CHANNELS, FIELD))
 
 

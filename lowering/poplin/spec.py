@@ -55,6 +55,8 @@ class ConvSpec:
         rhs_dtype: dtype of the weights.
         out_dtype: dtype of the result.
         partials_dtype: dtype of the partial results when a reduced dimension is split.
+        lhs_is_free: whether the plan decides where the activations lie, so that tiles hold what they use of them.
+        rhs_is_free: the same of the weights.
     """
 
     extents: Dims[int]
@@ -66,6 +68,8 @@ class ConvSpec:
     rhs_dtype: Any
     out_dtype: Any
     partials_dtype: Any
+    lhs_is_free: bool = False
+    rhs_is_free: bool = False
 
     @property
     def is_1x1(self) -> bool:
@@ -76,7 +80,8 @@ class ConvSpec:
     def code(self) -> ConvSpec:
         """The convolution with extents of no meaning: what convolutions computed by the same codelet have in common."""
         rank = len(self.in_field)
-        return replace(self, extents=Dims.of((1,) * (4 + 2 * rank)), in_field=(_ANY_EXTENT,) * rank)
+        extents, in_field = Dims.of((1,) * (4 + 2 * rank)), (_ANY_EXTENT,) * rank
+        return replace(self, extents=extents, in_field=in_field, lhs_is_free=False, rhs_is_free=False)
 
 
 _ANY_EXTENT = 2**62  # clips no block

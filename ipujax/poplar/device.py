@@ -1,0 +1,211 @@
+"""Devices and targets with Poplar's names: `IPUModel().create_device().get_target()`.
+
+`Target` is the machine description of the runtime with Poplar's getters. A `Device` is what an engine loads on: a model
+of IPUs, or the CPU, which is one tile with one worker and no limit of memory. All devices are models, so attaching to
+one can fail only because it is attached already.
+
+Source: Poplar & PopLibs user guide, "Programming with Poplar"; names of getters from poplar::Target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.errors import TargetError
+from ipujax.runtime.presets import preset
+from ipujax.runtime.target import Target as RuntimeTarget
+from ipujax.runtime.target import nearest
+
+# Poplar's names of architectures, and the presets' own.
+_ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"})
+_CPU_BYTES = 2**40  # assumed: more than any program here needs
+
+
+class Target(RuntimeTarget):
+    """A machine description that also answers to Poplar's names; equal to another with the same values."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, target: RuntimeTarget) -> Target:
+        """The same machine with Poplar's getters."""
+        return target if isinstance(target, Target) else cls(**target._values(), sources=target.sources)
+
+    def replace(self, **changes: Any) -> Target:
+        """As `ipujax.Target.replace`."""
+        return Target.of(super(Target, self).replace(**changes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._values() | {"sources": dict(self.sources)},)
+
+    def get_target_type(self) -> str:
+        """"CPU" or "IPU_MODEL"."""
+        return "CPU" if self.name == "cpu" else "IPU_MODEL"
+
+    def get_target_arch_string(self) -> str:
+        """The name of the machine: "mk1", "mk2", "bow" or "cpu"."""
+        return self.name
+
+    def get_num_ipus(self) -> int:
+        """IPUs of the system."""
+        return self.num_ipus
+
+    def get_tiles_per_ipu(self) -> int:
+        """Tiles of one IPU."""
+        return self.tiles_per_ipu
+
+    def get_num_tiles(self) -> int:
+        """Tiles of all IPUs."""
+        return self.num_tiles
+
+    def get_num_worker_contexts(self) -> int:
+        """Worker threads of one tile."""
+        return self.worker_contexts
+
+    def get_bytes_per_tile(self) -> int:
+        """Memory of one tile, in bytes."""
+        return self.bytes_per_tile
+
+    def get_exchange_bytes_per_cycle(self) -> float:
+        """Bytes a tile receives in a cycle of internal exchange."""
+        return self.exchange_bytes_per_cycle
+
+    def get_tile_clock_frequency(self) -> float:
+        """The clock of the tiles, in Hz."""
+        return self.clock_hz
+
+    def get_data_path_width(self) -> int:
+        """Bits of one vector load or store."""
+        return self.vector_width_bytes * 8
+
+    def get_vector_width(self, dtype: np.dtype) -> int:
+        """Elements of a type in one vector."""
+        return self.vector_width_bytes // self.get_type_size(dtype)
+
+    def get_type_size(self, dtype: np.dtype) -> int:
+        """Bytes of one element of a type."""
+        return int(np.dtype(dtype).itemsize)
+
+
+def _rebuild(values: dict[str, Any]) -> Target:
+    return Target(**values)
+
+
+class Device:
+    """A device that an engine can load programs on.
+
+    Args:
+        target: its machine description.
+        device_id: its number in a `DeviceManager`; 0 for one made by hand.
+    """
+
+    __slots__ = ("_attached", "_id", "_target")
+
+    def __init__(self, target: RuntimeTarget, device_id: int = 0) -> None:
+        self._target, self._id, self._attached = Target.of(target), device_id, False
+
+    @staticmethod
+    def create_cpu_device() -> Device:
+        """The host's CPU as one tile with one worker: numbers, and no limit of memory."""
+        one = preset("mk2").replace(name="cpu", tiles_per_ipu=1, worker_contexts=1, bytes_per_tile=_CPU_BYTES)
+        return Device(one)
+
+    @property
+    def target(self) -> Target:
+        """Its machine description."""
+        return self._target
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether `attach` was called and `detach` was not."""
+        return self._attached
+
+    def get_target(self) -> Target:
+        """Its machine description."""
+        return self._target
+
+    def get_id(self) -> int:
+        """Its number in the `DeviceManager` that listed it."""
+        return self._id
+
+    def attach(self) -> bool:
+        """Takes the device for this program; False when it is taken already."""
+        if self._attached:
+            return False
+        self._attached = True
+        return True
+
+    def detach(self) -> None:
+        """Gives the device back."""
+        self._attached = False
+
+    def __repr__(self) -> str:
+        target = self._target
+        return f"Device({self._id}: {target.num_ipus} × {target.name}, {target.tiles_per_ipu} tiles)"
+
+
+@dataclass(slots=True)
+class IPUModel:
+    """What `create_device` is to make: fill in the fields, or name them.
+
+    Args:
+        ipu_version: "ipu1" (GC2, Mk1), "ipu2" (GC200, Mk2) or "ipu21" (Bow), or a preset's own name.
+        num_ipus: IPUs of the system.
+        tiles_per_ipu: tiles of one IPU; those of the machine when None.
+        bytes_per_tile: memory of one tile; that of the machine when None.
+    """
+
+    ipu_version: str = "ipu2"
+    num_ipus: int = 1
+    tiles_per_ipu: int | None = None
+    bytes_per_tile: int | None = None
+
+    def create_device(self) -> Device:
+        """A device of this model.
+
+        Raises:
+            TargetError: for an unknown version, or a number that makes no sense.
+        """
+        if self.ipu_version not in _ARCHS:
+            hint = nearest(self.ipu_version, _ARCHS)
+            raise TargetError(f"no IPU {self.ipu_version!r}", expected=f"one of {sorted(_ARCHS)}", hint=hint)
+        wanted = {"tiles_per_ipu": self.tiles_per_ipu, "bytes_per_tile": self.bytes_per_tile}
+        changes = {name: value for name, value in wanted.items() if value is not None}
+        target = preset(_ARCHS[self.ipu_version], self.num_ipus)
+        return Device(target.replace(**changes) if changes else target)
+
+
+class DeviceManager:
+    """Lists the devices there are: a model of each known machine.
+
+    Args:
+        num_ipus: IPUs of each.
+    """
+
+    __slots__ = ("_devices",)
+
+    def __init__(self, num_ipus: int = 1) -> None:
+        presets = dict.fromkeys(_ARCHS.values())
+        self._devices = tuple(Device(preset(name, num_ipus), number) for number, name in enumerate(presets))
+
+    def get_num_devices(self) -> int:
+        """How many devices there are."""
+        return len(self._devices)
+
+    def get_devices(self) -> tuple[Device, ...]:
+        """All devices, by number."""
+        return self._devices
+
+    def get_device(self, device_id: int) -> Device:
+        """The device of a number.
+
+        Raises:
+            TargetError: for a number no device has.
+        """
+        if not 0 <= device_id < len(self._devices):
+            raise TargetError(f"no device {device_id}", expected=f"0 … {len(self._devices) - 1}")
+        return self._devices[device_id]

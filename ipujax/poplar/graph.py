@@ -1,0 +1,443 @@
+"""Poplar's `Graph`: variables, tile mapping by slices, vertices one by one, codelets, and names for the host.
+
+It is a graph of the runtime, so whatever takes one takes it: the op libraries, `compile`, the engine and the tile
+interpreter. At any time `mappings` and `groups` are right for what was added so far. Nothing is placed on tiles that
+the user did not place, but for the results of library operations.
+
+Methods have Poplar's names in snake_case and Poplar's order of arguments. `add_variable(FLOAT, [4], "v1")` may also be
+called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `add_constant`.
+
+Source: Poplar & PopLibs user guide, tutorials 1 to 7; poplar::Graph.
+Limits: no replicated graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipujax.poplar.codelets import codelets_in, field_number
+from ipujax.poplar.device import Device, Target
+from ipujax.poplar.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
+from ipujax.poplar.types import DataStream, RemoteBuffer, StreamDirection
+from ipujax.poplar.vertex import Vertex
+from ipujax.poplar.vertices import FieldRef, VertexRef, VertexStore
+from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
+from ipujax.runtime.graph import Graph as RuntimeGraph
+from ipujax.runtime.graph import check_group
+from ipujax.runtime.mapping import Blocked, Flat, TileMapping, check_mapping
+from ipujax.runtime.program import ComputeSet, HostStream
+from ipujax.runtime.target import Target as RuntimeTarget
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Origin, Variable
+from ipujax.runtime.vertices import VertexGroup
+
+if TYPE_CHECKING:
+    from ipujax.poplar.virtual import VirtualGraph
+
+
+class _Groups(dict[ComputeSet, list[VertexGroup]]):
+    """The vertex groups of each compute set: those that were added as groups, and those of vertices added one by one."""
+
+    def __init__(self, vertices: VertexStore) -> None:
+        super().__init__()
+        self._vertices = vertices
+
+    def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        return super().__getitem__(compute_set) + self._vertices.groups(compute_set)
+
+    def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        """The groups that were added as groups, to be appended to."""
+        return super().__getitem__(compute_set)
+
+    def values(self) -> Any:
+        return [self[compute_set] for compute_set in self]
+
+    def items(self) -> Any:
+        return [(compute_set, self[compute_set]) for compute_set in self]
+
+
+class Graph(RuntimeGraph):
+    """A graph for one target, built by hand.
+
+    Args:
+        target: the machine, or a device for its machine.
+    """
+
+    maps_automatically = False
+
+    def __init__(self, target: RuntimeTarget | Device) -> None:
+        machine = target.target if isinstance(target, Device) else Target.of(target)
+        self._placement = Placement()
+        super().__init__(machine)
+        self.vertices = VertexStore(machine.num_tiles, machine.tiles_per_ipu)
+        self.groups = _Groups(self.vertices)
+        self.codelets: dict[str, type[Vertex]] = {}
+        self.host_writes: dict[str, Tensor] = {}
+        self.host_reads: dict[str, Tensor] = {}
+        self.streams: dict[str, DataStream] = {}
+        self.remote_buffers: dict[str, RemoteBuffer] = {}
+        self.initial_values: dict[Variable, np.ndarray] = {}
+
+    def get_target(self) -> Target:
+        """The machine the graph is built for."""
+        return Target.of(self.target)
+
+    def get_top_level_graph(self) -> Graph:
+        """The graph this one is a part of; itself when it is no virtual graph."""
+        return self
+
+    @property
+    def origin(self) -> Origin:
+        """Where what is being added comes from: what `debug_origin` says, else the user's running line."""
+        return self._origin if self._origin != Origin() else Origin(user_line() or "")
+
+    # --- variables ---
+
+    def add_variable(  # type: ignore[override]
+        self,
+        dtype: Any,
+        shape: Any,
+        name: str = "",
+        mapping: TileMapping | None = None,
+        monoid: str | None = None,
+    ) -> Tensor:
+        """Adds a variable, which lies on no tile yet.
+
+        Args:
+            dtype: type of its elements, `FLOAT`, `INT`…
+            shape: sizes of its dimensions.
+            name: debug name.
+            mapping: its tile mapping, if known; as the runtime has them.
+            monoid: see `Variable.monoid`.
+
+        Returns:
+            The tensor of all of it.
+
+        Raises:
+            GraphError: a type or shape that is none.
+        """
+        dtype, shape = _type_and_shape(dtype, shape, name)
+        return super().add_variable(shape, dtype, name, mapping, monoid)
+
+    def add_constant(  # type: ignore[override]
+        self, dtype: Any, shape: Any = "", values: Any = None, name: str = "", mapping: TileMapping | None = None
+    ) -> Tensor:
+        """Adds a constant: `add_constant(FLOAT, [4], [1, 1.5, 2, 2.5], "c1")`.
+
+        Args:
+            dtype: type of its elements.
+            shape: sizes of its dimensions.
+            values: one for all elements, or one for each in row-major order.
+            name: debug name.
+            mapping: its tile mapping, if known.
+
+        Raises:
+            GraphError: another number of values than the shape has elements.
+        """
+        if not isinstance(dtype, np.dtype | type):  # as the runtime calls it: value, name, mapping
+            return super().add_constant(dtype, name or str(shape), mapping if mapping is not None else values)
+        dtype, shape = _type_and_shape(dtype, shape, name)
+        return super().add_constant(_filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
+
+    def clone(self, tensor: Tensor, name: str = "") -> Tensor:
+        """Adds a variable of a tensor's shape and type that lies on tiles as the tensor does.
+
+        Raises:
+            MappingError: an element of the tensor lies on no tile.
+        """
+        new = super().add_variable(tensor.shape, tensor.dtype, name)
+        self.set_tile_mapping(new, self._tiles_of(tensor))
+        return new
+
+    def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
+        """Says what a tensor holds before the first program runs, or what a state field of a vertex is.
+
+        Args:
+            what: a tensor, or `vertex["name"]`.
+            value: one number for all elements, or an array of the tensor's size.
+
+        Raises:
+            GraphError: another number of values than elements, or a constant.
+        """
+        if isinstance(what, FieldRef):
+            self.vertices.set_state(what.vertex.number, what.number, value)
+            return
+        values = np.asarray(_filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
+        which, index = (part.reshape(-1) for part in what.flat_indices())
+        for number, variable in enumerate(what.variables()):
+            if variable.is_constant:
+                raise GraphError(f"{variable!r} is a constant", expected="a variable")
+            array = self.initial_values.setdefault(variable, np.zeros(variable.shape, variable.dtype))
+            array.reshape(-1)[index[which == number]] = values[which == number]
+
+    # --- tile mapping ---
+
+    @property
+    def mappings(self) -> dict[Variable, TileMapping]:  # type: ignore[override]
+        """The mapping of every variable whose elements all lie on a tile."""
+        return self._placement.mappings()
+
+    @mappings.setter
+    def mappings(self, mappings: dict[Variable, TileMapping]) -> None:
+        for variable, mapping in mappings.items():
+            self._placement.place_whole(variable, mapping)
+
+    def set_tile_mapping(self, what: Any, mapping: Any) -> None:
+        """Puts a tensor, or a vertex, on tiles.
+
+        Args:
+            what: a tensor (any view), a vertex, or a whole variable.
+            mapping: a tile; for a tensor also, for every tile, the `(begin, end)` intervals of its flat elements, as
+                `get_tile_mapping` gives them, or the tile of each element as an array; for all of a variable also a
+                mapping of the runtime.
+
+        Raises:
+            MappingError: a tile the target lacks, or elements left out or held twice.
+            GraphError: something that can be put nowhere.
+        """
+        if isinstance(what, VertexRef):
+            self.vertices.set_tile(what.number, mapping)
+            return
+        if isinstance(mapping, Blocked | Flat):
+            variable = _whole_variable(what)
+            check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
+            self._placement.place_whole(variable, mapping)
+            return
+        tensor = Tensor.of(what) if isinstance(what, Variable) else what
+        if not isinstance(tensor, Tensor):
+            raise GraphError("a tile mapping of nothing known", expected="a tensor or a vertex", got=repr(what))
+        self._placement.place(tensor, self._checked_tiles(tensor, mapping))
+
+    def _checked_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
+        num_tiles = self.target.num_tiles
+        if isinstance(mapping, int | np.integer):
+            low = high = int(mapping)
+        elif isinstance(mapping, np.ndarray):
+            mapping = mapping.reshape(-1)
+            if mapping.size != tensor.size:
+                raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=mapping.size)
+            low, high = (int(mapping.min()), int(mapping.max())) if mapping.size else (0, 0)
+        else:
+            return tiles_of_intervals(mapping, tensor.size, num_tiles, repr(tensor))
+        if low < 0 or high >= num_tiles:
+            what = f"{tensor!r} is put on a tile the target lacks"
+            raise MappingError(what, expected=f"0 … {num_tiles - 1}", got=low if low < 0 else high)
+        return int(mapping) if isinstance(mapping, int | np.integer) else mapping
+
+    def get_tile_mapping(self, tensor: Tensor) -> list[list[Interval]]:
+        """For every tile the `(begin, end)` intervals of a tensor's flat elements that lie on it.
+
+        Raises:
+            MappingError: an element that lies on no tile.
+        """
+        return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
+
+    def _tiles_of(self, tensor: Tensor) -> np.ndarray:
+        """The tile of every element."""
+        tiles = self._placement.tiles(tensor)
+        if np.any(tiles == UNMAPPED):
+            first = int(np.flatnonzero(tiles == UNMAPPED)[0])
+            raise MappingError(f"element {first} of {tensor!r} lies on no tile", hint="graph.set_tile_mapping")
+        return tiles
+
+    # --- codelets and vertices ---
+
+    def add_codelets(self, source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> None:
+        """Makes codelets known by their names.
+
+        Args:
+            source: a codelet class, several, or a module: all codelets it defines.
+
+        Raises:
+            GraphError: something that is no codelet, or another codelet of the same name.
+        """
+        for cls in codelets_in(source):
+            if self.codelets.setdefault(cls.vertex_name, cls) is not cls:
+                raise GraphError(f"two codelets are called {cls.vertex_name}", got=[self.codelets[cls.vertex_name], cls])
+
+    def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
+        """Adds all vertices of a group of the runtime to a compute set; as `ipujax.runtime.graph.Graph`."""
+        self._check_compute_set(compute_set)
+        check_group(group, compute_set)
+        self._groups_added(compute_set).append(group)
+
+    def _groups_added(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        groups = self.groups
+        assert isinstance(groups, _Groups)
+        return groups.added(compute_set)
+
+    def add_vertex(
+        self, compute_set: ComputeSet, codelet: str | type[Vertex], connections: Mapping[str, Any] | None = None
+    ) -> VertexRef:
+        """Adds one vertex to a compute set.
+
+        Args:
+            compute_set: of this graph.
+            codelet: the name of a codelet that was added, or a codelet class.
+            connections: by field, the tensor to connect; for a vector list a list of tensors; for state its value.
+
+        Returns:
+            The vertex: `vertex["name"]` is a field, for `connect`.
+
+        Raises:
+            GraphError: an unknown codelet, compute set or field, or a tensor that does not fit its field.
+        """
+        self._check_compute_set(compute_set)
+        vertex = self.vertices.add(compute_set, self._codelet(codelet), user_place())
+        for name, what in (connections or {}).items():
+            self._connect(vertex, field_number(vertex.codelet, name), what)
+        return vertex
+
+    def _check_compute_set(self, compute_set: ComputeSet) -> None:
+        if compute_set not in self.groups:
+            name = getattr(compute_set, "name", repr(compute_set))
+            raise GraphError(f"compute set {name} is not of this graph", hint="graph.add_compute_set")
+
+    def _codelet(self, codelet: str | type[Vertex]) -> type[Vertex]:
+        if isinstance(codelet, str):
+            if codelet not in self.codelets:
+                expected = f"one of {sorted(self.codelets)}" if self.codelets else "graph.add_codelets first"
+                raise GraphError(f"no codelet {codelet!r}", expected=expected, hint=nearest(codelet, self.codelets))
+            return self.codelets[codelet]
+        if self.codelets.get(getattr(codelet, "vertex_name", "")) is not codelet:
+            self.add_codelets(codelet)
+        return codelet
+
+    def _connect(self, vertex: VertexRef, number: int, what: Any) -> None:
+        store = self.vertices
+        is_state = store.codelets[vertex.number].fields[number].is_state
+        (store.set_state if is_state else store.connect)(vertex.number, number, what)
+
+    def connect(self, field: FieldRef, what: Tensor | Sequence[Tensor]) -> None:
+        """Connects a field of a vertex.
+
+        Args:
+            field: `vertex["name"]`.
+            what: a tensor; for a vector list several.
+
+        Raises:
+            GraphError: a field that is connected already, or a tensor of another type or shape than the field's.
+        """
+        self.vertices.connect(field.vertex.number, field.number, what)
+
+    def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
+        """Says how many cycles one run of a vertex takes its worker.
+
+        Raises:
+            GraphError: a negative number.
+        """
+        self.vertices.set_estimate(vertex.number, cycles)
+
+    def set_cycle_estimate(self, vertex: VertexRef, cycles: int) -> None:
+        """The older name of `set_perf_estimate`."""
+        self.set_perf_estimate(vertex, cycles)
+
+    # --- the host ---
+
+    def create_host_write(self, handle: str, tensor: Tensor) -> None:
+        """Lets the host write a tensor by this name.
+
+        Raises:
+            GraphError: a name that is taken.
+        """
+        _claim(self.host_writes, handle, tensor, "host write")
+
+    def create_host_read(self, handle: str, tensor: Tensor) -> None:
+        """Lets the host read a tensor by this name.
+
+        Raises:
+            GraphError: a name that is taken.
+        """
+        _claim(self.host_reads, handle, tensor, "host read")
+
+    def add_host_to_device_fifo(self, handle: str, dtype: Any, num_elements: int) -> DataStream:
+        """Adds a stream from the host of `num_elements` a transfer.
+
+        Raises:
+            GraphError: a name that is taken.
+        """
+        return self._add_stream(handle, dtype, num_elements, "host_to_device")
+
+    def add_device_to_host_fifo(self, handle: str, dtype: Any, num_elements: int) -> DataStream:
+        """Adds a stream to the host of `num_elements` a transfer.
+
+        Raises:
+            GraphError: a name that is taken.
+        """
+        return self._add_stream(handle, dtype, num_elements, "device_to_host")
+
+    def _add_stream(self, handle: str, dtype: Any, num_elements: int, direction: StreamDirection) -> DataStream:
+        dtype, (size,) = _type_and_shape(dtype, (num_elements,), handle)
+        stream = DataStream(handle, dtype, size, direction, HostStream(handle, (size,), dtype), self.origin)
+        _claim(self.streams, handle, stream, "stream")
+        return stream
+
+    def add_remote_buffer(self, handle: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
+        """Adds memory outside of the IPU, of `repeats` rows of `num_elements`.
+
+        Raises:
+            GraphError: a name that is taken.
+        """
+        dtype, (size, rows) = _type_and_shape(dtype, (num_elements, repeats), handle)
+        buffer = RemoteBuffer(handle, dtype, size, rows, self.origin)
+        _claim(self.remote_buffers, handle, buffer, "remote buffer")
+        return buffer
+
+    # --- virtual graphs ---
+
+    def create_virtual_graph(self, tiles: int | Iterable[int], upper: int | None = None) -> VirtualGraph:
+        """A view of this graph that has some of its tiles, numbered from 0.
+
+        Args:
+            tiles: with `upper`, the first tile of a range; else the tiles to have of every IPU, as a number, or a list
+                of tiles.
+            upper: one past the last tile of the range.
+
+        Raises:
+            GraphError: tiles the target lacks or named twice, or not equally many of each IPU.
+        """
+        from ipujax.poplar.virtual import VirtualGraph, chosen_tiles  # which is a Graph itself
+
+        return VirtualGraph(self, chosen_tiles(self.target, tiles, upper))
+
+
+def _claim(table: dict[str, Any], handle: str, what: Any, kind: str) -> None:
+    if handle in table:
+        raise GraphError(f"two {kind} handles are called {handle!r}")
+    table[handle] = what
+
+
+def _type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
+    """Type and shape, given in either order."""
+    dtype, shape = (b, a) if isinstance(a, list | tuple) else (a, b)
+    try:
+        sizes = tuple(int(n) for n in shape)
+        dtype = dtype if hasattr(dtype, "itemsize") else np.dtype(dtype)
+    except TypeError as error:
+        got = f"{a!r}, {b!r}"
+        raise GraphError(f"{name or 'unnamed'} has no type and shape", expected="FLOAT, [4]", got=got) from error
+    if any(n < 0 for n in sizes):
+        raise GraphError(f"{name or 'unnamed'} has a negative size", expected="sizes of at least 0", got=list(sizes))
+    return dtype, sizes
+
+
+def _filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
+    array = np.asarray(values, dtype)
+    if array.size == 1:
+        return np.full(shape, array.reshape(())[()], dtype)
+    if array.size != np.prod(shape, dtype=int):
+        raise GraphError(f"values of {what}", expected=f"{np.prod(shape, dtype=int)} or one", got=array.size)
+    return array.reshape(shape)
+
+
+def _whole_variable(what: Any) -> Variable:
+    if isinstance(what, Tensor) and what.is_whole_variable:
+        return what.variables()[0]
+    if not isinstance(what, Variable):
+        raise MappingError(f"mapping of {what!r}", expected="all of one variable", hint="give the tile of each element")
+    return what

@@ -1,0 +1,206 @@
+"""Control programs under Poplar's names; each makes nodes of the runtime's program tree.
+
+    Sequence(a, b)  Repeat(10, body)  If(flag, then, otherwise)  Copy(stream, tensor)  PrintTensor("v1", v1) …
+
+Tensors of equal size and dtype can be copied whatever their shapes, in row-major order, as in Poplar. What the host
+does in a program (printing, aborting) is a stream to the host: the profile shows it as a host exchange.
+Source: Poplar & PopLibs user guide, tutorials 1 to 3 and "Program structure"; names from poplar/Program.hpp.
+Limits: predicates are single BOOL elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.poplar.types import DataStream, RemoteBuffer
+from ipujax.runtime import program as nodes
+from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.program import Call as Call
+from ipujax.runtime.program import Execute as Execute
+from ipujax.runtime.program import Function as Function
+from ipujax.runtime.program import HostStream, Program, SyncKind
+from ipujax.runtime.program import Program as Program
+from ipujax.runtime.program import Sequence as Sequence
+from ipujax.runtime.program import WriteUndef as WriteUndef
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Origin, dtype_name
+
+Place = Tensor | DataStream | RemoteBuffer
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PrintStream(HostStream):
+    """Where `PrintTensor` sends a tensor: the host prints it under a title."""
+
+    title: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AbortStream(HostStream):
+    """Where a program sends what may end it: a flag, or what an unconditional error shows.
+
+    Args:
+        message: what went wrong.
+        is_flag: whether the value says if it went wrong; otherwise it did, and the value is shown.
+        origin: the user's line.
+    """
+
+    message: str = ""
+    is_flag: bool = True
+    where: Origin = Origin()
+
+
+def _here() -> Origin:
+    return Origin(user_line() or "")
+
+
+def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: str = "copy") -> Program:
+    """Moves data between tensors, from or to a stream, or from or to rows of a remote buffer.
+
+    Args:
+        source: tensor, host-to-device stream or remote buffer.
+        destination: tensor, device-to-host stream or remote buffer; at most one of the two is not a tensor.
+        offset: INT or UNSIGNED_INT numbers of the rows of a remote buffer; all rows in order when None.
+        name: debug name of a copy between tensors.
+
+    Raises:
+        GraphError: for different sizes or types, a stream of the other direction, or an offset without remote buffer.
+    """
+    origin = _here()
+    match source, destination:
+        case Tensor(), Tensor():
+            program: Program = _tensor_copy(source, destination, name, origin)
+        case DataStream(), Tensor():
+            program = nodes.StreamIn(_channel(source, destination, "host_to_device", origin), destination.flatten(), origin)
+        case Tensor(), DataStream():
+            program = nodes.StreamOut(source.flatten(), _channel(destination, source, "device_to_host", origin), origin)
+        case RemoteBuffer(), Tensor():
+            return nodes.RemoteIn(source.remote, *_remote(source, destination, offset, origin), origin)
+        case Tensor(), RemoteBuffer():
+            rows, numbers = _remote(destination, source, offset, origin)
+            return nodes.RemoteOut(rows, destination.remote, numbers, origin)
+        case _:
+            got = f"{type(source).__name__} to {type(destination).__name__}"
+            raise GraphError("a copy needs a tensor on one side", where=origin, got=got)
+    if offset is not None:
+        raise GraphError("only copies of remote buffers take an offset", where=origin, got=f"{source!r} to {destination!r}")
+    return program
+
+
+def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin) -> Program:
+    if source.size != destination.size or source.dtype != destination.dtype:
+        what = f"copy {name} joins tensors of different sizes or types"
+        raise GraphError(what, where=origin, expected=_described(source), got=_described(destination))
+    same = source.shape == destination.shape
+    return nodes.Copy(source, destination if same else destination.reshape(source.shape), name, origin)
+
+
+def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin) -> HostStream:
+    if stream.direction != direction:
+        what = f"stream {stream.handle} goes the other way"
+        raise GraphError(what, where=origin, expected=direction, got=stream.direction)
+    if stream.num_elements != tensor.size or stream.dtype != tensor.dtype:
+        what = f"copy joins stream {stream.handle} and a tensor of another size or type"
+        expected = f"{dtype_name(stream.dtype)}[{stream.num_elements}]"
+        raise GraphError(what, where=origin, expected=expected, got=_described(tensor))
+    return stream.host
+
+
+def _remote(
+    buffer: RemoteBuffer, tensor: Tensor, offset: Tensor | None, origin: Origin
+) -> tuple[Tensor, Tensor | None]:
+    """The tensor as rows of a remote buffer, and the numbers of the rows."""
+    rows = buffer.repeats if offset is None else offset.size
+    if tensor.size != rows * buffer.num_elements or tensor.dtype != buffer.dtype:
+        what = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
+        expected = f"{dtype_name(buffer.dtype)}[{rows}, {buffer.num_elements}]"
+        raise GraphError(what, where=origin, expected=expected, got=_described(tensor))
+    return tensor.reshape((rows, buffer.num_elements)), None if offset is None else offset.flatten()
+
+
+def Repeat(count: int, body: Program) -> Program:
+    """Runs a program a fixed number of times."""
+    return nodes.Repeat(int(count), body, _here())
+
+
+def RepeatWhileTrue(condition: Program, predicate: Tensor, body: Program) -> Program:
+    """Runs `condition`; while the BOOL element it wrote to `predicate` is true, `body` and `condition` again."""
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate"), body, _here())
+
+
+def RepeatWhileFalse(condition: Program, predicate: Tensor, body: Program) -> Program:
+    """As `RepeatWhileTrue`, until the predicate is true."""
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate"), body, _here(), until=True)
+
+
+RepeatWhile = RepeatWhileTrue
+
+
+def If(predicate: Tensor, true_body: Program, false_body: Program | None = None) -> Program:
+    """Runs one of two programs by a BOOL element."""
+    return nodes.If(_scalar(predicate, "predicate"), true_body, false_body or Sequence(), _here())
+
+
+def Switch(
+    control: Tensor, cases: Mapping[int, Program] | Items[tuple[int, Program]], default: Program | None = None
+) -> Program:
+    """Runs the program of the case that an INT or UNSIGNED_INT element names.
+
+    Args:
+        control: one element.
+        cases: programs by value.
+        default: what runs for any other value; nothing when None.
+
+    Raises:
+        GraphError: if a value has two programs.
+    """
+    origin, pairs = _here(), list(cases.items() if isinstance(cases, Mapping) else cases)
+    values = tuple(int(value) for value, _ in pairs)
+    if len(set(values)) < len(values):
+        raise GraphError("a value of a switch has two programs", where=origin, got=values)
+    programs = tuple(program for _, program in pairs)
+    return nodes.Switch(_scalar(control, "control"), programs, default or Sequence(), origin, values)
+
+
+def Sync(kind: SyncKind = "external") -> Program:
+    """Makes the tiles of each IPU ("internal"), or all IPUs and the host ("external"), wait for one another."""
+    if kind not in ("internal", "external"):
+        raise GraphError("no such sync", expected='"internal" or "external"', got=repr(kind))
+    return nodes.Sync(kind, _here())
+
+
+def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
+    """Prints a tensor on the host, as `title: {1,2}`; the title may be left out for the name of its variable."""
+    if isinstance(title, Tensor):
+        title, tensor = ", ".join(v.name or "<anon>" for v in title.variables()), title
+    if tensor is None:
+        raise GraphError(f"PrintTensor({title!r}) prints no tensor", hint="PrintTensor(title, tensor)")
+    return nodes.StreamOut(tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _here())
+
+
+def AbortOn(predicate: Tensor, message: str = "") -> Program:
+    """Ends the run with an `EngineError` if a BOOL element is true."""
+    origin, predicate = _here(), _scalar(predicate, "predicate")
+    name = f"abort {message}".rstrip()
+    stream = AbortStream(name, (), predicate.dtype, message=message, is_flag=True, where=origin)
+    return nodes.StreamOut(predicate, stream, origin)
+
+
+def ErrorProgram(message: str, tensor: Tensor) -> Program:
+    """Ends the run with an `EngineError` that shows a tensor."""
+    origin = _here()
+    stream = AbortStream(f"error {message}", tensor.shape, tensor.dtype, message=message, is_flag=False, where=origin)
+    return nodes.StreamOut(tensor, stream, origin)
+
+
+def _scalar(tensor: Tensor, what: str) -> Tensor:
+    if tensor.size != 1:
+        raise GraphError(f"a {what} is one element", where=user_line(), got=_described(tensor))
+    return tensor.reshape(())
+
+
+def _described(tensor: Any) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} of {', '.join(map(repr, tensor.variables()))}"

@@ -1,0 +1,247 @@
+"""The host's side of data streams: circular buffers, callbacks with prefetching, printing and aborting.
+
+Input: transfers of a running program, one by one. Output: their values; see `runtime.host.Host`.
+
+    buffer    transfer k reads or writes part k, modulo the parts that fit; the array is looked at when it happens
+    callback  host to device: `fetch` fills a buffer, or `prefetch` did ahead of time; `complete` when it was taken
+              device to host: `fetch` is given the data, then `complete`
+
+Up to `depth` prefetches wait ready, made by one thread a stream, in order. One that has nothing yet ends the row: no
+later one is made before the next `fetch`, so that nothing overtakes. Prefetched data stay for the next run.
+Source: Poplar & PopLibs user guide, "Host-side stream access"; poplar/StreamCallback.hpp for the names.
+Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream buffer size limit"), taken as MiB.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, TextIO
+
+import numpy as np
+
+from ipujax.poplar.printing import format_tensor
+from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.runtime.errors import ArgumentError, EngineError
+from ipujax.runtime.program import HostStream
+from ipujax.runtime.variable import dtype_name
+
+STREAM_LIMIT_BYTES = 128 << 20  # Poplar & PopLibs user guide, "Stream buffer size limit": 128 MBytes a stream copy
+
+
+class StreamCallback:
+    """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""
+
+    def fetch(self, buffer: np.ndarray) -> None:
+        """Fills the buffer of a transfer to the device, or reads that of a transfer from it; flat, of the stream's type."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what fetch does")
+
+    def prefetch(self, buffer: np.ndarray) -> bool:
+        """Fills a buffer ahead of time, in order, from another thread; False if there is nothing yet."""
+        del buffer
+        return False
+
+    def complete(self) -> None:
+        """Told after each transfer."""
+
+
+class _Function(StreamCallback):
+    """A plain function as a callback: it cannot be called ahead of time."""
+
+    def __init__(self, fun: Callable[[np.ndarray], Any]) -> None:
+        self._fun = fun
+
+    def fetch(self, buffer: np.ndarray) -> None:
+        self._fun(buffer)
+
+
+def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any]) -> StreamCallback:
+    """The callback that an object is, or a function stands for."""
+    if isinstance(callback, StreamCallback):
+        return callback
+    if not callable(callback):
+        expected = "a StreamCallback or a function of a numpy array"
+        raise ArgumentError("a stream is connected to something that cannot be called", expected=expected, got=callback)
+    return _Function(callback)
+
+
+@dataclass(slots=True)
+class CircularBuffer:
+    """A numpy array whose parts a stream reads or writes one after the other, again from the start at the end.
+
+    Args:
+        parts: a view of the user's array, [parts, elements of a transfer].
+    """
+
+    parts: np.ndarray
+    _next: int = 0
+
+    @classmethod
+    def of(cls, stream: HostStream, array: Any, *, is_written: bool) -> CircularBuffer:
+        """Connects an array to a stream.
+
+        Raises:
+            ArgumentError: no numpy array of the stream's type, not a whole number of transfers, or not to be written.
+        """
+        (elements,), name = stream.shape, stream.name
+        expected = f"a contiguous numpy array of {dtype_name(stream.dtype)}, n × {elements} elements"
+        if not isinstance(array, np.ndarray) or array.dtype != stream.dtype or not array.flags.c_contiguous:
+            got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ArgumentError(f"stream {name} cannot use this buffer", expected=expected, got=got)
+        if not array.size or array.size % elements:
+            what = f"the buffer of stream {name} is not a whole number of transfers"
+            raise ArgumentError(what, expected=expected, got=f"{array.size} elements")
+        if is_written and not array.flags.writeable:
+            raise ArgumentError(f"the buffer of stream {name} is read-only", expected="a buffer that can be written")
+        return cls(array.reshape(-1, elements))
+
+    def pull(self) -> np.ndarray:
+        """The next part."""
+        return self._advance().copy()
+
+    def push(self, value: np.ndarray) -> None:
+        """Overwrites the next part."""
+        self._advance()[:] = value
+
+    def _advance(self) -> np.ndarray:
+        part = self.parts[self._next]
+        self._next = (self._next + 1) % len(self.parts)
+        return part
+
+
+class CallbackChannel:
+    """A stream that a callback answers.
+
+    Args:
+        stream: gives size and type of a transfer.
+        callback: what is called.
+        depth: how many prefetches may be ready or under way, for a stream to the device.
+    """
+
+    def __init__(self, stream: HostStream, callback: StreamCallback, depth: int) -> None:
+        self._stream, self._callback, self._depth = stream, callback, depth
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch {stream.name}") if depth else None
+        self._ahead: deque[Future[np.ndarray | None]] = deque()
+        self._stopped = Event()
+
+    def pull(self) -> np.ndarray:
+        """The next value: what was prefetched, or else what `fetch` gives now."""
+        value = self._prefetched()
+        if value is None:
+            value = self._buffer()
+            self._callback.fetch(value)
+        self._callback.complete()
+        if self._executor is not None:
+            while len(self._ahead) < self._depth:
+                self._ahead.append(self._executor.submit(self._prefetch))
+        return value
+
+    def push(self, value: np.ndarray) -> None:
+        """Hands a value to the callback, which may keep it."""
+        self._callback.fetch(np.array(value))
+        self._callback.complete()
+
+    def _buffer(self) -> np.ndarray:
+        return np.zeros(self._stream.shape, self._stream.dtype)
+
+    def _prefetched(self) -> np.ndarray | None:
+        if not self._ahead:
+            return None
+        try:
+            value = self._ahead.popleft().result()
+        except BaseException:
+            self._restart()
+            raise
+        if value is None:
+            self._restart()
+        return value
+
+    def _restart(self) -> None:
+        """Forgets the prefetches after one that failed: none of them has been made."""
+        while self._ahead:
+            self._ahead.popleft().result()
+        self._stopped.clear()
+
+    def _prefetch(self) -> np.ndarray | None:
+        """One prefetch, in the thread; None if there was nothing, or nothing before it."""
+        if self._stopped.is_set():
+            return None
+        buffer = self._buffer()
+        try:
+            done = self._callback.prefetch(buffer)
+        except BaseException:
+            self._stopped.set()
+            raise
+        if not done:
+            self._stopped.set()
+        return buffer if done else None
+
+
+Channel = CircularBuffer | CallbackChannel
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StreamPart(HostStream):
+    """Part of a transfer that is too large for one copy: the host sees the whole.
+
+    Args:
+        whole: the stream.
+        start: its first element in the transfer.
+    """
+
+    whole: HostStream = field(default_factory=lambda: HostStream("", (), None))
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + self.shape[0]
+
+
+class StreamHost:
+    """Answers all transfers of an engine, see `runtime.host.Host`.
+
+    Attributes:
+        channels: what streams are connected to, by handle.
+        print_to: where tensors are printed; the standard error stream of the moment when None.
+    """
+
+    def __init__(self) -> None:
+        self.channels: dict[str, Channel] = {}
+        self.print_to: TextIO | None = None
+        self._wholes: dict[HostStream, np.ndarray] = {}
+
+    def pull(self, stream: HostStream) -> np.ndarray:
+        """The next value of a stream to the device."""
+        if not isinstance(stream, StreamPart):
+            return self.channels[stream.name].pull()
+        if stream.start == 0:
+            self._wholes[stream.whole] = self.channels[stream.whole.name].pull()
+        return self._wholes[stream.whole][stream.start : stream.stop]
+
+    def push(self, stream: HostStream, value: np.ndarray) -> None:
+        """Takes a value from the device: to a channel, to be printed, or to end the run."""
+        match stream:
+            case PrintStream():
+                print(f"{stream.title}: {format_tensor(value)}", file=self.print_to or sys.stderr, flush=True)
+            case AbortStream():
+                _abort(stream, value)
+            case StreamPart(whole=whole):
+                held = self._wholes.setdefault(whole, np.zeros(whole.shape, whole.dtype))
+                held[stream.start : stream.stop] = value
+                if stream.stop == len(held):
+                    self.channels[whole.name].push(self._wholes.pop(whole))
+            case _:
+                self.channels[stream.name].push(value)
+
+
+def _abort(stream: AbortStream, value: np.ndarray) -> None:
+    if stream.is_flag and not value:
+        return
+    shown = None if stream.is_flag else format_tensor(value)
+    what = f"the program ended itself: {stream.message}" if stream.message else "the program ended itself"
+    raise EngineError(what, where=stream.where, got=shown)

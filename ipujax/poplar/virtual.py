@@ -1,0 +1,219 @@
+"""Virtual graphs: a view of a graph that has some of its tiles, numbered from 0.
+
+Everything that is added to a virtual graph is added to its parent, on the parent's tiles. Of what the parent has, the
+virtual graph sees the variables that lie wholly on its tiles. Programs are compiled for the top-level graph.
+
+Source: Poplar & PopLibs user guide, "Virtual graphs".
+Limits: a virtual graph has equally many tiles of each IPU, those of one IPU next to one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.graph import Graph
+from ipujax.poplar.mapping import UNMAPPED, Placement
+from ipujax.poplar.vertices import VertexRef
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, flat_mapping
+from ipujax.runtime.program import ComputeSet
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable
+from ipujax.runtime.vertices import NO_TILE, VertexGroup
+
+
+def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:
+    """The tiles of a virtual graph, int32[n].
+
+    Args:
+        target: the machine they are of.
+        tiles: as `Graph.create_virtual_graph`.
+        upper: as `Graph.create_virtual_graph`.
+
+    Raises:
+        GraphError: as `Graph.create_virtual_graph`.
+    """
+    if upper is not None:
+        if not isinstance(tiles, int | np.integer):
+            raise GraphError("virtual graph of no range", expected="first tile, one past the last", got=(tiles, upper))
+        chosen = np.arange(tiles, upper, dtype=np.int32)
+    elif isinstance(tiles, int | np.integer):
+        if not 0 < tiles <= target.tiles_per_ipu:
+            raise GraphError("tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
+        firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
+        chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
+    else:
+        chosen = np.array(list(tiles), np.int32)
+    if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
+        expected = f"different tiles in 0 … {target.num_tiles - 1}"
+        raise GraphError("virtual graph of no such tiles", expected=expected, got=chosen.tolist()[:8])
+    return chosen
+
+
+def virtual_target(target: Target, tiles: np.ndarray) -> Target:
+    """The machine of some tiles of another.
+
+    Raises:
+        GraphError: if there are not equally many of each IPU, those of one next to one another.
+    """
+    ipus = tiles // target.tiles_per_ipu
+    num_ipus = len(np.unique(ipus))
+    rows = ipus.reshape(num_ipus, -1) if len(ipus) % num_ipus == 0 else None
+    if rows is None or np.any(rows != rows[:, :1]):
+        raise GraphError(
+            "virtual graph with unequal IPUs",
+            expected="equally many tiles of each IPU, those of one IPU next to one another",
+            got=f"{np.bincount(ipus)[np.unique(ipus)].tolist()} tiles of IPUs {np.unique(ipus).tolist()}",
+        )
+    return target.replace(num_ipus=num_ipus, tiles_per_ipu=rows.shape[1])
+
+
+def _moved(mapping: TileMapping, to: np.ndarray) -> TileMapping | None:
+    """The mapping with tile t renamed to `to[t]`; None where that is no tile."""
+    tiles = to[mapping.tile if isinstance(mapping, Blocked) else mapping.tiles]
+    if np.any(tiles < 0):
+        return None
+    if isinstance(mapping, Blocked):
+        return blocked_mapping(mapping.cuts, tiles)
+    return flat_mapping(mapping.size, mapping.starts, tiles)
+
+
+class _VirtualMappings(Mapping[Variable, TileMapping]):
+    """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
+
+    def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
+        self._parent, self._inverse = parent, inverse
+        self._known: dict[TileMapping, TileMapping | None] = {}
+
+    def _find(self, variable: object) -> TileMapping | None:
+        mapping = self._parent.mappings.get(variable)  # type: ignore[call-overload]
+        if mapping is None:
+            return None
+        if mapping not in self._known:
+            self._known[mapping] = _moved(mapping, self._inverse)
+        return self._known[mapping]
+
+    def __getitem__(self, variable: Variable) -> TileMapping:
+        found = self._find(variable)
+        if found is None:
+            raise KeyError(variable)
+        return found
+
+    def __contains__(self, variable: object) -> bool:
+        return self._find(variable) is not None
+
+    def __iter__(self) -> Iterator[Variable]:
+        return (variable for variable in self._parent.mappings if variable in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _VirtualPlacement(Placement):
+    """The placement of a parent in the tile numbers of a virtual graph."""
+
+    def __init__(self, parent: Graph, tiles: np.ndarray, inverse: np.ndarray) -> None:
+        super().__init__()
+        self._parent, self._tiles, self._inverse = parent, tiles, inverse
+        self._view = _VirtualMappings(parent, inverse)
+
+    def mappings(self) -> Any:
+        return self._view
+
+    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
+        moved = _moved(mapping, self._tiles)
+        assert moved is not None, "the mapping was checked against the virtual target"
+        self._parent._placement.place_whole(variable, moved)
+
+    def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
+        moved = self._tiles[tile]
+        self._parent._placement.place(tensor, moved if isinstance(tile, np.ndarray) else int(moved))
+
+    def tiles(self, tensor: Tensor) -> np.ndarray:
+        tiles = self._parent._placement.tiles(tensor)
+        return np.where(tiles == UNMAPPED, UNMAPPED, self._inverse[tiles]).astype(np.int32)
+
+
+class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
+    """The vertex groups of a parent in the tile numbers of a virtual graph; compute sets are the parent's."""
+
+    def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
+        super().__init__()
+        self._parent, self._inverse = parent, inverse
+
+    def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        return [self._inside(group, compute_set) for group in self._parent.groups[compute_set]]
+
+    def _inside(self, group: VertexGroup, compute_set: ComputeSet) -> VertexGroup:
+        tile = np.where(group.tile == NO_TILE, NO_TILE, self._inverse[group.tile]).astype(np.int32)
+        if np.any((tile == NO_TILE) & (group.tile != NO_TILE)):
+            name = f"{group.codelet.name} in {compute_set.name}"
+            raise GraphError(f"vertices of {name} lie on tiles this virtual graph lacks", where=group.origin)
+        return replace(group, tile=tile)
+
+    def __contains__(self, compute_set: object) -> bool:
+        return compute_set in self._parent.groups
+
+    def __iter__(self) -> Iterator[ComputeSet]:
+        return iter(self._parent.groups)
+
+    def __len__(self) -> int:
+        return len(self._parent.groups)
+
+    def keys(self) -> Any:
+        return self._parent.groups.keys()
+
+    def values(self) -> Any:
+        return [self[compute_set] for compute_set in self]
+
+    def items(self) -> Any:
+        return [(compute_set, self[compute_set]) for compute_set in self]
+
+
+class VirtualGraph(Graph):
+    """A view of a graph with some of its tiles; made by `Graph.create_virtual_graph`.
+
+    Args:
+        parent: the graph it is a part of.
+        tiles: the parent's number of each of its tiles, int32[n].
+    """
+
+    def __init__(self, parent: Graph, tiles: np.ndarray) -> None:
+        super().__init__(virtual_target(parent.target, tiles))
+        inverse = np.full(parent.target.num_tiles, UNMAPPED, np.int32)
+        inverse[tiles] = np.arange(len(tiles), dtype=np.int32)
+        self._parent, self._tiles = parent, tiles
+        self._placement = _VirtualPlacement(parent, tiles, inverse)
+        self.groups = _VirtualGroups(parent, inverse)
+        for shared in ("variables", "fallbacks", "vertices", "codelets", "host_writes", "host_reads", "streams",
+                       "remote_buffers", "initial_values"):  # fmt: skip
+            setattr(self, shared, getattr(parent, shared))
+
+    def get_top_level_graph(self) -> Graph:
+        return self._parent.get_top_level_graph()
+
+    def get_tiles(self) -> list[int]:
+        """The parent's number of each tile."""
+        return self._tiles.tolist()
+
+    def add_compute_set(self, name: str) -> ComputeSet:
+        with self._parent.debug_origin(self.origin):
+            return self._parent.add_compute_set(name)
+
+    def set_tile_mapping(self, what: Any, mapping: Any) -> None:
+        if not isinstance(what, VertexRef):
+            super().set_tile_mapping(what, mapping)
+        elif 0 <= mapping < len(self._tiles):
+            self._parent.set_tile_mapping(what, int(self._tiles[mapping]))
+        else:
+            expected = f"0 … {len(self._tiles) - 1}"
+            raise GraphError(f"{what!r} is put on tile {mapping}", expected=expected, got=mapping)
+
+    def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
+        tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles[group.tile]).astype(np.int32)
+        self._parent.add_vertices(compute_set, replace(group, tile=tile))
