@@ -13,8 +13,6 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-
-
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,

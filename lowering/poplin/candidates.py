@@ -160,6 +160,22 @@ class Candidates:
         chosen = int(np.lexsort((self.temp_bytes[left], cycles))[0])
         return int(left[chosen]), parts[:, chosen]
 
+    def frugal(self, bound_bytes: float, most_cycles: int) -> list[tuple[int, np.ndarray]]:
+        """The candidates that only those of more tiles beat, within bounds of memory and cycles; the fastest first.
+
+        Returns:
+            Of each its number and its cycles by part of `PlanCost`.
+        """
+        left = np.flatnonzero((self.temp_bytes <= bound_bytes) & (self.bound_cycles <= most_cycles))
+        if not left.size:
+            return []
+        parts, tiles = self.cost_parts(left), np.asarray(product(list(self.splits[:, left])))
+        cycles = parts.sum(0)
+        order = np.lexsort((tiles, cycles))
+        fewest = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
+        kept = order[(tiles[order] < fewest) & (cycles[order] <= most_cycles)]
+        return [(int(left[n]), parts[:, n]) for n in kept]
+
     def smallest(self) -> tuple[int, np.ndarray]:
         """The candidate of least memory; of equally small ones the fastest."""
         left = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())

@@ -9,6 +9,7 @@ input that read zero. Padding may be negative, which XLA's own CPU convolution r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,24 @@ from jax import lax
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
-from ipujax.lowering.poplin.plan import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Plan, plan_convolution
+from ipujax.lowering.poplin.plan import (
+    BATCH,
+    FIELD,
+    GROUPS,
+    IN_CHANNELS,
+    OUT_CHANNELS,
+    Plan,
+    frugal_plans,
+    plan_convolution,
+)
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.trial import cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
 
@@ -87,9 +99,30 @@ def convolution(
     x, windows = _used_only(x, params.lhs, windows)
     dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
     spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w))
-    plan = plan_convolution(spec, graph.target, available_memory_proportion)
+    plan = _chosen(spec, graph.target, available_memory_proportion, x.shape, w.shape, params, tuple(windows))
     _map_operands(graph, x, w, plan, params)
     return _in_steps(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    spec: ConvSpec,
+    target: Target,
+    available_memory_proportion: float | None,
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    params: ConvParams,
+    windows: tuple[Window, ...],
+) -> Plan:
+    """The plan of a convolution in a layout of operands."""
+
+    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
+        _map_operands(graph, *tensors, plan, params)
+        _in_steps(graph, *tensors, plan, params, windows, prog, "trial")
+
+    plans = frugal_plans(spec, target, plan_convolution(spec, target, available_memory_proportion))
+    operands = (x_shape, spec.lhs_dtype, spec.lhs_is_free), (w_shape, spec.rhs_dtype, spec.rhs_is_free)
+    return cheapest(plans, operands, add, target)
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:

@@ -7,6 +7,7 @@ used. What does not fit at once is done in several steps, along M or N.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, plan_matmul
+from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, frugal_plans, plan_matmul
+from ipujax.lowering.poplin.trial import cheapest
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
@@ -78,7 +81,26 @@ def matmul(
         rhs_is_free=is_free(graph, b),
         available_memory_proportion=available_memory_proportion,
     )
-    return _in_steps(graph, a, b, plan, precision, prog, name)
+    return _in_steps(graph, a, b, _chosen(plan, graph.target), precision, prog, name)
+
+
+@lru_cache(maxsize=4096)
+def _chosen(plan: Plan, target: Target) -> Plan:
+    """The plan, or one of fewer tiles that turns out cheaper."""
+    spec = plan.spec
+    groups, columns, depth, (rows,) = (
+        spec.extents.groups,
+        spec.extents.out_channels,
+        spec.extents.in_channels,
+        spec.in_field,
+    )
+
+    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
+        _in_steps(graph, *tensors, plan, None, prog, "trial")
+
+    lhs = (groups, rows, depth), spec.lhs_dtype, spec.lhs_is_free
+    rhs = (groups, depth, columns), spec.rhs_dtype, spec.rhs_is_free
+    return cheapest(frugal_plans(spec, target, plan), (lhs, rhs), add, target)
 
 
 def _in_steps(

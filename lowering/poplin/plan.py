@@ -35,6 +35,8 @@ from ipujax.runtime.variable import element_bytes
 # Positions in `Dims`.
 BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
 _STEPS = (2, 4, 8, 16)
+_LITTLE_SLOWER = 1.2  # what is worth a trial of `frugal_plans`
+_MOST_PLANS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,33 @@ def plan_convolution(
             if not plan.memory_binds:
                 break
     return best
+
+
+@lru_cache(maxsize=4096)
+def frugal_plans(spec: ConvSpec, target: Target, best: Plan) -> tuple[Plan, ...]:
+    """A plan and others that are expected to be little slower and use fewer tiles.
+
+    An estimate cannot know what gathering scattered operands on a tile costs. Who places the operands can try these, so
+    that a plan for fewer tiles stays in the race when there are more.
+
+    Args:
+        spec: what is computed.
+        target: the machine.
+        best: the plan `plan_convolution` makes for them.
+    """
+    if best.steps > 1 or best.memory_binds:
+        return (best,)
+    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.cost.total_cycles)
+    plans = [
+        _plan(candidates, *choice)
+        for candidates in (Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how))
+        for choice in candidates.frugal(max(best.temp_bytes, target.bytes_per_tile // 2), most)
+    ]
+    front: list[Plan] = [best]
+    for plan in sorted(plans, key=_rank):
+        if plan.tiles_used < front[-1].tiles_used:
+            front.append(plan)
+    return tuple(front[:_MOST_PLANS])
 
 
 def _doublings(plan: Plan, bound_bytes: float) -> int:

@@ -22,7 +22,8 @@ from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping
-from ipujax.runtime.program import ComputeSet, Execute, Sequence as ProgramSequence
+from ipujax.runtime.program import ComputeSet, Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name, is_key_dtype

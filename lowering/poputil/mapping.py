@@ -26,14 +26,23 @@ def map_linearly(graph: Graph, tensor: Tensor) -> None:
     """
     for variable in tensor.variables():
         if variable not in graph.mappings:
-            if not graph.maps_automatically and not variable.is_constant:
-                line = variable.origin.line
-                raise GraphError(
-                    f"unmapped variable {variable!r}{f', added at {line},' if line else ''} is an operand",
-                    expected="a tile for each of its elements",
-                    hint="graph.set_tile_mapping",
-                )
+            check_may_place(graph, variable)
             graph.set_tile_mapping(variable, linear_mapping(graph, variable.size, variable.dtype))
+
+
+def check_may_place(graph: Graph, variable: Variable) -> None:
+    """Refuses to place a variable of a graph that leaves that to its user; constants are placed anyway.
+
+    Raises:
+        GraphError: naming the variable and the line that added it.
+    """
+    if not graph.maps_automatically and not variable.is_constant:
+        line = variable.origin.line
+        raise GraphError(
+            f"unmapped variable {variable!r}{f', added at {line},' if line else ''} is an operand",
+            expected="a tile for each of its elements",
+            hint="graph.set_tile_mapping",
+        )
 
 
 def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:
@@ -52,9 +61,14 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
         tensor: a view of one unmapped variable.
         cuts: boundaries of each dimension of the view.
         tile: tile of each box, one dimension for each of the view's.
+
+    Raises:
+        GraphError: for a variable of a graph that leaves placing variables to its user.
     """
     if graph.is_mapped(tensor):
         return
+    for unmapped in (v for v in tensor.variables() if v not in graph.mappings):
+        check_may_place(graph, unmapped)
     order = variable_dims(tensor)
     variables = tensor.variables()
     if order is None or len(variables) != 1 or tensor.size != variables[0].size:

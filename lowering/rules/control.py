@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
@@ -22,7 +23,6 @@ from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_c
 from ipujax.runtime.program import Copy, Repeat, RepeatWhile, Switch, WriteUndef
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from jax import lax
 
 _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)
