@@ -1,1 +1,4 @@
-"""From jaxpr to Poplar graph: passes over jaxprs, one lowering rule a primitive, the PopLibs-like op library, the planners."""
+"""From jaxpr to Poplar graph.
+
+Passes over jaxprs, one lowering rule a primitive, the PopLibs-like op library, and the planners.
+"""

@@ -30,6 +30,7 @@ class Context:
         params: all of the equation's parameters.
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
+        into_tensor: where the result may be written at once; a rule that does so returns it.
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Context:
     params: Mapping[str, Any]
     out_avals: tuple[Any, ...]
     lower_jaxpr: LowerJaxpr
+    into_tensor: Tensor | None = None
 
     def into(self, prog: ProgramSequence) -> Context:
         """The same surroundings, adding to another program."""

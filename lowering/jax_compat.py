@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend import core as _core
 from jax.extend import source_info_util
-from jax.interpreters import partial_eval
+from jax.interpreters import batching, mlir, partial_eval
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -36,6 +36,30 @@ check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
 jaxprs_in_params = _core.jaxprs_in_params
 new_jaxpr_eqn = _core.new_jaxpr_eqn
+
+
+def make_primitive(
+    name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any]
+) -> Primitive:
+    """A primitive with several results that plain JAX can run and vmap.
+
+    Args:
+        name: its name.
+        compute: a JAX function of operands and parameters that returns the list of results.
+        abstract: the same from shapes and dtypes to `jax.ShapeDtypeStruct`s.
+        batched: from operands, the batch axis of each (None without) and parameters to results and their axes.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compute)
+    primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+    batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
+    return jax.core.ShapedArray(out.shape, out.dtype)
 
 
 def new_var(aval: Any) -> Var:

@@ -9,7 +9,7 @@ neither moves to or from the host. Variables no rule has placed are placed linea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def lower(
             arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
         inputs.append(stream)
         prog.add(StreamIn(stream, arguments[-1]))
-    lowering = _Lowering(graph)
+    lowering = Lowering(graph)
     results = lowering.jaxpr(jaxpr, arguments, prog)
     results = _set_aside_arguments(graph, prog, results, arguments, aliases)
     outputs = []
@@ -127,11 +127,16 @@ def _set_aside_arguments(
     return kept
 
 
-class _Lowering:
-    """Lowers jaxprs into one graph."""
+class Lowering:
+    """Lowers jaxprs into one graph.
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    Args:
+        graph: graph to add to.
+        into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+    """
+
+    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None) -> None:
+        self._graph, self._into = graph, into or {}
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
@@ -157,6 +162,7 @@ class _Lowering:
             params=eqn.params,
             out_avals=tuple(var.aval for var in eqn.outvars),
             lower_jaxpr=self.jaxpr,
+            into_tensor=self._target(eqn, operands),
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)
@@ -165,6 +171,14 @@ class _Lowering:
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
         return results
+
+    def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
+        """Where the only result of an equation may go at once: not where another part of an operand lies."""
+        out = self._into.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if out is None:
+            return None
+        own = set(out.variables())
+        return out if all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) else None
 
     def _read(self, env: dict[Var, Tensor], atom: Atom) -> Tensor:
         if not isinstance(atom, Literal):

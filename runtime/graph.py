@@ -25,6 +25,9 @@ class Graph:
 
     Args:
         target: the machine the graph is built for.
+
+    Attributes:
+        libraries: op libraries that the user's program says it uses.
     """
 
     maps_automatically = True  # whether operations may place what has no tile mapping yet
@@ -35,6 +38,7 @@ class Graph:
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
         self.fallbacks: dict[ComputeSet, str] = {}
+        self.libraries: set[str] = set()
         self._origin = Origin()
 
     @property

@@ -31,7 +31,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.liveness import Liveness, Step, constants, liveness
 from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Call, Execute, Function, If, Program, RepeatWhile, Switch
-from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin, leaves
+from ipujax.runtime.steps import Leaf, is_free, leaf_name, leaf_origin, leaves
 from ipujax.runtime.target import Target
 from ipujax.runtime.tile_window import tile_range
 from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
@@ -222,7 +222,7 @@ def _always(
     steps = 0
     for leaf in leaves(program):
         key = leaf.compute_set if isinstance(leaf, Execute) else leaf
-        if key in seen:
+        if key in seen or is_free(leaf):
             continue
         seen.add(key)
         steps += 1

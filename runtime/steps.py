@@ -79,14 +79,14 @@ def joining_streams(program: Program) -> frozenset[Leaf]:
     joining: set[Leaf] = set()
     for node in distinct(program):
         if isinstance(node, Sequence):
-            moving = [child for child in node.children() if not _is_free(child)]
+            moving = [child for child in node.children() if not is_free(child)]
             for before, child in pairwise(moving):
                 if isinstance(child, (StreamIn, StreamOut)) and type(before) is type(child):
                     joining.add(child)
     return frozenset(joining)
 
 
-def _is_free(node: Program) -> bool:
+def is_free(node: Program) -> bool:
     """Whether a node takes no time: a stream of what stays on the device, or `WriteUndef`."""
     is_resident = isinstance(node, (StreamIn, StreamOut)) and node.stream.resident
     return is_resident or isinstance(node, WriteUndef)

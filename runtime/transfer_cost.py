@@ -98,9 +98,7 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied), flows, link_cycles(flows, target))
 
 
-def stream_cost(
-    graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False
-) -> StreamCost:
+def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False) -> StreamCost:
     """What one transfer between the host and a tensor costs, in either direction.
 
     Every IPU has its own link to the host and pays the latency once a host exchange.

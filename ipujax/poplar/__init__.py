@@ -9,11 +9,14 @@
 Source: Poplar & PopLibs user guide. Limits: see each module.
 """
 
+from ipujax.poplar import program as program
 from ipujax.poplar.device import Device as Device
 from ipujax.poplar.device import DeviceManager as DeviceManager
 from ipujax.poplar.device import IPUModel as IPUModel
 from ipujax.poplar.device import Target as Target
+from ipujax.poplar.engine import Engine as Engine
 from ipujax.poplar.graph import Graph as Graph
+from ipujax.poplar.streams import StreamCallback as StreamCallback
 from ipujax.poplar.types import BOOL as BOOL
 from ipujax.poplar.types import CHAR as CHAR
 from ipujax.poplar.types import FLOAT as FLOAT
@@ -37,6 +40,7 @@ from ipujax.poplar.vertices import FieldRef as FieldRef
 from ipujax.poplar.vertices import VertexRef as VertexRef
 from ipujax.poplar.virtual import VirtualGraph as VirtualGraph
 from ipujax.runtime.program import ComputeSet as ComputeSet
+from ipujax.runtime.program import Function as Function
 from ipujax.runtime.tensor import Tensor as Tensor
 from ipujax.runtime.tensor import concat as concat
 

@@ -90,6 +90,34 @@ def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np
     return replace(_codelet(cls, shapes, compute), takes=("origins",))
 
 
+@lru_cache(maxsize=4096)
+def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
+    """The codelet of vertices that all have the same state, by attribute; as `vertex_codelet`."""
+
+    def compute(*blocks: jax.Array) -> Any:
+        return _run(cls, shapes, {name: jnp.asarray(value, dtypes[name]) for name, value in state}, blocks)
+
+    dtypes = {field.attribute: field.dtype for field in state_fields(cls)}
+    return _codelet(cls, shapes, compute)
+
+
+def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shape `compute` gives each field that is written, from those of the fields that are read.
+
+    Raises:
+        GraphError: if `compute` returns something else than one value a field.
+    """
+    read = [field for field in connected_fields(cls) if field.is_read]
+    written = [field for field in connected_fields(cls) if field.is_written]
+    given = {f.attribute: jax.ShapeDtypeStruct(shape, f.dtype) for f, shape in zip(read, read_shapes, strict=True)}
+    given |= {f.attribute: jax.ShapeDtypeStruct((), f.dtype) for f in state_fields(cls)}
+
+    def values(arguments: dict[str, Any]) -> list[Any]:
+        return _by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
+
+    return [tuple(value.shape) for value in jax.eval_shape(values, given)]
+
+
 def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
     """The codelet with the cycles of each vertex of a group given, int64 broadcastable to its grid; −1 as estimated."""
 

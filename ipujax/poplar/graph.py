@@ -54,6 +54,9 @@ class _Groups(dict[ComputeSet, list[VertexGroup]]):
         """The groups that were added as groups, to be appended to."""
         return super().__getitem__(compute_set)
 
+    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
+        return self[compute_set] if compute_set in self else default
+
     def values(self) -> Any:
         return [self[compute_set] for compute_set in self]
 

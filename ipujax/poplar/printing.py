@@ -11,6 +11,8 @@ streams write them (assumed of Poplar, and right for every number the guide show
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
@@ -31,5 +33,5 @@ def _rows(value: np.ndarray, depth: int) -> str:
     return ",\n".join(f"{indent}{{\n{_rows(part, depth + 1)}\n{indent}}}" for part in value)
 
 
-def _number(value: np.generic) -> str:
+def _number(value: Any) -> str:
     return format(float(value), "g") if value.dtype.kind in "fV" else str(int(value))

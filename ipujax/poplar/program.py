@@ -21,7 +21,7 @@ from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.program import Call as Call
 from ipujax.runtime.program import Execute as Execute
 from ipujax.runtime.program import Function as Function
-from ipujax.runtime.program import HostStream, Program, SyncKind
+from ipujax.runtime.program import HostStream, SyncKind
 from ipujax.runtime.program import Program as Program
 from ipujax.runtime.program import Sequence as Sequence
 from ipujax.runtime.program import WriteUndef as WriteUndef
@@ -74,7 +74,9 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
         case Tensor(), Tensor():
             program: Program = _tensor_copy(source, destination, name, origin)
         case DataStream(), Tensor():
-            program = nodes.StreamIn(_channel(source, destination, "host_to_device", origin), destination.flatten(), origin)
+            program = nodes.StreamIn(
+                _channel(source, destination, "host_to_device", origin), destination.flatten(), origin
+            )
         case Tensor(), DataStream():
             program = nodes.StreamOut(source.flatten(), _channel(destination, source, "device_to_host", origin), origin)
         case RemoteBuffer(), Tensor():
@@ -86,7 +88,9 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
             got = f"{type(source).__name__} to {type(destination).__name__}"
             raise GraphError("a copy needs a tensor on one side", where=origin, got=got)
     if offset is not None:
-        raise GraphError("only copies of remote buffers take an offset", where=origin, got=f"{source!r} to {destination!r}")
+        raise GraphError(
+            "only copies of remote buffers take an offset", where=origin, got=f"{source!r} to {destination!r}"
+        )
     return program
 
 
@@ -175,7 +179,8 @@ def Sync(kind: SyncKind = "external") -> Program:
 def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
     """Prints a tensor on the host, as `title: {1,2}`; the title may be left out for the name of its variable."""
     if isinstance(title, Tensor):
-        title, tensor = ", ".join(v.name or "<anon>" for v in title.variables()), title
+        names = ", ".join(v.name or "<anon>" for v in title.variables())
+        return PrintTensor(names, title)
     if tensor is None:
         raise GraphError(f"PrintTensor({title!r}) prints no tensor", hint="PrintTensor(title, tensor)")
     return nodes.StreamOut(tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _here())

@@ -37,7 +37,7 @@ class StreamCallback:
     """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""
 
     def fetch(self, buffer: np.ndarray) -> None:
-        """Fills the buffer of a transfer to the device, or reads that of a transfer from it; flat, of the stream's type."""
+        """Fills the flat buffer of a transfer to the device, or reads that of a transfer from it."""
         raise NotImplementedError(f"{type(self).__name__} does not say what fetch does")
 
     def prefetch(self, buffer: np.ndarray) -> bool:
@@ -221,7 +221,10 @@ class StreamHost:
             return self.channels[stream.name].pull()
         if stream.start == 0:
             self._wholes[stream.whole] = self.channels[stream.whole.name].pull()
-        return self._wholes[stream.whole][stream.start : stream.stop]
+        held = self._wholes[stream.whole]
+        if stream.stop == len(held):
+            del self._wholes[stream.whole]
+        return held[stream.start : stream.stop]
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
         """Takes a value from the device: to a channel, to be printed, or to end the run."""

@@ -165,6 +165,9 @@ class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
     def __len__(self) -> int:
         return len(self._parent.groups)
 
+    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
+        return self[compute_set] if compute_set in self else default
+
     def keys(self) -> Any:
         return self._parent.groups.keys()
 

@@ -3,14 +3,16 @@
 Calls are `jit`, `remat2`, `custom_jvp_call`, `custom_vjp_call` and their like: what they add (caching, rules for
 differentiation) has done its work by the time a jaxpr is compiled. Control flow stays.
 
-An inlined equation's name stack is prefixed with the caller's. Its source line is the callee's own, unless the callee is
-library code: JAX traces that once and shares it between callers, so that its lines may be another caller's.
+An inlined equation's name stack is prefixed with the caller's. Its source line is the callee's own, unless the callee
+is library code: JAX traces that once and shares it between callers, so that its lines may be another caller's.
 """
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ipujax.lowering.jax_compat import (
@@ -38,7 +40,8 @@ CALLEES: dict[str, str] = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-_LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib")})
+_OWN = f"{Path(__file__).parents[2]}{os.sep}"
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}, _OWN)
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -117,5 +120,3 @@ def _closed_callees(jaxpr: Jaxpr) -> Iterator[ClosedJaxpr]:
         if callee is not None:
             yield closed(callee)
             yield from _closed_callees(closed(callee).jaxpr)
-
-

@@ -1,8 +1,8 @@
 """Elementwise operations over tensors of one shape, tile by tile where the data lies.
 
-The output lies like the operand that is best spread (PopLibs' `createOutputForElementWiseOp`), so that no operand of the
-same mapping is exchanged; without such an operand it is mapped linearly. Constant scalars become immediates of the vertex,
-and an operation on nothing else is done at compile time.
+The output lies like the operand that is best spread (PopLibs' `createOutputForElementWiseOp`), so that no operand of
+the same mapping is exchanged; without such an operand, or where it is crowded on few tiles, it is mapped linearly.
+Constant scalars become immediates of the vertex, and an operation on nothing else is done at compile time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping
-from ipujax.runtime.program import ComputeSet, Execute
+from ipujax.runtime.program import ComputeSet, Copy, Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, is_key_dtype
+from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
 
@@ -47,7 +47,9 @@ class Op:
     key: Hashable = None
 
 
-def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str) -> Tensor:
+def elementwise(
+    graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str, out: Tensor | None = None
+) -> Tensor:
     """Applies an operation to tensors of one shape (scalars and dimensions of size 1 are broadcast).
 
     Args:
@@ -56,9 +58,11 @@ def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramS
         operands: tensors of equal rank with equal sizes or 1 in each dimension, or of shape ().
         prog: program the compute set is added to.
         name: debug name.
+        out: what the result is written to, of the broadcast shape; it may be one of the operands, but share no element
+            with another part of one.
 
     Returns:
-        A new tensor of the broadcast shape and `op.out_dtype`.
+        A new tensor of the broadcast shape and `op.out_dtype`; `out` if that is given.
 
     Raises:
         GraphError: if shapes differ.
@@ -69,18 +73,48 @@ def elementwise(graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramS
     if all(value is not None for value in immediates):
         with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
             value = np.asarray(op.fun(*immediates), op.out_dtype)
-        folded = graph.add_constant(value, name)
-        return folded.broadcast_in_dim(shape, ())
+        folded = graph.add_constant(value, name).broadcast_in_dim(shape, ())
+        return folded if out is None else _copied(graph, folded, out, prog, name)
     kept = [t for t, value in zip(tensors, immediates, strict=True) if value is None]
     for tensor in kept:
         map_linearly(graph, tensor)
-    layout, mapping = best_layout(graph, kept) or (shape, linear_mapping(graph, kept[0].size, op.out_dtype))
-    out = graph.add_variable(layout, op.out_dtype, name, mapping)
+    if out is None:
+        layout, mapping = _layout(graph, op, kept, shape)
+        result = graph.add_variable(layout, op.out_dtype, name, mapping)
+    else:
+        layout, mapping = best_layout(graph, [out]) or (shape, linear_mapping(graph, out.size, op.out_dtype))
+        result = out
     codelet = _codelet(_Key(op), tuple(t.dtype for t in kept), tuple(map(_freeze, immediates)))
     compute_set = graph.add_compute_set(name)
-    add_elementwise(graph, compute_set, codelet, [t.reshape(layout) for t in (*kept, out)], mapping)
+    add_elementwise(graph, compute_set, codelet, [t.reshape(layout) for t in (*kept, result)], mapping)
     prog.add(Execute(compute_set))
-    return out.reshape(shape)
+    return result.reshape(shape) if out is None else out
+
+
+def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+    for tensor in (source, destination):
+        map_linearly(graph, tensor)
+    prog.add(Copy(source, destination, name, graph.origin))
+    return destination
+
+
+def _layout(
+    graph: Graph, op: Op, operands: Sequence[Tensor], shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], TileMapping]:
+    """Where to compute: where the best-spread operand lies, unless it is so crowded that spreading all is cheaper."""
+    linear = linear_mapping(graph, operands[0].size, op.out_dtype)
+    best = best_layout(graph, operands)
+    if best is None:
+        return shape, linear
+    target, width = graph.target, element_bytes(op.out_dtype)
+    there, spread = (_spread(mapping, target.num_tiles)[0] for mapping in (best[1], linear))
+    stay, move = (
+        int(elementwise_cycles(op.name, op.out_dtype, len(operands), 0, np.asarray(worst), target))
+        for worst in (there, spread)
+    )
+    moved_bytes = len(operands) * spread * width
+    exchange = target.exchange_startup_cycles + moved_bytes / target.exchange_bytes_per_cycle
+    return (shape, linear) if move + exchange < stay else best
 
 
 def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:

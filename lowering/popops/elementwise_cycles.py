@@ -1,8 +1,9 @@
 """Cycle costs of elementwise codelets, by operation and dtype.
 
-One worker spends `base + vectors · (cycles + overhead)`; six share the vertex. A row gives cycles for one vector and how
-many elements that is, for 32-bit floats, 16-bit floats, and integers. Source: poplibs `popops/popopsCycleEstimators.cpp`
-(reference machine.md §1.3); rows marked `assumed` have no public figure and are set like their nearest relative.
+One worker spends `base + vectors · (cycles + overhead)`; six share the vertex. A row gives cycles for one vector and
+how many elements that is, for 32-bit floats, 16-bit floats, and integers. Source: poplibs
+`popops/popopsCycleEstimators.cpp` (reference machine.md §1.3); rows marked `assumed` have no public figure and are set
+like their nearest relative.
 
 Known limit: data dependent costs (transcendentals) are the averages of that source.
 """
@@ -39,8 +40,8 @@ class OpCost:
         return {"float": self.on_float, "half": self.on_half}.get(width, self.on_int)
 
 
-# The third entry, integers: 7 cycles an element for add, mul, max (source as above); bit operations and moves assumed alike
-# to a two-element vector operation.
+# The third entry, integers: 7 cycles an element for add, mul, max (source as above); bit operations and moves assumed
+# alike to a two-element vector operation.
 _ARITHMETIC = OpCost((3, 2), (3, 4), (7, 1))
 _MOVE = OpCost((3, 2), (3, 4), (3, 2))
 _BITWISE = OpCost((3, 2), (3, 4), (3, 2))
@@ -162,8 +163,14 @@ def elementwise_cycles(
     fewer = _VECTOR_OVERHEAD_SAVED if immediates and operands and OP_COSTS[op] is _ARITHMETIC else 0
     base = _BASE_CYCLES.get((operands, width), _BINARY_BASE_CYCLES if operands > 1 else _UNARY_BASE_CYCLES)
     workers = target.worker_contexts
-    turns = -(-(-(-elements // vector)) // workers)
+    vectors = ceil_div(elements, vector)
+    turns = ceil_div(vectors, workers)
     return target.supervisor_overhead_cycles + workers * (base + turns * (cost - fewer))
+
+
+def ceil_div(number: np.ndarray, divisor: int) -> np.ndarray:
+    """Quotients rounded up, int64."""
+    return -(-number // divisor)
 
 
 def total_elements(shape: Sequence[np.ndarray]) -> np.ndarray:

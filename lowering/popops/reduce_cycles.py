@@ -1,7 +1,7 @@
 """Cycle cost of reductions on one tile.
 
-Two forms, the cheaper of which is charged: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input) and
-running along contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
+Two forms, the cheaper of which is charged: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input)
+and running along contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
 `popops/reduction/CycleEstimationFunctions.cpp` (reference machine.md §1.2, §1.3).
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import width_of
+from ipujax.lowering.popops.elementwise_cycles import ceil_div, width_of
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
@@ -38,7 +38,7 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
     extra = _EXTRA_CYCLES[monoid] + (1 if width_of(dtype) in ("int", "byte", "double") else 0)
     accumulators = 2 * vector
     loads = accumulators // vector
-    rows = -(-(-(-outputs // accumulators)) // workers)
+    rows = ceil_div(ceil_div(outputs, accumulators), workers)
     strided = _SUPERVISOR_CYCLES + workers * (
         _WORKER_CYCLES + rows * ((loads * (1 + extra)) * reduced + _OUTER_LOOP_CYCLES)
     )

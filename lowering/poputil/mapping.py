@@ -165,7 +165,7 @@ def _sliced(
 
 @lru_cache(maxsize=4096)
 def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
-    """The mapping of the same flat elements under another shape: leading cuts kept where dimensions agree, else flat."""
+    """The mapping of the same flat elements under another shape: leading cuts kept where sizes agree, else flat."""
     old = mapping.shape
     same = 0
     while same < min(len(old), len(shape)) and old[same] == shape[same]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipujax.lowering.context import Rule
 from ipujax.lowering.rules import (
     arg_reduce,
+    codelet,
     control,
     cumulative,
     dynamic,
@@ -35,6 +36,7 @@ _FAMILIES = (
     dynamic,
     random,
     control,
+    codelet,
 )
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

@@ -1,7 +1,7 @@
 """Rules for control flow: loops and branches stay loops and branches of the control program.
 
-A loop's carried values live in variables of their own, written in place at the end of each turn. What a loop stacks up is
-one buffer, updated in place, with the stacked dimension whole on every tile, so that no slice moves between tiles.
+A loop's carried values live in variables of their own, written in place at the end of each turn. What a loop stacks up
+is one buffer, updated in place, with the stacked dimension whole on every tile, so that no slice moves between tiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly, mapping_like
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, on_one_tile
 from ipujax.runtime.program import Copy, Repeat, RepeatWhile, Switch, WriteUndef
@@ -169,7 +169,12 @@ def _counter(ctx: Context, start: int) -> Tensor:
 
 
 def _slice_of(ctx: Context, stack: Tensor, counter: Tensor) -> Tensor:
-    part = dynamic_slice(ctx.graph, stack, [counter], (1, *stack.shape[1:]), ctx.prog, f"{ctx.name}/slice", dims=(0,))
+    """Slot `counter` of a stack, sliced where it lies if its variable is a stack of another shape."""
+    layout = layout_like(ctx.graph, stack)
+    own = layout[0] if layout is not None and layout[0][:1] == stack.shape[:1] else stack.shape
+    part = dynamic_slice(
+        ctx.graph, stack.reshape(own), [counter], (1, *own[1:]), ctx.prog, f"{ctx.name}/slice", dims=(0,)
+    )
     return part.reshape(stack.shape[1:])
 
 

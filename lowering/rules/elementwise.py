@@ -21,7 +21,7 @@ def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
     """Any elementwise primitive: its own `bind` on each block."""
     (aval,) = ctx.out_avals
     op = bound_op(ctx.primitive, tuple(sorted(params.items())), aval.dtype)
-    return elementwise(ctx.graph, op, operands, ctx.prog, ctx.name)
+    return elementwise(ctx.graph, op, operands, ctx.prog, ctx.name, ctx.into_tensor)
 
 
 @lru_cache(maxsize=4096)

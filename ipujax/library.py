@@ -1,0 +1,59 @@
+"""What the op libraries share: registration with a graph, and the checks of operands a user passes.
+
+Each library's `add_codelets(graph)` notes its name in `graph.libraries`, as a Poplar program does before it uses one.
+Codelets here need no loading, so that operations work without it; the listing of a graph says what a program asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ipujax.lowering.emit import emit
+from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+
+def registrar(library: str) -> Callable[[Graph], None]:
+    """Makes the `add_codelets` of a library."""
+
+    def add_codelets(graph: Graph) -> None:
+        graph.libraries.add(library)
+
+    add_codelets.__doc__ = f"Notes that a graph uses {library}."
+    return add_codelets
+
+
+def same_type(name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses operands of different types: Poplar converts nothing by itself.
+
+    Raises:
+        GraphError: naming the types.
+    """
+    types = [dtype_name(t.dtype) for t in tensors]
+    if len(set(types)) > 1:
+        hint = "popops.cast"
+        raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
+
+
+def add(
+    graph: Graph,
+    fun: Callable[..., Any],
+    operands: Sequence[Tensor],
+    prog: Program,
+    name: str,
+    into: Sequence[Tensor | None] = (),
+) -> Any:
+    """Adds what a function of the operands computes, see `lowering.emit`; shapes that do not fit are the user's fault.
+
+    Raises:
+        GraphError: operands that lie on no tile, or of shapes the function does not take.
+    """
+    try:
+        return emit(graph, fun, operands, prog, name, into)
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
+        raise GraphError(f"{name}: {error}", where=user_line(), got=shapes) from error

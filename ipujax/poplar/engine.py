@@ -1,0 +1,355 @@
+"""The engine: a graph and its programs, compiled, loaded on a device and run by number.
+
+    engine = Engine(graph, prog)
+    engine.load(device)
+    engine.connect_stream("in", data)
+    engine.run(0)
+    engine.read_tensor("result")
+
+Each program is one jitted function of memory, so that a run is one call of XLA. What variables hold persists between
+runs: what any program reads before it writes it, what the host has a handle for, remote buffers, and results that
+nothing in the graph reads on. Memory that nothing wrote holds zeros.
+
+After a callback, an abort or a print raises, later transfers of that run do nothing, loops with data-dependent counts
+end, and memory holds whatever the program then left; the engine stays usable.
+Source: Poplar & PopLibs user guide, tutorials 1 to 4, "Profiling"; names from poplar/Engine.hpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from ipujax.poplar.copies import check_stream_sizes, split_large_copies
+from ipujax.poplar.device import Device
+from ipujax.poplar.graph import Graph
+from ipujax.poplar.options import EngineOptions
+from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.poplar.runs import Runs
+from ipujax.poplar.streams import CallbackChannel, CircularBuffer, StreamCallback, StreamHost, StreamPart, as_callback
+from ipujax.poplar.summary import profile_summary
+from ipujax.poplar.types import DataStream
+from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.effects import EffectsOf, group_tensors
+from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
+from ipujax.runtime.host import GuardedHost
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import (
+    Copy,
+    Execute,
+    HostStream,
+    Program,
+    RemoteOut,
+    Sequence,
+    StreamIn,
+    StreamOut,
+)
+from ipujax.runtime.state_function import StateFunction, remote_memories
+from ipujax.runtime.steps import distinct
+from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.tensor import Tensor, read, write
+from ipujax.runtime.variable import Variable, dtype_name
+
+
+class Engine:
+    """A session on a device.
+
+    Args:
+        graph: variables, tile mappings, vertices, streams and handles; what is added later does not count.
+        programs: the program, or several that `run` calls by number.
+        options: see `EngineOptions`; `IPUJAX_ENGINE_OPTIONS` in the environment goes before them.
+
+    Raises:
+        VerifyError: a program that breaks a rule of the machine.
+        TileMemoryError: programs that overflow a tile.
+        EngineError: a stream copy over the size limit.
+        ArgumentError: an unknown option.
+    """
+
+    def __init__(
+        self, graph: Graph, programs: Program | Items[Program], options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._options = EngineOptions.of(options)
+        given = [programs] if isinstance(programs, Program) else list(programs)
+        if self._options.split_large_copies:
+            given = [split_large_copies(program) for program in given]
+        self._graph, self._programs = graph, tuple(given)
+        self._everything = Sequence(*given)
+        check_stream_sizes(graph, self._everything)
+        self._host = StreamHost()
+        self._guard = GuardedHost(self._host)
+        self._readable, self._writable = dict(graph.host_reads), dict(graph.host_writes)
+        self._kept = self._kept_variables()
+        self._executable = self._compiled()
+        self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
+        self._state: dict[Variable, Any] | None = None
+        self._runs = Runs()
+
+    # --- compiling ---
+
+    def _kept_variables(self) -> frozenset[Variable]:
+        """The variables whose values outlive a run."""
+        effects = EffectsOf(self._graph)
+        handles = [*self._readable.values(), *self._writable.values()]
+        kept = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
+        written: set[Variable] = set()
+        for program in self._programs:
+            kept |= effects(program).reads
+            kept |= set(remote_memories(program))
+            written |= effects(program).writes
+        return frozenset(v for v in kept | (written - self._read_on_tiles()) if not v.is_constant)
+
+    def _read_on_tiles(self) -> set[Variable]:
+        """The variables that vertices or copies between tensors read."""
+        found: set[Variable] = set()
+        for node in distinct(self._everything):
+            tensors: list[Tensor] = []
+            if isinstance(node, Execute):
+                tensors = [t for group in self._graph.groups.get(node.compute_set, ()) for t in group_tensors(group)[0]]
+            elif isinstance(node, (Copy, RemoteOut)):
+                tensors = [node.source]
+            found.update(v for tensor in tensors for v in tensor.variables())
+        return found
+
+    def _compiled(self) -> Executable:
+        """All programs as one executable: kept variables occupy memory before, during and after each."""
+        whole, kept = Sequence(), [v for v in self._graph.variables if v in self._kept]
+        for program in self._programs:
+            streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in kept]
+            before = (StreamIn(stream, tensor) for stream, tensor in streams)
+            whole.add(Sequence(*before, program, *(StreamOut(tensor, stream) for stream, tensor in streams)))
+        options = Options(
+            exact_splits=self._options.exact_splits,
+            allow_out_of_memory=self._options.allow_out_of_memory,
+            verify_undefined=False,
+        )
+        return replace(compile(self._graph, whole, options=options), program=self._everything)
+
+    def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
+        """A program as a function of memory, and that jitted: what it overwrites is donated."""
+        if index not in self._functions:
+            function = StateFunction(
+                self._executable.graph,
+                self._programs[index],
+                self._kept,
+                self._guard,
+                exact_splits=self._options.exact_splits,
+                record=self._runs.record if self._options.instrument else None,
+            )
+
+            def step(changed: dict[int, Any], read_only: dict[int, Any]) -> list[Any]:
+                held = changed | read_only
+                after = function({v: held[number] for number, v in enumerate(function.reads)})
+                return [after[v] for v in function.writes]
+
+            self._functions[index] = function, jax.jit(step, donate_argnums=0)
+        return self._functions[index]
+
+    # --- loading and running ---
+
+    def load(self, device: Device) -> None:
+        """Loads the compiled programs; variables hold their initial values, or zeros.
+
+        Raises:
+            EngineError: a device of another machine than the graph's.
+        """
+        if device.get_target() != self._graph.target:
+            expected, got = self._graph.target.name, device.get_target().name
+            what = "the device is not of the graph's target"
+            raise EngineError(what, expected=expected, got=f"{got}: another machine, or other constants of it")
+        self._state = {v: np.array(value) for v, value in self._graph.initial_values.items()}
+
+    def load_and_run(self, device: Device, index: int = 0) -> None:
+        """Loads the programs and runs one of them."""
+        self.load(device)
+        self.run(index)
+
+    def run(self, index: int = 0) -> None:
+        """Runs a program and waits for its end.
+
+        Raises:
+            EngineError: nothing loaded, no such program, a stream not connected, or a program that ended itself.
+            Exception: whatever a callback raised.
+        """
+        state = self._loaded("run")
+        if not isinstance(index, int) or not 0 <= index < len(self._programs):
+            raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
+        moves = self._check_connections(self._programs[index])
+        function, jitted = self._function(index)
+        held = {number: self._value(v, state) for number, v in enumerate(function.reads)}
+        changed = {number: held.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
+        self._runs.start(index)
+        after = jax.block_until_ready(jitted(changed, held))
+        if moves or self._options.instrument:
+            jax.effects_barrier()
+        state.update(zip(function.writes, after, strict=True))
+        self._guard.raise_error()
+
+    def _loaded(self, what: str) -> dict[Variable, Any]:
+        if self._state is None:
+            raise EngineError(f"{what} before the engine is loaded", hint="engine.load(device)")
+        return self._state
+
+    def _value(self, variable: Variable, state: dict[Variable, Any]) -> Any:
+        """What a variable holds, as an array of JAX that may be donated."""
+        value = state.get(variable)
+        if not isinstance(value, jax.Array):
+            zeros = value is None
+            value = jax.numpy.zeros(variable.shape, variable.dtype) if zeros else jax.numpy.array(value)
+            state[variable] = value
+        return value
+
+    # --- streams ---
+
+    def connect_stream(self, handle: str | DataStream, buffer: np.ndarray) -> None:
+        """Connects a stream to an array, used as a circular buffer of transfers.
+
+        Args:
+            handle: the stream, or its name.
+            buffer: contiguous array of the stream's type, of one or several transfers; looked at during runs.
+
+        Raises:
+            EngineError: no such stream.
+            ArgumentError: an array of another type or size.
+        """
+        stream = self._stream(handle)
+        written = stream.direction == "device_to_host"
+        self._host.channels[stream.handle] = CircularBuffer.of(stream.host, buffer, is_written=written)
+
+    def connect_stream_to_callback(
+        self, handle: str | DataStream, callback: StreamCallback | Callable[[np.ndarray], Any]
+    ) -> None:
+        """Connects a stream to a callback, or to a function that is called with a flat array at each transfer.
+
+        The array is to be filled for a stream to the device, and holds the data for one from it.
+
+        Raises:
+            EngineError: no such stream.
+            ArgumentError: something that cannot be called.
+        """
+        stream = self._stream(handle)
+        depth = self._options.prefetch_depth if stream.direction == "host_to_device" else 0
+        self._host.channels[stream.handle] = CallbackChannel(stream.host, as_callback(callback), depth)
+
+    def _stream(self, handle: str | DataStream) -> DataStream:
+        name, known = getattr(handle, "handle", handle), self._graph.streams
+        if name not in known:
+            raise EngineError(
+                f"no stream is called {name!r}", expected=f"one of {sorted(known)}", hint=nearest(name, known)
+            )
+        return known[name]
+
+    def _check_connections(self, program: Program) -> bool:
+        """Whether a program moves data to or from the host; all its streams must be connected."""
+        moves = False
+        for node in distinct(program):
+            if isinstance(node, (StreamIn, StreamOut)):
+                moves, stream = True, node.stream
+                name = stream.whole.name if isinstance(stream, StreamPart) else stream.name
+                if not isinstance(stream, (PrintStream, AbortStream)) and name not in self._host.channels:
+                    hint = "engine.connect_stream or engine.connect_stream_to_callback"
+                    raise EngineError(f"stream {name} is not connected", where=node.origin, hint=hint)
+        return moves
+
+    def set_print_stream(self, stream: TextIO) -> None:
+        """Says where `PrintTensor` prints; the standard error stream when nothing was said."""
+        self._host.print_to = stream
+
+    # --- tensors ---
+
+    def write_tensor(self, handle: str, value: Any) -> None:
+        """Writes a tensor that has a host write handle.
+
+        Args:
+            handle: its name.
+            value: as many elements as the tensor has, of a type that converts to the tensor's without loss of kind.
+
+        Raises:
+            EngineError: nothing loaded, or no such handle.
+            ArgumentError: another size or type.
+        """
+        state, tensor = self._loaded("write_tensor"), self._handle(handle, self._writable, "write")
+        array = np.asarray(value)
+        if array.size != tensor.size or not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
+            expected = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            got = f"{array.dtype}{list(array.shape)}"
+            raise ArgumentError(f"handle {handle} cannot be written with this", expected=expected, got=got)
+        before = {v: self._value(v, state) for v in tensor.variables()}
+        state.update(write(tensor, before, jax.numpy.asarray(array.reshape(tensor.shape), tensor.dtype)))
+
+    def read_tensor(self, what: str | Tensor) -> np.ndarray:
+        """Reads a tensor by its host read handle, or itself if its variables outlive runs.
+
+        Raises:
+            EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
+        """
+        state = self._loaded("read_tensor")
+        tensor = what if isinstance(what, Tensor) else self._handle(what, self._readable, "read")
+        lost = [v for v in tensor.variables() if v not in self._kept and not v.is_constant]
+        if lost:
+            hint = "graph.create_host_read before making the engine"
+            raise EngineError(f"{lost[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
+        values = {v: v.value if v.is_constant else self._value(v, state) for v in tensor.variables()}
+        return np.array(read(tensor, {v: jax.numpy.asarray(value) for v, value in values.items()}))
+
+    def _handle(self, handle: str, known: Mapping[str, Tensor], direction: str) -> Tensor:
+        if handle not in known:
+            expected = f"one of {sorted(known)}" if known else f"graph.create_host_{direction} before making the engine"
+            what = f"no host {direction} handle is called {handle!r}"
+            raise EngineError(what, expected=expected, hint=nearest(handle, known))
+        return known[handle]
+
+    # --- profiles ---
+
+    def get_target(self) -> Target:
+        """The machine it was compiled for."""
+        return self._graph.target
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The static profile of all programs, each run once."""
+        if self._graph.target.name == "cpu":
+            raise ProfileError("the CPU has no profile", hint="an IPUModel")
+        return Profile(self._executable)
+
+    @property
+    def execution(self) -> Profile:
+        """The profile of all runs since the last reset, one after the other."""
+        if self._graph.target.name == "cpu":
+            raise ProfileError("the CPU has no profile", hint="an IPUModel")
+        return self._runs.profile(self._executable, self._programs, is_recorded=self._options.instrument)
+
+    def get_graph_profile(self) -> dict[str, Any]:
+        """The graph profile: memory and cycle estimates, JSON-able."""
+        return self.profile.graph()
+
+    def get_execution_profile(self) -> dict[str, Any]:
+        """The execution profile of all runs since the last reset, JSON-able.
+
+        Raises:
+            ProfileError: loops whose trip count is data ran without `debug.instrument`.
+        """
+        return self.execution.execution()
+
+    def reset_execution_profile(self) -> None:
+        """Forgets all runs so far."""
+        self._runs.reset()
+
+    def print_profile_summary(self, stream: TextIO | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Prints both profiles for people.
+
+        Args:
+            stream: where to, the standard output when None.
+            options: `showExecutionSteps`, `showVarStorage`, `showPerIpuMemoryUsage`, each "true" or "false".
+
+        Raises:
+            ArgumentError: an unknown option.
+        """
+        print(profile_summary(self.execution, options or {}), file=stream, end="")

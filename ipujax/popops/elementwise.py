@@ -1,0 +1,149 @@
+"""Elementwise operations: one table of functions by PopLibs' names, and `map` over expressions of them.
+
+Each name `op` gives `op(graph, a, …, prog, name)`, which returns a new tensor, and `op_in_place`, which writes to its
+first operand. Shapes broadcast as in numpy; types must be equal.
+Limits: an expression runs as one compute set an operation; PopLibs may fuse it into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.library import add as _add
+from ipujax.library import same_type
+from ipujax.popops.expr import Expression, evaluate
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+Operation = Callable[..., Tensor]
+
+
+def _select(chosen: jax.Array, other: jax.Array, predicate: jax.Array) -> jax.Array:
+    return jnp.where(predicate, chosen, other)
+
+
+def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    return lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape))
+
+
+# PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
+UNARY: dict[str, Callable[..., Any]] = {
+    "abs": lax.abs,
+    "asin": lax.asin,
+    "bitwise_not": lax.bitwise_not,
+    "cbrt": lax.cbrt,
+    "ceil": lax.ceil,
+    "cos": lax.cos,
+    "count_leading_zeros": lax.clz,
+    "erf": lax.erf,
+    "exp": lax.exp,
+    "expm1": lax.expm1,
+    "floor": lax.floor,
+    "inv": lax.reciprocal,
+    "is_finite": lax.is_finite,
+    "is_inf": jnp.isinf,
+    "is_nan": jnp.isnan,
+    "log": lax.log,
+    "log1p": lax.log1p,
+    "logical_not": jnp.logical_not,
+    "neg": lax.neg,
+    "popcount": lax.population_count,
+    "relu": lambda x: jnp.maximum(x, 0),
+    "round": lax.round,  # halves away from zero, as C's round (assumed of popops)
+    "rsqrt": lax.rsqrt,
+    "sigmoid": lax.logistic,
+    "signum": lax.sign,
+    "sin": lax.sin,
+    "sqrt": lax.sqrt,
+    "square": lax.square,
+    "tan": lax.tan,
+    "tanh": lax.tanh,
+}
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": jnp.add,
+    "atan2": jnp.arctan2,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_xnor": lambda a, b: jnp.bitwise_not(jnp.bitwise_xor(a, b)),
+    "bitwise_xor": jnp.bitwise_xor,
+    "div": lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),  # integers: towards zero, as in C
+    "eq": jnp.equal,
+    "gt": jnp.greater,
+    "gteq": jnp.greater_equal,
+    "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or,
+    "lt": jnp.less,
+    "lteq": jnp.less_equal,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "mul": jnp.multiply,
+    "neq": jnp.not_equal,
+    "pow": jnp.power,
+    "rem": lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)),
+    "shift_left": jnp.left_shift,
+    "shift_right": lambda a, b: lax.shift_right_logical(*jnp.broadcast_arrays(a, b)),
+    "shift_right_sign_extend": lambda a, b: lax.shift_right_arithmetic(*jnp.broadcast_arrays(a, b)),
+    "sub": jnp.subtract,
+}
+TERNARY: dict[str, Callable[..., Any]] = {"clamp": _clamp, "select": _select}
+OPERATIONS = UNARY | BINARY | TERNARY
+_MIXED = {"select": 2}  # how many of the operands, the first ones, must agree in type
+_NEW_TYPE = frozenset("is_finite is_inf is_nan logical_not eq gt gteq lt lteq neq logical_and logical_or".split())
+
+
+def _operation(name: str, *, in_place: bool) -> Operation:
+    """The function that a user calls for one row of the tables."""
+    fun = OPERATIONS[name]
+    count = 1 if name in UNARY else 2 if name in BINARY else 3
+
+    def operation(graph: Graph, *arguments: Any) -> Tensor:
+        operands, rest = arguments[:count], arguments[count:]
+        prog, debug_name = (*rest, name)[:2]
+        same_type(name, operands[: _MIXED.get(name, count)])
+        result: Tensor = _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
+        return result
+
+    operation.__name__ = operation.__qualname__ = f"{name}_in_place" if in_place else name
+    operands = ", ".join("abc"[:count])
+    to = "writes it to the first operand" if in_place else "returns it"
+    operation.__doc__ = f"Computes `{name}` elementwise and {to}: ({'graph, ' + operands}, prog, name)."
+    return operation
+
+
+_FUNCTIONS = {name: _operation(name, in_place=False) for name in OPERATIONS}
+_FUNCTIONS |= {f"{name}_in_place": _operation(name, in_place=True) for name in OPERATIONS if name not in _NEW_TYPE}
+globals().update(_FUNCTIONS)
+__all__ = sorted(_FUNCTIONS)  # noqa: PLE0605
+
+
+def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map") -> Tensor:
+    """Computes an expression of tensors elementwise: `map(graph, Add(_1, Mul(_2, Const(3))), [a, b], prog)`.
+
+    Args:
+        graph: graph to add to.
+        expression: made of `popops.expr`; `_1` stands for the first tensor.
+        tensors: of shapes that broadcast.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        GraphError: a placeholder without a tensor, or tensors that do not fit.
+    """
+    result: Tensor = _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
+    return result
+
+
+def map_in_place(
+    graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map"
+) -> None:
+    """As `map`, but writes to the first tensor."""
+    _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, [tensors[0]])

@@ -1,0 +1,150 @@
+"""Expressions of elementwise operations, for `popops.map`.
+
+    expression ::= PlaceHolder(n) (_1, _2, …) | Const(number) | Cast(expression, dtype) | Apply(operation, expression, …)
+
+`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; there is one maker for each elementwise operation of popops, named
+as in PopLibs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.runtime.errors import GraphError, user_line
+
+
+class Expression:
+    """Base of all expressions; operators make further ones."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Expression:
+        return Apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return Apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Expression:
+        return Apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return Apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Expression:
+        return Apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return Apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Expression:
+        return Apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return Apply("div", other, self)
+
+    def __neg__(self) -> Expression:
+        return Apply("neg", self)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceHolder(Expression):
+    """Stands for a tensor, by its number from 1."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expression):
+    """A number, which takes the type of what it meets."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expression):
+    """An expression converted to a type."""
+
+    operand: Expression
+    dtype: Any
+
+
+class Apply(Expression):
+    """An operation of `popops` by name, on expressions or numbers."""
+
+    __slots__ = ("operands", "operation")
+
+    def __init__(self, operation: str, *operands: Any) -> None:
+        self.operation = operation
+        self.operands = tuple(x if isinstance(x, Expression) else Const(x) for x in operands)
+
+    def __repr__(self) -> str:
+        return f"{self.operation}({', '.join(map(repr, self.operands))})"
+
+
+def evaluate(
+    expression: Expression, arrays: Sequence[jax.Array], operations: Mapping[str, Callable[..., Any]]
+) -> jax.Array:
+    """The value of an expression.
+
+    Args:
+        expression: what to compute.
+        arrays: values of the placeholders, in order.
+        operations: functions by name.
+
+    Raises:
+        GraphError: a placeholder without an array, or an expression of constants alone.
+    """
+    match expression:
+        case PlaceHolder(number):
+            if not 1 <= number <= len(arrays):
+                expected = f"_1 … _{len(arrays)}"
+                raise GraphError(f"_{number} stands for no tensor", where=user_line(), expected=expected)
+            return arrays[number - 1]
+        case Cast(operand, dtype):
+            return evaluate(operand, arrays, operations).astype(dtype)
+        case Apply():
+            values = [None if isinstance(x, Const) else evaluate(x, arrays, operations) for x in expression.operands]
+            dtype = next((v.dtype for v in reversed(values) if v is not None and v.dtype != bool), None)
+            dtype = dtype or next((v.dtype for v in values if v is not None), None)
+            if dtype is None:
+                raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
+            operands = [
+                jnp.asarray(x.value, dtype) if isinstance(x, Const) else v
+                for x, v in zip(expression.operands, values, strict=True)
+            ]
+            shape = jnp.broadcast_shapes(*(v.shape for v in operands))
+            # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.
+            spread = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
+            result: jax.Array = operations[expression.operation](*spread)
+            return result
+    raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
+
+
+def _maker(operation: str) -> Callable[..., Expression]:
+    def make(*operands: Any) -> Expression:
+        return Apply(operation, *operands)
+
+    make.__doc__ = f"The expression `popops.{operation}` of expressions or numbers."
+    return make
+
+
+_1, _2, _3, _4, _5, _6 = (PlaceHolder(n) for n in range(1, 7))
+
+Abs, Add, Sub, Mul, Divide, Max, Min, Pow, Rem = map(
+    _maker, ("abs", "add", "sub", "mul", "div", "max", "min", "pow", "rem")
+)
+Neg, Exp, Expm1, Log, Log1p, Sqrt, Rsqrt, Square, Inv = map(
+    _maker, ("neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "inv")
+)
+Sin, Cos, Tan, Tanh, Sigmoid, Erf, Signum, Ceil, Floor, Round = map(
+    _maker, ("sin", "cos", "tan", "tanh", "sigmoid", "erf", "signum", "ceil", "floor", "round")
+)
+Equal, NotEqual, Gt, Gte, Lt, Lte = map(_maker, ("eq", "neq", "gt", "gteq", "lt", "lteq"))
+And, Or, Not, Select, Clamp = map(_maker, ("logical_and", "logical_or", "logical_not", "select", "clamp"))
+BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot = map(_maker, ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"))
+Shl, Shr, ShrSE = map(_maker, ("shift_left", "shift_right", "shift_right_sign_extend"))
