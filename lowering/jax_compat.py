@@ -59,6 +59,7 @@ def make_primitive(
 
 
 def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
+    """JAX's own form of a shape and dtype."""
     return jax.core.ShapedArray(out.shape, out.dtype)
 
 

@@ -45,16 +45,16 @@ class Codelet:
     Args:
         name: as shown in profiles, `popops::Add<float>`.
         fields: its connections, inputs and outputs in any order.
-        compute: called with one array for each field that is read, in field order, returns the array of the field that is
-            written, or a tuple of them in field order. Dimensions indexed by a block number alone are squeezed away.
+        compute: called with one array for each field that is read, in field order, returns the array of the field that
+            is written, or a tuple of them in field order. Dimensions indexed by a block number alone are squeezed away.
         cycles: `(shapes, target) -> int64 array`, tile cycles of one vertex (of one worker when not `supervisor`), from
             the lengths of the blocks of all fields, as arrays over the grid of vertices.
         state_bytes: size of the vertex state in tile memory.
         code_bytes: size of its code in tile memory, once a tile.
         supervisor: whether one vertex uses all workers of the tile.
         takes: keywords `compute` wants besides the arrays:
-            "pads": `pads=`, per field read, per dimension, the `(low, high)` fill elements that the block lacks, in units
-            of the dilated index; the arrays then come unpadded. Without it the arrays come padded with `fill`.
+            "pads": `pads=`, per field read, per dimension, the `(low, high)` fill elements that the block lacks, in
+            units of the dilated index; the arrays then come unpadded. Without it the arrays come padded with `fill`.
             "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
             "shapes": `shapes=`, per field written the shape of its block.
     """

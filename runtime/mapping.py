@@ -1,8 +1,8 @@
 """Tile mappings: which tile holds each element of a variable, each element exactly once.
 
 `Blocked` cuts every dimension and puts each box on one tile: what planners make. `Flat` cuts the row-major flat order:
-what the linear mapping rule makes. Both are compared by identity, so that everything derived from a mapping can be cached;
-the functions that make mappings are themselves memoised.
+what the linear mapping rule makes. Both are compared by identity, so that everything derived from a mapping can be
+cached; the functions that make mappings are themselves memoised.
 
 Source of the linear rule: poplibs `poputil/TileMapping.cpp` and `Util.cpp:splitRegions` (reference machine.md §3).
 """
@@ -207,7 +207,8 @@ def check_mapping(mapping: TileMapping, shape: Sequence[int], num_tiles: int, na
         rising = rising and (size == 0 or (len(tiles) > 0 and mapping.starts[0] == 0))
         rising = rising and bool(np.all(np.diff(np.append(mapping.starts, size)) > 0))
     if not rising:
-        raise MappingError(f"tile mapping of {name} leaves elements out or holds them twice", expected=f"{size} elements")
+        what = f"tile mapping of {name} leaves elements out or holds them twice"
+        raise MappingError(what, expected=f"each of {size} elements once")
     if tiles.size and (tiles.min() < 0 or tiles.max() >= num_tiles):
         raise MappingError(
             f"tile mapping of {name} names a tile the target lacks",

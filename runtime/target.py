@@ -119,7 +119,7 @@ class Target:
     )
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
-    global_exchange: GlobalExchange = constant(  # noqa: RUF009 (the alias hides from ruff that the value is a field)
+    global_exchange: GlobalExchange = constant(
         unit="choice", doc="how the clocks of IPUs meet at a global exchange"
     )
 

@@ -5,12 +5,13 @@
     access ::= tensor, one dim for each of its dimensions, fill
     dim    ::= (Σ coefficient · index + offset) / divisor over some axes
 
-Block g of an axis is [c_g, c_{g+1}). A vertex reads, in each dimension, the hull of the indices its block names, clipped to
-the tensor; what lies outside, or between (divisor > 1), reads `fill`. An axis in no dim of an access is a broadcast.
-A term in units of blocks names the block's number instead of its elements: that is how a split reduction writes partials.
+Block g of an axis is [c_g, c_{g+1}). A vertex reads, in each dimension, the hull of the indices its block names,
+clipped to the tensor; what lies outside, or between (divisor > 1), reads `fill`. An axis in no dim of an access is a
+broadcast. A term in units of blocks names the block's number instead of its elements: that is how a split reduction
+writes partials.
 
-Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by a
-monoid, and the split of a `literal` axis is part of the meaning.
+Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by
+a monoid, and the split of a `literal` axis is part of the meaning.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pytest
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
 
-import jax  # noqa: E402
+import jax
 
 TESTS = Path(__file__).resolve().parent
 

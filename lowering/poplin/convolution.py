@@ -117,8 +117,9 @@ def _chosen(
     """The plan of a convolution in a layout of operands."""
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
-        _map_operands(graph, *tensors, plan, params)
-        _in_steps(graph, *tensors, plan, params, windows, prog, "trial")
+        x, w = tensors
+        _map_operands(graph, x, w, plan, params)
+        _in_steps(graph, x, w, plan, params, windows, prog, "trial")
 
     plans = frugal_plans(spec, target, plan_convolution(spec, target, available_memory_proportion))
     operands = (x_shape, spec.lhs_dtype, spec.lhs_is_free), (w_shape, spec.rhs_dtype, spec.rhs_is_free)

@@ -96,7 +96,8 @@ def _chosen(plan: Plan, target: Target) -> Plan:
     )
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
-        _in_steps(graph, *tensors, plan, None, prog, "trial")
+        a, b = tensors
+        _in_steps(graph, a, b, plan, None, prog, "trial")
 
     lhs = (groups, rows, depth), spec.lhs_dtype, spec.lhs_is_free
     rhs = (groups, depth, columns), spec.rhs_dtype, spec.rhs_is_free

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32  # noqa: TID251 the primitive has no other public door
 
 from tests.lowering.op_case import MAIN, ULP, OpCase, Spec, booleans, distinct, integers, normal, uniform
+from tests.lowering.op_rows_codelet import codelet
 from tests.lowering.op_rows_elementwise import binary, unary
 
 
@@ -355,5 +356,6 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "indexing": cases_of(_indexing),
     "rows": cases_of(_rows_and_padding),
     "random": cases_of(_random),
+    "codelet": cases_of(codelet),
 }
 CASES: tuple[OpCase, ...] = tuple(case for cases in FAMILIES.values() for case in cases)
