@@ -8,6 +8,8 @@ def step(params, batch): ...
 step.lower(params, batch).compile().profile.summary() says what the machine would do; step(params, batch) computes it.
 """
 
+from typing import Any
+
 from ipujax.device import CPU as CPU
 from ipujax.device import IPUModel as IPUModel
 from ipujax.device import default_device as default_device
@@ -26,3 +28,12 @@ from ipujax.runtime.profile import Profile as Profile
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled
 from ipujax.stages import Lowered as Lowered
+
+
+def __getattr__(name: str) -> Any:
+    """`codelet_call` lies with codelets in Python, which few programs need and `import ipujax` does not wait for."""
+    if name != "codelet_call":
+        raise AttributeError(f"module 'ipujax' has no attribute {name!r}")
+    from ipujax.poplar.custom_op import codelet_call
+
+    return codelet_call

@@ -80,7 +80,9 @@ def check_device(device: object, who: str) -> None:
         ArgumentError: naming what was given.
     """
     if not isinstance(device, IPUModel | CPU):
-        raise ArgumentError(f"{who} got no device", expected="ipu.IPUModel(...) or ipu.CPU()", got=repr(device))
+        raise ArgumentError(
+            f"{who} was given something else than a device", expected="ipu.IPUModel(...) or ipu.CPU()", got=repr(device)
+        )
 
 
 _DEFAULT: ContextVar[Device | None] = ContextVar("ipujax_default_device", default=None)

@@ -117,7 +117,9 @@ class IpuFunction:
         if device is not None:
             check_device(device, "ipu.jit")
         if not isinstance(options, Options):
-            raise ArgumentError("ipu.jit got no options", expected="ipu.Options(...)", got=repr(options))
+            raise ArgumentError(
+                "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
+            )
         # A callable object's attributes are its own business: copied here, they would stand in for methods.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options

@@ -33,7 +33,8 @@ def user_place() -> Place | None:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if _is_of_user(code.co_filename):
+        typed_in = code.co_filename.startswith("<") and frame.f_globals.get("__name__") == "__main__"
+        if typed_in or _is_of_user(code.co_filename):
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None

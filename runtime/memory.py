@@ -187,15 +187,18 @@ def _memory_hint(report: MemoryReport, target: Target) -> str:
     if total <= capacity:
         share = 100 * total / capacity
         hint = (
-            f"all tiles together need {share:.0f} % of their memory, so spread {largest.name} "
-            f"({largest.num_bytes:,} bytes on that tile) more evenly, or make its piece on one tile smaller"
+            f"all tiles together need only {share:.0f} % of their memory: make {largest.name} smaller "
+            f"({largest.num_bytes:,} bytes on that tile), or map it to more tiles if you map it yourself"
         )
     else:
         hint = (
-            f"all tiles together need {total:,} of {capacity:,} bytes: at least "
-            f"{-(-total * target.num_ipus // capacity)} IPUs, a smaller batch or micro-batch, or recomputation"
+            f"all tiles together need {total:,} of {capacity:,} bytes: a smaller batch, jax.checkpoint to recompute "
+            "activations, or a narrower dtype"
         )
-    return f"{hint}; Options(allow_out_of_memory=True) gives the profile of a program that does not fit"
+    return (
+        f"{hint}; bytes_per_tile={report.max_tile_bytes} to see what more memory would do; "
+        "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
+    )
 
 
 def _name_of(step: Step | None) -> tuple[str, Origin]:

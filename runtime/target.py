@@ -58,8 +58,9 @@ def constant(*, unit: str, doc: str, zero_ok: bool = False, most: float | None =
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Returns a hint naming the known name closest to `name`, or None when none is close."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"{close[0]!r}, the nearest known name" if close else None
+    by_lower = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1)
+    return f"{by_lower[close[0]]!r}, the nearest known name" if close else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +120,7 @@ class Target:
     )
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
-    global_exchange: GlobalExchange = constant(
-        unit="choice", doc="how the clocks of IPUs meet at a global exchange"
-    )
+    global_exchange: GlobalExchange = constant(unit="choice", doc="how the clocks of IPUs meet at a global exchange")
 
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
     ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
@@ -307,7 +306,8 @@ def _checked(item: dataclasses.Field[Any], value: object) -> object:
         result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, most) else None
     if result is None:
         got = f"{value!r} ({type(value).__name__})"
-        raise TargetError(f"Target.{item.name} cannot be {value!r}", expected=f"{words} [{unit}]", got=got)
+        hint = f"leave {item.name} out for the preset's value"
+        raise TargetError(f"Target.{item.name} cannot be {value!r}", expected=f"{words} [{unit}]", got=got, hint=hint)
     return result
 
 

@@ -60,9 +60,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def verify(
-    graph: Graph, program: Program, effects: EffectsOf | None = None, *, without: Collection[str] = ()
-) -> None:
+def verify(graph: Graph, program: Program, effects: EffectsOf | None = None, *, without: Collection[str] = ()) -> None:
     """Refuses a program that breaks a rule.
 
     Args:

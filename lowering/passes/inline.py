@@ -105,7 +105,8 @@ def _inlined_inside(value: Any) -> Any:
     if isinstance(value, Jaxpr) and not value.constvars:
         return inline(closed(value)).jaxpr if not _has_consts(value) else value
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
-        return tuple(map(_inlined_inside, value))
+        inside = map(_inlined_inside, value)
+        return type(value)(*inside) if hasattr(value, "_fields") else tuple(inside)
     return value
 
 

@@ -186,7 +186,7 @@ def test_out_of_memory() -> None:
             r"largest on that tile:\n +1,\d\d\d,\d\d\d B +Variable\(w: float32\[1000, 1200\]\)",
             rf"expected: at most {have:,} bytes a tile",
             rf"got: {memory.max_tile_bytes:,} bytes",
-            r"try: .*at least \d IPUs, a smaller batch(.|\n)*allow_out_of_memory=True",
+            r"try: .*a smaller batch(.|\n)*allow_out_of_memory=True",
         ):
             with pytest.raises(ipu.TileMemoryError, match=text):
                 raise error
@@ -211,11 +211,27 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.IPUModel(num_ipus=0), ipu.TargetError, r"num_ipus cannot be 0(.|\n)*expected: a whole number"),
         (lambda: ipu.IPUModel(num_ipus=1.5), ipu.TargetError, r"num_ipus cannot be 1.5(.|\n)*got: 1.5 \(float\)"),
         (lambda: ipu.IPUModel(bytes_per_tle=3), ipu.TargetError, r"no constant 'bytes_per_tle'(.|\n)*'bytes_per_tile'"),
-        (lambda: ipu.jit(add, device="mk2"), ipu.ArgumentError, r"ipu.jit got no device(.|\n)*got: 'mk2'"),
-        (lambda: ipu.jit(device=DEVICE.target)(add), ipu.ArgumentError, r"got no device(.|\n)*expected: ipu.IPUModel"),
-        (lambda: ipu.default_device("mk2").__enter__(), ipu.ArgumentError, r"default_device got no device(.|\n)*'mk2'"),
-        (lambda: ipu.jit(add, options={"exact_splits": True}), ipu.ArgumentError, r"no options(.|\n)*ipu.Options"),
-        (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"no options(.|\n)*got: {}"),
+        (
+            lambda: ipu.jit(add, device="mk2"),
+            ipu.ArgumentError,
+            r"ipu.jit was given something else than a device(.|\n)*got: 'mk2'",
+        ),
+        (
+            lambda: ipu.jit(device=DEVICE.target)(add),
+            ipu.ArgumentError,
+            r"was given something else than a device(.|\n)*expected: ipu.IPUModel",
+        ),
+        (
+            lambda: ipu.default_device("mk2").__enter__(),
+            ipu.ArgumentError,
+            r"default_device was given something else than a device(.|\n)*'mk2'",
+        ),
+        (
+            lambda: ipu.jit(add, options={"exact_splits": True}),
+            ipu.ArgumentError,
+            r"something else than options(.|\n)*ipu.Options",
+        ),
+        (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"something else than options(.|\n)*got: {}"),
         (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
         (lambda: ipu.jit(3), ipu.ArgumentError, r"ipu.jit needs a function(.|\n)*expected: a callable(.|\n)*got: 3"),

@@ -262,3 +262,10 @@ def test_text(name: str, golden: Callable[..., None]) -> None:
     # Lines count from the function's own, so that editing this file does not change the text.
     text = re.sub(r"test_passes\.py:(\d+)", lambda found: f"{name}+{int(found[1]) - start}", text)
     golden(text, f"{number + 1}-graph")
+
+
+def test_jaxprs_in_named_tuples_stay_in_them() -> None:
+    x = np.eye(3, dtype=np.float32) * 2
+    jaxpr = jax.jit(jnp.linalg.inv).trace(x).jaxpr  # custom_linear_solve holds its four jaxprs in a named tuple
+    (inverse,) = jaxpr_as_fun(inline(jaxpr))(x)
+    assert np.allclose(inverse, np.linalg.inv(x))
