@@ -1,7 +1,7 @@
 """What the op libraries share: registration with a graph, and the checks of operands a user passes.
 
 Each library's `add_codelets(graph)` notes its name in `graph.libraries`, as a Poplar program does before it uses one.
-Codelets here need no loading, so that operations work without it; the listing of a graph says what a program asked for.
+Codelets here need no loading, so that operations work without it.
 """
 
 from __future__ import annotations

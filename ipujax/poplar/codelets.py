@@ -176,7 +176,7 @@ def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target]
     return lambda blocks, target: np.asarray(counted, np.int64)
 
 
-# --- one call of `compute` ---------------------------------------------------------------------------------------------
+# --- one call of `compute` --------------------------------------------------------------------------------------------
 
 
 def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Sequence[jax.Array]) -> tuple[Any, ...]:
@@ -244,7 +244,7 @@ def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
     return GraphError(f"compute of {cls.vertex_name} returns {got}", where=place_of(cls), expected=expected, got=got)
 
 
-# --- codelets of a graph -----------------------------------------------------------------------------------------------
+# --- codelets of a graph ----------------------------------------------------------------------------------------------
 
 
 def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:

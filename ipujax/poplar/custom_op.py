@@ -89,7 +89,8 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
     if len(arrays) != len(fields):
         expected = f"an array for each of {[field.name for field in fields]}"
         raise ArgumentError(f"{name} got {len(arrays)} arrays", expected=expected)
-    operands = [jnp.asarray(x, field.dtype if not hasattr(x, "dtype") else None) for field, x in zip(fields, arrays, strict=True)]  # fmt: skip
+    pairs = zip(fields, arrays, strict=True)
+    operands = [jnp.asarray(x) if hasattr(x, "dtype") else jnp.asarray(x, field.dtype) for field, x in pairs]
     for field, x in zip(fields, operands, strict=True):
         dims = NUM_DIMS[field.kind]
         if x.dtype != field.dtype or x.ndim not in (dims, dims + 1):
@@ -116,13 +117,14 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     all_shapes = tuple(tuple((read | results)[field.name]) for field in connected_fields(cls))
     outs = tuple((tuple(results[field.name]), field.dtype) for field in written)
     plain = tuple((name, np.asarray(value).item()) for name, value in values.items())
-    return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}
+    return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}  # type: ignore[arg-type]
 
 
 def _tiles(cls: type[Vertex], tiles: int | Sequence[int] | None, num_vertices: int) -> tuple[int, ...] | None:
     if tiles is None:
         return None
-    each = (int(tiles),) * num_vertices if np.ndim(tiles) == 0 else tuple(int(t) for t in np.asarray(tiles))
+    given = np.asarray(tiles)
+    each = tuple(np.broadcast_to(given, num_vertices).tolist() if given.ndim == 0 else given.tolist())
     if len(each) != num_vertices:
         what = f"codelet_call of {cls.vertex_name}: tiles"
         raise ArgumentError(what, expected=f"one for each of {num_vertices} vertices", got=len(each))

@@ -37,13 +37,13 @@ class Target(RuntimeTarget):
 
     def replace(self, **changes: Any) -> Target:
         """As `ipujax.Target.replace`."""
-        return Target.of(super(Target, self).replace(**changes))
+        return Target.of(super().replace(**changes))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._values() | {"sources": dict(self.sources)},)
 
     def get_target_type(self) -> str:
-        """"CPU" or "IPU_MODEL"."""
+        """What kind of device it is, "CPU" or "IPU_MODEL"."""
         return "CPU" if self.name == "cpu" else "IPU_MODEL"
 
     def get_target_arch_string(self) -> str:

@@ -19,10 +19,9 @@ import jax
 
 OVERHEAD_CYCLES = 10  # assumed: entry, loading of pointers, exit
 
-_FREE = frozenset(
-    "reshape broadcast_in_dim squeeze transpose slice concatenate rev copy convert_element_type iota expand_dims "
-    "dynamic_slice dynamic_update_slice stop_gradient pad gather".split()
-)
+_MOVES = {"broadcast_in_dim", "concatenate", "convert_element_type", "copy", "dynamic_slice", "dynamic_update_slice"}
+_VIEWS = {"expand_dims", "gather", "iota", "pad", "reshape", "rev", "slice", "squeeze", "stop_gradient", "transpose"}
+_FREE = frozenset(_MOVES | _VIEWS)
 
 
 def instructions(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]) -> int:

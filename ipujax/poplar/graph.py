@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class _Groups(dict[ComputeSet, list[VertexGroup]]):
-    """The vertex groups of each compute set: those that were added as groups, and those of vertices added one by one."""
+    """The vertex groups of each compute set: those added as groups, and those of vertices added one by one."""
 
     def __init__(self, vertices: VertexStore) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Groups(dict[ComputeSet, list[VertexGroup]]):
         return super().__getitem__(compute_set)
 
     def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
-        return self[compute_set] if compute_set in self else default
+        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
 
     def values(self) -> Any:
         return [self[compute_set] for compute_set in self]
@@ -181,7 +181,7 @@ class Graph(RuntimeGraph):
     # --- tile mapping ---
 
     @property
-    def mappings(self) -> dict[Variable, TileMapping]:  # type: ignore[override]
+    def mappings(self) -> dict[Variable, TileMapping]:
         """The mapping of every variable whose elements all lie on a tile."""
         return self._placement.mappings()
 
@@ -261,7 +261,8 @@ class Graph(RuntimeGraph):
         """
         for cls in codelets_in(source):
             if self.codelets.setdefault(cls.vertex_name, cls) is not cls:
-                raise GraphError(f"two codelets are called {cls.vertex_name}", got=[self.codelets[cls.vertex_name], cls])
+                both = [self.codelets[cls.vertex_name], cls]
+                raise GraphError(f"two codelets are called {cls.vertex_name}", got=both)
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
         """Adds all vertices of a group of the runtime to a compute set; as `ipujax.runtime.graph.Graph`."""

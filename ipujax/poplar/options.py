@@ -52,12 +52,8 @@ class EngineOptions:
         values = {}
         for name, value in asked.items():
             if name not in _KNOWN:
-                close = nearest(name, _KNOWN)
-                raise ArgumentError(
-                    f"no engine option is called {name!r}",
-                    expected=f"one of {', '.join(_KNOWN)}",
-                    hint=f"{close!r}" if close else None,
-                )
+                expected, hint = f"one of {', '.join(_KNOWN)}", nearest(name, _KNOWN)
+                raise ArgumentError(f"no engine option is called {name!r}", expected=expected, hint=hint)
             field, parse = _KNOWN[name]
             values[field] = parse(name, value)
         return cls(**values)

@@ -36,10 +36,11 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     shape = (len(tensors), *first.shape)
     offsets, patterns = _by_pattern(tensors)
-    if len(patterns) == 1 and None not in patterns and first.size:
-        ((variable, dims),) = patterns
+    if len(patterns) == 1 and first.size:
+        (only,) = patterns
         digits = digits_of(offsets)
-        if digits is not None:
+        if only is not None and digits is not None:
+            variable, dims = only
             return Tensor(Affine(variable, int(offsets[0]), (digits, *dims)), shape, first.dtype)
     variables: dict[Variable, int] = {}
     which = np.zeros((len(tensors), first.size), np.int64)

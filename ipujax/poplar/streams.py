@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
 from typing import Any, TextIO
 
@@ -184,7 +184,7 @@ class CallbackChannel:
 Channel = CircularBuffer | CallbackChannel
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StreamPart(HostStream):
     """Part of a transfer that is too large for one copy: the host sees the whole.
 
@@ -193,8 +193,8 @@ class StreamPart(HostStream):
         start: its first element in the transfer.
     """
 
-    whole: HostStream = field(default_factory=lambda: HostStream("", (), None))
-    start: int = 0
+    whole: HostStream
+    start: int
 
     @property
     def stop(self) -> int:

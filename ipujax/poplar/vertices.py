@@ -212,7 +212,7 @@ class VertexStore:
         """The groups of the vertices of a compute set.
 
         Raises:
-            GraphError: for a vertex without a tile, or a field that is not connected, at the line that added the vertex.
+            GraphError: for a vertex without a tile, or a field left unconnected, at the line that added the vertex.
             VerifyError: where two vertices of a group write one element.
         """
         if compute_set not in self._members:
@@ -270,7 +270,7 @@ class VertexStore:
                 accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))
         tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
         state = {f.attribute: self._state(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
-        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
+        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)  # type: ignore[arg-type]
         if not self._estimates.keys().isdisjoint(vertices):
             cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
             codelet = with_cycles(codelet, cycles.reshape(tile.shape))

@@ -145,9 +145,14 @@ class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
     def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
         super().__init__()
         self._parent, self._inverse = parent, inverse
+        self._known: dict[VertexGroup, VertexGroup] = {}  # a group is known by its identity, so it must stay the same
 
     def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        return [self._inside(group, compute_set) for group in self._parent.groups[compute_set]]
+        groups = self._parent.groups[compute_set]
+        for group in groups:
+            if group not in self._known:
+                self._known[group] = self._inside(group, compute_set)
+        return [self._known[group] for group in groups]
 
     def _inside(self, group: VertexGroup, compute_set: ComputeSet) -> VertexGroup:
         tile = np.where(group.tile == NO_TILE, NO_TILE, self._inverse[group.tile]).astype(np.int32)
@@ -166,7 +171,7 @@ class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
         return len(self._parent.groups)
 
     def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
-        return self[compute_set] if compute_set in self else default
+        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
 
     def keys(self) -> Any:
         return self._parent.groups.keys()

@@ -7,9 +7,12 @@ Every function adds steps to `prog`; those that return tensors make them and pla
 Source: Poplar & PopLibs user guide, tutorial 2; names from popops.
 """
 
+import sys
+
 from ipujax.library import registrar
 from ipujax.popops import expr as expr
-from ipujax.popops.elementwise import *  # noqa: F403
+from ipujax.popops.elementwise import FUNCTIONS as _FUNCTIONS
+from ipujax.popops.elementwise import Operation as _Operation
 from ipujax.popops.elementwise import map as map
 from ipujax.popops.elementwise import map_in_place as map_in_place
 from ipujax.popops.tensors import cast as cast
@@ -31,3 +34,14 @@ from ipujax.popops.tensors import top_k as top_k
 from ipujax.popops.tensors import zero as zero
 
 add_codelets = registrar("popops")
+
+
+def __getattr__(name: str) -> _Operation:
+    """An elementwise operation by its name: `add`, `add_in_place`, `sqrt`… see `popops.elementwise`."""
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    raise AttributeError(f"popops has no operation {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FUNCTIONS})

@@ -94,7 +94,9 @@ BINARY: dict[str, Callable[..., Any]] = {
 TERNARY: dict[str, Callable[..., Any]] = {"clamp": _clamp, "select": _select}
 OPERATIONS = UNARY | BINARY | TERNARY
 _MIXED = {"select": 2}  # how many of the operands, the first ones, must agree in type
-_NEW_TYPE = frozenset("is_finite is_inf is_nan logical_not eq gt gteq lt lteq neq logical_and logical_or".split())
+_NEW_TYPE = frozenset(  # results are BOOL, so that only BOOL operands could be overwritten by them
+    ("is_finite", "is_inf", "is_nan", "eq", "gt", "gteq", "lt", "lteq", "neq")
+)
 
 
 def _operation(name: str, *, in_place: bool) -> Operation:
@@ -116,10 +118,8 @@ def _operation(name: str, *, in_place: bool) -> Operation:
     return operation
 
 
-_FUNCTIONS = {name: _operation(name, in_place=False) for name in OPERATIONS}
-_FUNCTIONS |= {f"{name}_in_place": _operation(name, in_place=True) for name in OPERATIONS if name not in _NEW_TYPE}
-globals().update(_FUNCTIONS)
-__all__ = sorted(_FUNCTIONS)  # noqa: PLE0605
+FUNCTIONS: dict[str, Operation] = {name: _operation(name, in_place=False) for name in OPERATIONS}
+FUNCTIONS |= {f"{name}_in_place": _operation(name, in_place=True) for name in OPERATIONS if name not in _NEW_TYPE}
 
 
 def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map") -> Tensor:

@@ -1,9 +1,9 @@
 """Expressions of elementwise operations, for `popops.map`.
 
-    expression ::= PlaceHolder(n) (_1, _2, …) | Const(number) | Cast(expression, dtype) | Apply(operation, expression, …)
+    expression ::= PlaceHolder(n) (_1, _2, …) | Const(number) | Cast(expression, dtype)
+                 | Apply(operation, expression, …)
 
-`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; there is one maker for each elementwise operation of popops, named
-as in PopLibs.
+`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; makers are named as in PopLibs.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ def evaluate(
         case Cast(operand, dtype):
             return evaluate(operand, arrays, operations).astype(dtype)
         case Apply():
-            values = [None if isinstance(x, Const) else evaluate(x, arrays, operations) for x in expression.operands]
-            dtype = next((v.dtype for v in reversed(values) if v is not None and v.dtype != bool), None)
-            dtype = dtype or next((v.dtype for v in values if v is not None), None)
-            if dtype is None:
+            known = [evaluate(x, arrays, operations) for x in expression.operands if not isinstance(x, Const)]
+            if not known:
                 raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
+            # A number takes the type of the first operand that is no truth value, unlike the condition of a select.
+            dtype = next((v.dtype for v in known if v.dtype != bool), known[0].dtype)
+            left = iter(known)
             operands = [
-                jnp.asarray(x.value, dtype) if isinstance(x, Const) else v
-                for x, v in zip(expression.operands, values, strict=True)
+                jnp.asarray(x.value, dtype) if isinstance(x, Const) else next(left) for x in expression.operands
             ]
             shape = jnp.broadcast_shapes(*(v.shape for v in operands))
             # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.

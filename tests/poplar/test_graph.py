@@ -23,12 +23,13 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from tests.poplar.helpers import TILES, run_both, small_graph
 
+
 def add(graph: poplar.Graph, a: Tensor, b: Tensor, prog: Sequence) -> Tensor:
     """An operation of the libraries."""
     return elementwise(graph, Op("add", jnp.add, a.dtype), [a, b], prog, "add")
 
 
-# --- variables ---------------------------------------------------------------------------------------------------------
+# --- variables --------------------------------------------------------------------------------------------------------
 
 
 def test_variables_are_made_in_the_order_of_poplar_and_of_the_runtime():
@@ -83,7 +84,7 @@ def test_initial_values_of_slices_add_up():
         graph.set_initial_value(graph.add_constant(poplar.INT, [1], 3), 4)
 
 
-# --- tile mapping ------------------------------------------------------------------------------------------------------
+# --- tile mapping -----------------------------------------------------------------------------------------------------
 
 
 def test_a_variable_is_mapped_once_all_of_its_elements_are():
@@ -179,7 +180,7 @@ def test_operations_of_the_libraries_take_the_graph():
     np.testing.assert_array_equal(got, x + y)
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------------
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def test_views_have_the_names_and_forms_of_poplar():
@@ -204,7 +205,7 @@ def test_views_have_the_names_and_forms_of_poplar():
     assert (v.rank(), v.dim(1), v.num_elements(), v.element_type()) == (2, 4, 12, poplar.FLOAT)
 
 
-# --- names for the host ------------------------------------------------------------------------------------------------
+# --- names for the host -----------------------------------------------------------------------------------------------
 
 
 def test_handles_streams_and_remote_buffers_are_kept_and_their_names_are_unique():
@@ -227,7 +228,7 @@ def test_handles_streams_and_remote_buffers_are_kept_and_their_names_are_unique(
             again()
 
 
-# --- devices -----------------------------------------------------------------------------------------------------------
+# --- devices ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_makes_a_device_with_the_getters_of_a_target():

@@ -1,0 +1,97 @@
+"""Tutorial 6: matrix-vector multiplication with one vertex a row.
+
+    python tut6_matrix_vector.py 40 50
+
+Every vertex takes one row of the matrix and the whole vector, so the vector goes to every tile, and there may be fewer
+rows than workers; tutorial 7 does better.
+Source: Poplar & PopLibs user guide, tutorial 6.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax import poplar
+from ipujax.poplar.program import Copy, Execute, Sequence
+
+
+class DotProductVertex(poplar.Vertex):
+    """The dot product of two vectors."""
+
+    a: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    b: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    out: poplar.Output[poplar.FLOAT]
+
+    def compute(a, b):
+        return jnp.dot(a, b)
+
+
+def build_multiply_program(
+    graph: poplar.Graph, matrix: poplar.Tensor, in_: poplar.Tensor, out: poplar.Tensor
+) -> Sequence:
+    """A program that writes `matrix` times `in_` to `out`: rows, and their vertices, spread over all tiles."""
+    mul_cs = graph.add_compute_set("mulCS")
+    num_rows, num_tiles = matrix.dim(0), graph.get_target().get_num_tiles()
+    for row in range(num_rows):
+        tile = row * num_tiles // num_rows
+        graph.set_tile_mapping(matrix[row], tile)
+        graph.set_tile_mapping(out[row], tile)
+        v = graph.add_vertex(mul_cs, "DotProductVertex", {"a": matrix[row], "b": in_, "out": out[row]})
+        graph.set_tile_mapping(v, tile)
+    graph.set_tile_mapping(in_, 0)
+    return Sequence(Execute(mul_cs))
+
+
+def multiply(num_rows: int, num_cols: int, device: poplar.Device, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Multiplies a random matrix by a random vector on a device.
+
+    Returns:
+        What the device computed, and what numpy does; float32[num_rows] each.
+    """
+    print(f"Multiplying matrix of size {num_rows}x{num_cols} by vector of size {num_cols}")
+    graph = poplar.Graph(device.get_target())
+    graph.add_codelets(DotProductVertex)
+
+    print("Constructing compute graph and control program")
+    matrix = graph.add_variable(poplar.FLOAT, [num_rows, num_cols], "matrix")
+    input_vector = graph.add_variable(poplar.FLOAT, [num_cols], "inputVector")
+    output_vector = graph.add_variable(poplar.FLOAT, [num_rows], "outputVector")
+    mul_prog = build_multiply_program(graph, matrix, input_vector, output_vector)
+
+    in_matrix = graph.add_host_to_device_fifo("inputMatrix", poplar.FLOAT, num_rows * num_cols)
+    in_vector = graph.add_host_to_device_fifo("inputVector", poplar.FLOAT, num_cols)
+    out_stream = graph.add_device_to_host_fifo("out", poplar.FLOAT, num_rows)
+    prog = Sequence(Copy(in_matrix, matrix), Copy(in_vector, input_vector), mul_prog, Copy(output_vector, out_stream))
+
+    rng = np.random.default_rng(seed)
+    h_matrix = rng.uniform(-1, 1, (num_rows, num_cols)).astype(np.float32)
+    h_input = rng.uniform(-1, 1, num_cols).astype(np.float32)
+    h_output = np.zeros(num_rows, np.float32)
+    engine = poplar.Engine(graph, prog)
+    engine.load(device)
+    engine.connect_stream("inputMatrix", h_matrix)
+    engine.connect_stream("inputVector", h_input)
+    engine.connect_stream("out", h_output)
+
+    print("Running graph program to multiply matrix by vector")
+    engine.run(0)
+    expected = h_matrix @ h_input
+    is_right = np.allclose(h_output, expected, rtol=1e-5, atol=1e-5)
+    print("Multiplication result OK" if is_right else "Multiplication result wrong")
+    return h_output, expected
+
+
+def main() -> None:
+    """Reads the size from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=int, nargs="?", default=40)
+    parser.add_argument("cols", type=int, nargs="?", default=50)
+    arguments = parser.parse_args()
+    multiply(arguments.rows, arguments.cols, poplar.IPUModel().create_device())
+
+
+if __name__ == "__main__":
+    main()
