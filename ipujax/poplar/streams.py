@@ -15,6 +15,7 @@ Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream b
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,19 +34,19 @@ from ipujax.runtime.variable import dtype_name
 STREAM_LIMIT_BYTES = 128 << 20  # Poplar & PopLibs user guide, "Stream buffer size limit": 128 MBytes a stream copy
 
 
-class StreamCallback:
+class StreamCallback(ABC):
     """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""
 
+    @abstractmethod
     def fetch(self, buffer: np.ndarray) -> None:
         """Fills the flat buffer of a transfer to the device, or reads that of a transfer from it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what fetch does")
 
     def prefetch(self, buffer: np.ndarray) -> bool:
         """Fills a buffer ahead of time, in order, from another thread; False if there is nothing yet."""
         del buffer
         return False
 
-    def complete(self) -> None:
+    def complete(self) -> None:  # noqa: B027 - to be overridden by those who want to know
         """Told after each transfer."""
 
 
