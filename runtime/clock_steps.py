@@ -7,6 +7,7 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
     Copy inside IPUs     sync, exchange, compute (copying on the own tile)
     Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
                          buffered: a sender waits until its destination has been read, works, receivers wait for it
+    CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
     StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange
     Sync                 internal: each IPU by itself; external: all IPUs meet
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
@@ -27,7 +28,7 @@ import numpy as np
 from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.effects import EffectsOf
-from ipujax.runtime.program import Copy, If, Program, RepeatWhile, Switch
+from ipujax.runtime.program import Copy, CrossReplicaCopy, If, Program, RepeatWhile, Switch
 from ipujax.runtime.steps import Leaf, distinct
 from ipujax.runtime.target import Target
 from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
@@ -96,9 +97,9 @@ def _step(
     if not cost.is_global:
         work = _local_copy_work(cost, target)
         return ClockStep(work, _busy(work), frees=frees)
-    if target.global_exchange == "lockstep":
+    if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
         everyone = tuple(range(target.num_ipus))
-        return ClockStep(_global_copy_work(cost, target), everyone, meet=everyone)
+        return ClockStep(_global_copy_work(cost, target), everyone, meet=everyone, frees=frees)
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work = _sender_work(cost, target, senders)

@@ -22,6 +22,7 @@ import jax
 from ipujax.runtime.clock_steps import clock_steps
 from ipujax.runtime.clocks import ClockStep
 from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
+from ipujax.runtime.cross_replica_cost import cross_replica_cost
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
@@ -31,6 +32,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.program import (
     ComputeSet,
     Copy,
+    CrossReplicaCopy,
     Execute,
     HostStream,
     Program,
@@ -148,6 +150,8 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
                 costs[leaf] = known[compute_set]
             case Copy():
                 costs[leaf] = copy_cost(graph, leaf)
+            case CrossReplicaCopy():
+                costs[leaf] = cross_replica_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
                 costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
             case RemoteIn(buffer, tensor) | RemoteOut(tensor, buffer):
@@ -158,7 +162,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
 
 
 def _copied(graph: Graph) -> Graph:
-    copy = Graph(graph.target)
+    copy = Graph(graph.target, graph.replication_factor)
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks = dict(graph.fallbacks)

@@ -13,10 +13,12 @@ from math import prod
 
 import numpy as np
 
+from ipujax.runtime.aliasing import leaves
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import (
     Call,
     Copy,
+    CrossReplicaCopy,
     Execute,
     If,
     Program,
@@ -34,6 +36,7 @@ from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable
 from ipujax.runtime.vertices import VertexGroup, extents
+from ipujax.runtime.view import Indexed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,26 @@ def _of_leaf(reads: list[Tensor], writes: list[tuple[Tensor, int]]) -> Effects:
     read = frozenset(v for tensor in reads for v in tensor.variables())
     counts: dict[Variable, int] = {}
     for tensor, elements in writes:
-        for variable in tensor.variables():
-            share = elements if len(tensor.variables()) == 1 else 0 if elements < tensor.size else variable.size
+        for variable, share in _shares(tensor, elements).items():
             counts[variable] = counts.get(variable, 0) + share
     killed = frozenset(v for v, count in counts.items() if count >= v.size) - read
     return Effects(read, frozenset(counts), killed)
+
+
+def _shares(tensor: Tensor, elements: int) -> dict[Variable, int]:
+    """How many elements of each of its variables are surely written when `elements` of a tensor are."""
+    variables = tensor.variables()
+    if len(variables) == 1:
+        return {variables[0]: elements}
+    shares = dict.fromkeys(variables, 0)
+    if elements == tensor.size:
+        for leaf in leaves(tensor.node):
+            if isinstance(leaf, Indexed):
+                for number, variable in enumerate(leaf.variables):
+                    shares[variable] += int(np.count_nonzero(leaf.which == number))
+            else:
+                shares[leaf.variable] += prod(leaf.shape)
+    return shares
 
 
 def written_elements(group: VertexGroup, field: int) -> int:
@@ -124,6 +142,11 @@ def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, 
     return reads, writes
 
 
+def written_in_full(tensor: Tensor) -> frozenset[Variable]:
+    """The variables of which nothing is left as it was when all of a tensor is written."""
+    return _of_leaf([], [(tensor, tensor.size)]).kills
+
+
 class EffectsOf:
     """Effects of programs of one graph, each node computed once.
 
@@ -153,6 +176,10 @@ class EffectsOf:
                 return _of_leaf(reads, writes)
             case Copy(source, destination):
                 return _of_leaf([source], [(destination, destination.size)])
+            case CrossReplicaCopy(source, destination):
+                all_receive = None not in program.sources(self._graph.replication_factor)
+                effects = _of_leaf([source], [(destination, destination.size)])
+                return effects if all_receive else effects.maybe()
             case StreamIn(_, destination) | WriteUndef(destination):
                 return _of_leaf([], [(destination, destination.size)])
             case StreamOut(source, _):

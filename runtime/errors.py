@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
 import jax
 
 # Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
-_OWN_FILES = (f"{Path(__file__).parent.parent}{os.sep}", f"{Path(jax.__file__).parent}{os.sep}", "<")
+_IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
+_OWN_FILES = (_IPUJAX, f"{Path(jax.__file__).parent}{os.sep}", "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
+_TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # what a console calls the lines typed into it
 
 
 def user_line() -> str | None:
@@ -30,13 +35,23 @@ Place = tuple[str, int, str]  # file, line, function
 
 def user_place() -> Place | None:
     """What `user_line` says, not yet put in words: for those who keep very many."""
-    frame = sys._getframe(1)
+    return _innermost(sys._getframe(1), _is_of_user)
+
+
+def calling_line() -> str:
+    """The innermost running line outside all installed packages, `file:line (function)`; "" if there is none."""
+    place = _innermost(sys._getframe(1), lambda file: not is_installed(file))
+    return "" if place is None else shown_place(place)
+
+
+def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Place | None:
+    """The first frame, going outwards, of a wanted file, or that was typed into a console."""
     while frame is not None:
         code = frame.f_code
         typed_in = code.co_filename.startswith("<") and frame.f_globals.get("__name__") == "__main__"
-        if typed_in or _is_of_user(code.co_filename):
+        if typed_in or is_wanted(code.co_filename):
             return code.co_filename, frame.f_lineno, code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -50,6 +65,15 @@ def shown_place(place: Place) -> str:
 def _is_of_user(file: str) -> bool:
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return not is_standard and not file.startswith(_OWN_FILES)
+
+
+@lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether a file is an installed package's, the standard library's, ipujax's own, or holds generated code."""
+    if file.startswith("<"):
+        return not file.startswith(_TYPED_IN)
+    folders = file.split(os.sep)
+    return file.startswith((*_INSTALLED, _IPUJAX)) or "site-packages" in folders or "dist-packages" in folders
 
 
 class IpuError(Exception):
@@ -108,6 +132,14 @@ class TileMemoryError(IpuError):
 
 class ArgumentError(IpuError):
     """A call with arguments that cannot be compiled or run."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """Such a call where Python and JAX raise a `TypeError`: what is written for `jax.jit` still catches it."""
+
+
+class ArgumentValueError(ArgumentError, ValueError):
+    """Such a call where JAX raises a `ValueError`."""
 
 
 class EngineError(IpuError):

@@ -24,7 +24,8 @@ class Graph:
     """Variables, mappings and vertices for one target.
 
     Args:
-        target: the machine the graph is built for.
+        target: the machine the graph is built for; that of one replica where there are several.
+        replication_factor: how many replicas run the graph, each on IPUs of its own.
 
     Attributes:
         libraries: op libraries that the user's program says it uses.
@@ -32,8 +33,8 @@ class Graph:
 
     maps_automatically = True  # whether operations may place what has no tile mapping yet
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, replication_factor: int = 1) -> None:
+        self.target, self.replication_factor = target, replication_factor
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
@@ -45,6 +46,13 @@ class Graph:
     def origin(self) -> Origin:
         """Where in the user's program what is being added comes from."""
         return self._origin
+
+    @property
+    def system_target(self) -> Target:
+        """The machine of all replicas together; replica r has IPUs r · n … of n each."""
+        if self.replication_factor == 1:
+            return self.target
+        return self.target.replace(num_ipus=self.target.num_ipus * self.replication_factor)
 
     @contextmanager
     def debug_origin(self, origin: Origin) -> Iterator[None]:

@@ -23,7 +23,7 @@ class Host(Protocol):
     """Answers the transfers of a program; may raise anything."""
 
     def pull(self, stream: HostStream) -> np.ndarray:
-        """The next value of a stream to the device, of its shape and dtype."""
+        """The next value of a stream to the device, of its shape and dtype; see `HostStream` for several replicas."""
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
         """Takes the next value of a stream from the device."""
@@ -46,16 +46,21 @@ class GuardedHost:
         if error is not None:
             raise error
 
-    def pull(self, stream: HostStream) -> tuple[jax.Array, jax.Array]:
-        """Asks for the next value of a stream, in a trace; returns it and whether the host has failed."""
-        shape = jax.ShapeDtypeStruct(stream.shape, stream.dtype)
+    def pull(self, stream: HostStream, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """Asks for the next value of a stream, in a trace; returns it and whether the host has failed.
+
+        Args:
+            stream: which.
+            shape: of one transfer.
+        """
+        expected = jax.ShapeDtypeStruct(shape, stream.dtype)
 
         def call() -> tuple[np.ndarray, np.ndarray]:
             value = self._guarded(self._host.pull, stream)
-            value = np.zeros(stream.shape, stream.dtype) if value is None else np.asarray(value)
+            value = np.zeros(shape, stream.dtype) if value is None else np.asarray(value)
             return value, np.asarray(self.error is not None)
 
-        value, failed = io_callback(call, (shape, _FLAG), ordered=True)
+        value, failed = io_callback(call, (expected, _FLAG), ordered=True)
         return value, failed
 
     def push(self, stream: HostStream, value: jax.Array) -> jax.Array:

@@ -41,6 +41,7 @@ from ipujax.runtime.program import (
     WriteUndef,
     own_tensors,
 )
+from ipujax.runtime.replicated_interpreter import Replicas
 from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
@@ -69,7 +70,8 @@ def interpret(
     Args:
         graph: variables, mappings and vertices, for a target of at most 64 tiles.
         program: what runs.
-        inputs: an array of the stream's shape and dtype for each stream that the program reads.
+        inputs: an array of the stream's shape and dtype for each stream that the program reads. With several replicas
+            these, what `memory` holds and what is returned have a leading axis of them, but for broadcast streams.
         seed: seed of the order in which the vertices of a compute set run.
         exchange: the exchange plan, which delivers operands and results.
         memory: what variables hold at the start, the others zeros; None if reading what was not written is an error.
@@ -85,11 +87,18 @@ def interpret(
     if graph.target.num_tiles > MAX_TILES:
         got = f"{graph.target.num_tiles} tiles"
         raise ArgumentError("the tile interpreter is for small targets", expected=f"≤ {MAX_TILES} tiles", got=got)
-    machine = _Machine(graph, program, inputs, np.random.default_rng(seed), exchange, host)
+    rng, replicas = np.random.default_rng(seed), graph.replication_factor
+    if replicas == 1:
+        machines = [_Machine(graph, program, inputs, rng, exchange, host)]
+    else:
+        held = [{s: v if s.broadcast else v[r] for s, v in inputs.items()} for r in range(replicas)]
+        machines = [_Machine(graph, program, held[r], rng, exchange, None, r) for r in range(replicas)]
     if memory is not None:
-        machine.fill(memory)
-    machine.run(program)
-    return machine.outputs
+        for number, machine in enumerate(machines):
+            machine.fill(memory if replicas == 1 else {v: value[number] for v, value in memory.items()})
+    whole = machines[0] if replicas == 1 else Replicas(machines, host)
+    whole.run(program)
+    return whole.outputs
 
 
 class _Machine:
@@ -102,6 +111,7 @@ class _Machine:
         rng: chooses the order of vertices.
         exchange: the exchange plan.
         host: answers transfers, if anybody does.
+        replica: its number among several.
     """
 
     def __init__(
@@ -112,11 +122,12 @@ class _Machine:
         rng: np.random.Generator,
         exchange: ExchangePlan,
         host: Host | None,
+        replica: int = 0,
     ) -> None:
         self._graph, self._inputs, self._rng, self._exchange, self._host = graph, inputs, rng, exchange, host
         tensors = [tensor for node in distinct(program) for tensor in _tensors(graph, node)]
         self._variables = list(dict.fromkeys(v for tensor in tensors for v in tensor.variables()))
-        self._memory = TileMemory(graph, self._variables)
+        self._memory = TileMemory(graph, self._variables, replica)
         self._remote: dict[Variable, np.ndarray] = {}
         self._views = Views()
         self.outputs: dict[HostStream, Any] = {}
@@ -127,7 +138,7 @@ class _Machine:
             if not variable.is_constant:
                 raw = raw_empty(variable.dtype, variable.shape)
                 raw = to_raw(memory[variable]) if variable in memory else np.zeros_like(raw)
-                self._store(Tensor.of(variable), raw, Sequence())
+                self.store(Tensor.of(variable), raw, Sequence())
         self._remote.update({v: np.array(value) for v, value in memory.items() if v not in self._variables})
 
     def run(self, program: Program) -> None:
@@ -139,23 +150,22 @@ class _Machine:
             case Execute(compute_set):
                 self._execute(compute_set)
             case Copy(source, destination):
-                self._store(destination, self._load(source, program), program)
+                self.store(destination, self.load(source, program), program)
             case Repeat(count, body):
                 for _ in range(count):
                     self.run(body)
-            case RepeatWhile(condition, predicate, body):
+            case RepeatWhile(condition, _, _):
                 self.run(condition)
-                while bool(self._load(predicate, program).item()) != program.until:
-                    self.run(body)
+                while (again := self.decision(program)) is not None:
+                    self.run(again)
                     self.run(condition)
-            case If(predicate, then, otherwise):
-                self.run(then if self._load(predicate, program).item() else otherwise)
-            case Switch(selector, cases, default):
-                chosen = dict(zip(program.values or range(len(cases)), cases, strict=True))
-                self.run(chosen.get(self._load(selector, program).item(), default))
+            case If() | Switch():
+                chosen = self.decision(program)
+                assert chosen is not None, "a branch is a program"
+                self.run(chosen)
             case StreamIn(stream, destination):
                 raw = _input(stream, self._inputs) if self._host is None else to_raw(self._host.pull(stream))
-                self._store(destination, raw, program)
+                self.store(destination, raw, program)
             case RemoteIn():
                 self._remote_in(program)
             case RemoteOut():
@@ -163,9 +173,9 @@ class _Machine:
             case Sync():
                 pass  # one step after the other is all there is here
             case WriteUndef(destination):
-                self._store(destination, raw_empty(destination.dtype, destination.shape), program)
+                self.store(destination, raw_empty(destination.dtype, destination.shape), program)
             case StreamOut(source, stream):
-                raw = self._load(source, program)
+                raw = self.load(source, program)
                 if self._host is not None:
                     self._host.push(stream, raw)
                     return
@@ -177,7 +187,7 @@ class _Machine:
         """A remote memory, and the rows of it that a step moves."""
         memory = step.buffer.memory
         held = self._remote.setdefault(memory, np.zeros(memory.shape, memory.dtype))
-        rows = np.arange(len(held)) if step.offset is None else self._load(step.offset, step)
+        rows = np.arange(len(held)) if step.offset is None else self.load(step.offset, step)
         return held, rows
 
     def _remote_in(self, step: RemoteIn) -> None:
@@ -185,14 +195,25 @@ class _Machine:
         value = np.zeros(step.destination.shape, held.dtype)
         inside = (rows >= 0) & (rows < len(held))
         value[inside] = held[rows[inside]]
-        self._store(step.destination, value, step)
+        self.store(step.destination, value, step)
 
     def _remote_out(self, step: RemoteOut) -> None:
         held, rows = self._rows(step)
         inside = (rows >= 0) & (rows < len(held))
-        held[rows[inside]] = self._load(step.source, step)[inside]
+        held[rows[inside]] = self.load(step.source, step)[inside]
 
-    def _load(self, tensor: Tensor, step: Program) -> np.ndarray:
+    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+        """The program a node runs next, None for the end of a loop."""
+        match node:
+            case RepeatWhile(_, predicate, body):
+                return body if bool(self.load(predicate, node).item()) != node.until else None
+            case If(predicate, then, otherwise):
+                return then if self.load(predicate, node).item() else otherwise
+            case Switch(selector, cases, default):
+                chosen = dict(zip(node.values or range(len(cases)), cases, strict=True))
+                return chosen.get(self.load(selector, node).item(), default)
+
+    def load(self, tensor: Tensor, step: Program) -> np.ndarray:
         """The raw value of a tensor, from the tiles that own its elements."""
         view, actor = self._views.whole(tensor), _actor(step)
         raw = raw_empty(tensor.dtype, view.which.shape)
@@ -200,7 +221,7 @@ class _Machine:
             raw[chosen] = self._memory.read(self._memory.home(variable)[elements], variable, elements, actor)
         return raw.reshape(view.shape)
 
-    def _store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
+    def store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
         """Writes a raw value to the tiles that own the elements of a tensor."""
         check_writable(tensor, _actor(step))
         for variable, chosen, elements in self._views.whole(tensor).parts():

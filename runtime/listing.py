@@ -1,13 +1,14 @@
 """A graph and its program as text: for reading, for comparing with a stored text, never for parsing.
 
-    listing   ::= "target" name, IPUs and tiles
+    listing   ::= "target" name, IPUs and tiles, replicas if several
                   "variables" variable*
                   "program" step*
                   function*
     variable  ::= "%n" dtype[shape] "name", placement, "constant" value?, "partials of" monoid
     placement ::= "blocked 4×2 on 8 tiles" | "flat 3 intervals on 3 tiles" | "on tile 5" | "unmapped"
     step      ::= "execute" "name" "at" line, then its groups
-                | "copy" "name": view "->" view | "in" "stream" "->" view | "out" view "->" "stream"
+                | "copy" "name" ("replica" from "->" to, …)?: view "->" view
+                | "in" "stream" "->" view | "out" view "->" "stream"
                 | "in" "buffer" ("row" view)? -> view | "out" view "->" "buffer" ("row" view)? | "sync" kind
                 | "undefine" view | "repeat n" | ("while" | "until") view | "if" view | "switch" view, then their bodies
                 | "call @n"
@@ -35,6 +36,7 @@ from ipujax.runtime.mapping import Blocked, TileMapping
 from ipujax.runtime.program import (
     Call,
     Copy,
+    CrossReplicaCopy,
     Execute,
     Function,
     HostStream,
@@ -75,6 +77,8 @@ def listing(graph: Graph, program: Program) -> str:
     functions = list(writer.function_lines())  # writing a body may number further functions and variables
     target = graph.target
     head = f"target {target.name}, {_count(target.num_ipus, 'IPU')} of {_count(target.tiles_per_ipu, 'tile')}"
+    if graph.replication_factor > 1:
+        head += f", {graph.replication_factor} replicas"
     return "\n".join([head, "variables", *_indented(writer.variable_lines()), "program", *_indented(body), *functions])
 
 
@@ -120,6 +124,10 @@ class _Writer:
                 yield from _indented(self._group(group) for group in self._graph.groups[compute_set])
             case Copy(source, destination, name, origin):
                 yield f"copy {_quoted(name)}: {self._view(source)} -> {self._view(destination)}{_at(origin)}"
+            case CrossReplicaCopy(source, destination, pairs, name, origin):
+                replicas = ", ".join(f"{sender}->{receiver}" for sender, receiver in pairs)
+                views = f"{self._view(source)} -> {self._view(destination)}"
+                yield f"copy {_quoted(name)} replica {replicas}: {views}{_at(origin)}"
             case StreamIn(stream, destination):
                 yield f"in {_stream(stream)} -> {self._view(destination)}"
             case WriteUndef(destination):
@@ -211,6 +219,8 @@ def _placement(mapping: TileMapping | None) -> str:
 
 def _constant(variable: Variable) -> str:
     """The word and, of a single element, its value."""
+    if variable.by_replica:
+        return "constant of each replica"
     if variable.size != 1 or is_key_dtype(variable.dtype):
         return "constant"
     return f"constant {np.asarray(variable.value).reshape(())}"
@@ -236,7 +246,7 @@ def _term(axes: Sequence[Axis], term: Term) -> str:
 
 
 def _stream(stream: HostStream) -> str:
-    return _quoted(stream.name) + (" (resident)" if stream.resident else "")
+    return _quoted(stream.name) + (" (resident)" if stream.resident else " (broadcast)" if stream.broadcast else "")
 
 
 def _shape(shape: Sequence[int]) -> str:

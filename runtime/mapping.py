@@ -127,6 +127,16 @@ def owners(mapping: TileMapping) -> np.ndarray:
     return np.repeat(tiles, lengths)
 
 
+def moved(mapping: TileMapping, to: np.ndarray) -> TileMapping | None:
+    """The mapping with tile t renamed to `to[t]`, int32[tiles]; None where that is no tile (negative)."""
+    tiles = to[mapping.tile if isinstance(mapping, Blocked) else mapping.tiles]
+    if np.any(tiles < 0):
+        return None
+    if isinstance(mapping, Blocked):
+        return blocked_mapping(mapping.cuts, tiles)
+    return flat_mapping(mapping.size, mapping.starts, tiles)
+
+
 def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
     """Cuts `extent` in at most `blocks` parts of whole grains, as equal as can be.
 

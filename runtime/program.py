@@ -5,8 +5,10 @@
               | If(predicate, then, else) | Switch(selector, cases, default) | Call(function)
               | StreamIn(stream, destination) | StreamOut(source, stream) | WriteUndef(destination)
               | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Sync(kind)
+              | CrossReplicaCopy(source, destination, replica map)
 
 Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled.
+In a graph of several replicas each runs the program on memory of its own; they meet in `CrossReplicaCopy` alone.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ class ComputeSet:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HostStream:
-    """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer."""
+    """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer.
+
+    Where a graph has several replicas, a transfer is all of theirs together: [replicas, *shape].
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     resident: bool = False  # the value already lies on the device (or stays there): no bytes move
+    broadcast: bool = False  # to the device: one value, of `shape`, for all replicas
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,9 +80,30 @@ class Program:
 
     __slots__ = ()
 
+    def __post_init__(self) -> None:
+        for child in self.children():
+            check_program(child)
+
     def children(self) -> tuple[Program, ...]:
         """The programs inside this one, in order."""
         return ()
+
+
+def check_program(what: Any) -> Program:
+    """What is to run, if it is a program.
+
+    Raises:
+        GraphError: anything else.
+    """
+    if not isinstance(what, Program):
+        hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
+        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else _short(what)
+        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
+    return what
+
+
+def _short(what: Any) -> str:
+    return repr(what) if isinstance(what, Tensor | str | int | float) else f"a {type(what).__name__}"
 
 
 class Sequence(Program):
@@ -85,11 +112,19 @@ class Sequence(Program):
     __slots__ = ("_programs",)
 
     def __init__(self, *programs: Program) -> None:
-        self._programs = list(programs)
+        self._programs = [check_program(program) for program in programs]
 
     def add(self, program: Program) -> None:
-        """Appends a program."""
-        self._programs.append(program)
+        """Appends a program.
+
+        Raises:
+            GraphError: anything that is no program, or the sequence itself.
+        """
+        if program is self:
+            raise GraphError(
+                "a sequence is added to itself", expected="another program", hint="Repeat(count, sequence)"
+            )
+        self._programs.append(check_program(program))
 
     def children(self) -> tuple[Program, ...]:
         return tuple(self._programs)
@@ -100,6 +135,12 @@ class Execute(Program):
     """Runs a compute set: exchange its operands, run its vertices, exchange its results."""
 
     compute_set: ComputeSet
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compute_set, ComputeSet):
+            raise GraphError(
+                f"{_short(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
+            )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,6 +157,36 @@ class Copy(Program):
         if a.shape != b.shape or a.dtype != b.dtype:
             expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
             raise GraphError(f"copy {self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CrossReplicaCopy(Program):
+    """Copies a tensor of each replica to a tensor of other replicas.
+
+    Args:
+        source: what is sent, in every replica that sends.
+        destination: where it goes, in every replica that receives; of the source's shape and dtype.
+        replica_map: (source, destination) pairs of replicas. No replica receives twice, one may send to several; who
+            receives nothing keeps what it holds.
+        name: debug name.
+    """
+
+    source: Tensor
+    destination: Tensor
+    replica_map: tuple[tuple[int, int], ...]
+    name: str = "cross-replica copy"
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        a, b = self.source, self.destination
+        if a.shape != b.shape or a.dtype != b.dtype:
+            expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise GraphError(f"{self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+
+    def sources(self, replicas: int) -> tuple[int | None, ...]:
+        """The replica that each replica receives from, None where there is none."""
+        sent = {destination: source for source, destination in self.replica_map}
+        return tuple(sent.get(replica) for replica in range(replicas))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -191,6 +262,10 @@ class Call(Program):
 
     function: Function
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, Function):
+            raise GraphError(f"{_short(self.function)} is no function", expected="what graph.add_function made")
+
     def children(self) -> tuple[Program, ...]:
         return (self.function.body,)
 
@@ -258,7 +333,7 @@ class WriteUndef(Program):
 def own_tensors(node: Program) -> tuple[Tensor, ...]:
     """The tensors a node touches itself, not through vertices or the programs inside it."""
     match node:
-        case Copy(source, destination):
+        case Copy(source, destination) | CrossReplicaCopy(source, destination):
             return source, destination
         case StreamIn(_, tensor) | StreamOut(tensor, _) | WriteUndef(tensor):
             return (tensor,)

@@ -15,6 +15,7 @@ from ipujax.runtime.errors import MappingError, VerifyError
 from ipujax.runtime.mapping import check_mapping
 from ipujax.runtime.program import (
     Copy,
+    CrossReplicaCopy,
     Execute,
     If,
     Program,
@@ -121,7 +122,7 @@ def _malformed(group: VertexGroup, checked: set[int]) -> str | None:
 def _node_types(node: Program) -> Iterator[VerifyError]:
     pair: tuple[str, str] | None = None
     match node:
-        case Copy(source, destination):
+        case Copy(source, destination) | CrossReplicaCopy(source, destination):
             pair = _type(source), _type(destination)
         case StreamIn(stream, tensor) | StreamOut(tensor, stream):
             pair = f"{dtype_name(stream.dtype)}{list(stream.shape)}", _type(tensor)
@@ -174,7 +175,7 @@ def read_only_output(facts: Facts) -> Iterator[VerifyError]:
     """What is written is neither a constant nor a view that shows an element twice."""
     written = [(c.access.tensor, c.where, str(c)) for c in facts.fields() if c.field.is_written]
     for node in facts.nodes:
-        if isinstance(node, Copy):
+        if isinstance(node, (Copy, CrossReplicaCopy)):
             written.append((node.destination, node.origin, f"copy {node.name}"))
         elif isinstance(node, StreamIn):
             written.append((node.destination, node.origin, f"stream {node.stream.name}"))

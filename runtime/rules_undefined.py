@@ -19,6 +19,7 @@ from ipujax.runtime.intervals import Intervals, intervals, nothing
 from ipujax.runtime.program import (
     Call,
     Copy,
+    CrossReplicaCopy,
     Execute,
     If,
     Program,
@@ -69,6 +70,10 @@ class _Follower:
             case Copy(source, destination):
                 yield from self._read(source, node, state)
                 self._write(destination, state)
+            case CrossReplicaCopy(source, destination):
+                yield from self._read(source, node, state)
+                if None not in node.sources(self._facts.graph.replication_factor):
+                    self._write(destination, state)
             case StreamIn(_, destination) | WriteUndef(destination):
                 self._write(destination, state)
             case StreamOut(source, _):

@@ -2,6 +2,7 @@
 
 Input: a graph, a program, the variables that matter after a run, and the host that answers its transfers. Output: a
 `StateFunction` that `jax.jit` can trace. Only what the program needs comes in, only what it may have changed goes out.
+Of several replicas the arrays have a leading axis.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 
 from ipujax.runtime.collapse import distinct_nodes
 from ipujax.runtime.effects import EffectsOf
-from ipujax.runtime.engine import EngineProgram, Record
+from ipujax.runtime.engine import prepared
+from ipujax.runtime.engine_program import Record
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import GuardedHost
 from ipujax.runtime.program import Program, RemoteIn, RemoteOut
@@ -47,7 +49,7 @@ class StateFunction:
         exact_splits: bool = False,
         record: Record | None = None,
     ) -> None:
-        self._engine = EngineProgram(graph, program, exact_splits, record, kept, host)
+        self._engine = prepared(graph, program, kept, host, exact_splits=exact_splits, record=record)
         self._program, self._kept = program, frozenset(kept)
         effects, remote = EffectsOf(graph)(program), remote_memories(program)
         order = [*graph.variables, *remote]

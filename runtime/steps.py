@@ -1,7 +1,7 @@
 """The leaves of a program tree, and the names people know them by.
 
 A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
-RemoteOut, Sync. Everything else is control.
+RemoteOut, CrossReplicaCopy, Sync. Everything else is control.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ipujax.runtime.program import (
     Copy,
+    CrossReplicaCopy,
     Execute,
     Program,
     RemoteIn,
@@ -24,7 +25,7 @@ from ipujax.runtime.program import (
 )
 from ipujax.runtime.variable import Origin
 
-Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | Sync
+Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Sync
 
 
 def leaf_name(leaf: Leaf) -> str:
@@ -32,7 +33,7 @@ def leaf_name(leaf: Leaf) -> str:
     match leaf:
         case Execute(compute_set):
             return compute_set.name
-        case Copy():
+        case Copy() | CrossReplicaCopy():
             return leaf.name
         case StreamIn(stream, _) | StreamOut(_, stream):
             return stream.name
@@ -48,7 +49,7 @@ def leaf_origin(leaf: Leaf) -> Origin:
     match leaf:
         case Execute(compute_set):
             return compute_set.origin
-        case Copy():
+        case Copy() | CrossReplicaCopy():
             return leaf.origin
         case StreamIn(stream, _) | StreamOut(_, stream):
             return leaf.origin if leaf.origin != Origin() else Origin(path=f"host stream {stream.name}")

@@ -39,10 +39,12 @@ def _table(title: str, rows: list[tuple[str, str]]) -> str:
 def _target(profile: Profile) -> str:
     target, graph = profile.executable.target, profile.executable.graph
     vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
+    replicas = [("Replicas", f"{graph.replication_factor:,}, of which one is told of")]
     return _table(
         "Target",
         [
             ("Name", target.name),
+            *(replicas if graph.replication_factor > 1 else []),
             ("IPUs", f"{target.num_ipus:,}"),
             ("Tiles per IPU", f"{target.tiles_per_ipu:,}"),
             ("Memory per tile", _bytes(target.bytes_per_tile)),

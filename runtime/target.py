@@ -26,6 +26,10 @@ from ipujax.runtime.errors import TargetError
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]
 
+_MOST_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
+# Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
+_MOST_TILES = 2**27
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -72,11 +76,11 @@ class Target:
         (other fields): see each one's `doc` and `unit` in `dataclasses.fields(Target)`.
 
     Raises:
-        TargetError: a value of the wrong type or out of range, or a field without a source.
+        TargetError: a value of the wrong type or out of range, too many tiles, or a field without a source.
     """
 
     name: str = constant(unit="name", doc="which machine this describes")
-    num_ipus: int = constant(unit="IPUs", doc="IPUs of the system")
+    num_ipus: int = constant(unit="IPUs", most=_MOST_IPUS, doc="IPUs of the system")
 
     tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU")
     bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
@@ -141,6 +145,13 @@ class Target:
         for item in _constants():
             object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
         object.__setattr__(self, "sources", _checked_sources(self.sources))
+        if self.num_tiles > _MOST_TILES:
+            raise TargetError(
+                f"{self.name} has too many tiles",
+                expected=f"at most {_MOST_TILES:,} tiles on all IPUs together",
+                got=f"{self.num_tiles:,} tiles: {self.num_ipus:,} × {self.tiles_per_ipu:,}",
+                hint="fewer IPUs, or fewer tiles on each",
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled or deep-copied, and a rebuilt target should be validated again anyway.
@@ -161,7 +172,7 @@ class Target:
         values, sources = self._values(), dict(self.sources)
         for name in changes:
             if name not in values:
-                hint = nearest(name, values)
+                hint = nearest(name, values) or "dataclasses.fields(ipu.Target) lists them with unit and meaning"
                 raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", hint=hint)
             sources[name] = Source("user", f"replaced; was {values[name]!r} ({self.sources[name].kind})")
         return Target(**(values | changes), sources=sources)
@@ -302,7 +313,7 @@ def _checked(item: dataclasses.Field[Any], value: object) -> object:
     unit, zero_ok, most = (item.metadata[key] for key in ("unit", "zero_ok", "most"))
     result = read(value)
     if item.type in ("int", "float"):
-        words += (" of at least 0" if zero_ok else " above 0") + ("" if most is None else f", at most {most:g}")
+        words += (" of at least 0" if zero_ok else " above 0") + ("" if most is None else f", at most {most:,g}")
         result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, most) else None
     if result is None:
         got = f"{value!r} ({type(value).__name__})"

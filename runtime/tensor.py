@@ -21,6 +21,7 @@ from ipujax.runtime.affine import Affine, row_major
 from ipujax.runtime.aliasing import leaves, sees_once
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.indexing import Key, parse_key
+from ipujax.runtime.poplar_views import PoplarViews, axis_of
 from ipujax.runtime.tensor_read import piece_covers, read_node, write_node
 from ipujax.runtime.variable import Variable, dtype_name
 from ipujax.runtime.view import (
@@ -37,11 +38,11 @@ from ipujax.runtime.view import (
 )
 from ipujax.runtime.view_reshape import reshape_node
 
-__all__ = ["Affine", "Concat", "Indexed", "Reshaped", "Tensor", "concat", "read", "write"]
+__all__ = ["Affine", "Concat", "Indexed", "Reshaped", "Tensor", "append", "concat", "read", "write"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Tensor:
+class Tensor(PoplarViews):
     """A view of parts of variables; equal only to itself. Made by `Tensor.of`, `concat` and the methods.
 
     Args:
@@ -74,22 +75,6 @@ class Tensor:
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
-
-    def rank(self) -> int:
-        """Poplar's name of `ndim`."""
-        return len(self.shape)
-
-    def dim(self, axis: int) -> int:
-        """Size of one dimension."""
-        return self.shape[_axis(self, axis)]
-
-    def num_elements(self) -> int:
-        """Poplar's name of `size`."""
-        return self.size
-
-    def element_type(self) -> Any:
-        """Poplar's name of `dtype`."""
-        return self.dtype
 
     def variables(self) -> tuple[Variable, ...]:
         """The variables seen, each once; a view without elements names one variable."""
@@ -148,7 +133,7 @@ class Tensor:
         self,
         starts: int | Sequence[int],
         limits: int | Sequence[int],
-        strides: Sequence[int] | None = None,
+        strides: int | Sequence[int] | None = None,
         *,
         axis: int = 0,
     ) -> Tensor:
@@ -157,18 +142,23 @@ class Tensor:
         Args:
             starts: first index in each dimension, or one number for one dimension.
             limits: one past the last index in each dimension, or one number.
-            strides: distance of indices in each dimension, at least 1; all 1 when None.
+            strides: distance of indices in each dimension, at least 1; all 1 when None. One number is Poplar's third
+                argument, the dimension.
             axis: the dimension that is cut when `starts` is one number.
 
         Raises:
             TensorError: another number of dimensions, a box outside the tensor, or a stride below 1.
         """
         if isinstance(starts, int | np.integer) and isinstance(limits, int | np.integer):
-            axis = _axis(self, axis)
+            if isinstance(strides, int | np.integer):
+                axis, strides = int(strides), None
+            axis = axis_of(self, axis)
             starts = [int(starts) if d == axis else 0 for d in range(self.ndim)]
             limits = [int(limits) if d == axis else n for d, n in enumerate(self.shape)]
-        if isinstance(starts, int | np.integer) or isinstance(limits, int | np.integer):
-            raise TensorError(f"slice of {self!r}", expected="two numbers, or two sequences", got=(starts, limits))
+        numbers = int | np.integer
+        if isinstance(starts, numbers) or isinstance(limits, numbers) or isinstance(strides, numbers):
+            expected = "two numbers and a dimension, or two sequences and strides"
+            raise TensorError(f"slice of {self!r}", expected=expected, got=(starts, limits, strides))
         strides = [1] * self.ndim if strides is None else strides
         if not len(starts) == len(limits) == len(strides) == self.ndim:
             raise TensorError(
@@ -199,15 +189,6 @@ class Tensor:
             raise TensorError(f"iteration over {self!r}", expected="at least one dimension", got="none")
         return (self[i] for i in range(self.shape[0]))
 
-    def sub_sample(self, stride: int, axis: int) -> Tensor:
-        """Every `stride`-th index of one dimension, from 0."""
-        axis = _axis(self, axis)
-        if stride < 1:
-            raise TensorError(f"sub_sample of {self!r}", expected="stride >= 1", got=stride)
-        steps = [1] * self.ndim
-        steps[axis] = stride
-        return self.slice([0] * self.ndim, self.shape, steps)
-
     def transpose(self, perm: Sequence[int] | None = None) -> Tensor:
         """Dimension i of the result is dimension perm[i] of this; all in opposite order when None.
 
@@ -220,10 +201,6 @@ class Tensor:
         if perm == tuple(range(self.ndim)):
             return self
         return Tensor(transpose_node(self.node, perm), tuple([self.shape[i] for i in perm]), self.dtype)
-
-    def dim_shuffle(self, perm: Sequence[int]) -> Tensor:
-        """Poplar's name of `transpose`."""
-        return self.transpose(perm)
 
     def reshape(self, shape: Sequence[int]) -> Tensor:
         """The same elements in row-major order under another shape; one size may be -1.
@@ -238,10 +215,6 @@ class Tensor:
         if any(n < 0 for n in sizes) or prod(sizes) != self.size:
             raise TensorError(f"reshape of {self!r}", expected=f"{self.size} elements", got=f"shape {list(shape)}")
         return self._reshaped(sizes)
-
-    def flatten(self) -> Tensor:
-        """All elements in row-major order, in one dimension."""
-        return self._reshaped((self.size,))
 
     def broadcast_in_dim(self, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Tensor:
         """Repeat elements to a larger shape, as `lax.broadcast_in_dim`.
@@ -280,43 +253,18 @@ class Tensor:
         sizes = iter(self.shape)
         return self._reshaped(tuple(1 if i in places else next(sizes) for i in range(ndim)))
 
-    def broadcast(self, count: int, axis: int = 0) -> Tensor:
-        """This `count` times along one dimension: `[a, b]` twice is `[a, b, a, b]`.
-
-        Raises:
-            TensorError: no such dimension, or a negative count.
-        """
-        axis = _axis(self, axis)
-        if count < 0:
-            raise TensorError(f"broadcast of {self!r}", expected="a count of at least 0", got=count)
-        repeated = (*self.shape[:axis], count, *self.shape[axis:])
-        kept = [d for d in range(self.ndim + 1) if d != axis]
-        shape = (*self.shape[:axis], count * self.shape[axis], *self.shape[axis + 1 :])
-        return self.broadcast_in_dim(repeated, kept).reshape(shape)
-
-    def expand(self, axes: Sequence[int]) -> Tensor:
-        """New dimensions of size 1, each before a dimension of this; a number may stand several times.
-
-        Raises:
-            TensorError: a number outside of 0 … number of dimensions.
-        """
-        if any(not 0 <= axis <= self.ndim for axis in axes):
-            raise TensorError(f"expand of {self!r}", expected=f"0 … {self.ndim}", got=list(axes))
-        sizes = [[1] * list(axes).count(axis) + list(self.shape[axis : axis + 1]) for axis in range(self.ndim + 1)]
-        return self._reshaped(tuple(n for some in sizes for n in some))
-
     def squeeze(self, axes: int | Iterable[int] | None = None) -> Tensor:
         """Without these dimensions of size 1; without all of them when None."""
         if axes is None:
             axes = [i for i, n in enumerate(self.shape) if n == 1]
-        dropped = {_axis(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
+        dropped = {axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
         if any(self.shape[axis] != 1 for axis in dropped):
             raise TensorError(f"squeeze of {self!r}", expected="dimensions of size 1", got=sorted(dropped))
         return self._reshaped(tuple(n for i, n in enumerate(self.shape) if i not in dropped))
 
     def reverse(self, axes: int | Iterable[int]) -> Tensor:
         """Indices along these dimensions counted from the end."""
-        turned = sorted({_axis(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
+        turned = sorted({axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
         return Tensor(reverse_node(self.node, turned), self.shape, self.dtype) if turned else self
 
     def _sliced(self, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -339,16 +287,27 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Raises:
         TensorError: no tensors, or ones that differ in dtype or in another dimension.
     """
+    if isinstance(tensors, Tensor) or not isinstance(axis, int | np.integer):
+        raise TensorError("concat of tensors that are not in a list", expected="concat([first, second], axis)")
     if not tensors:
         raise TensorError("concat of nothing", expected="at least one tensor")
     first = tensors[0]
-    axis = _axis(first, axis)
+    axis = axis_of(first, axis)
     for tensor in tensors:
         fits = tensor.ndim == first.ndim and tensor.dtype == first.dtype
         if not fits or any(a != b for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != axis):
             raise TensorError(f"concat along dimension {axis}", expected=f"shape and dtype like {first!r}", got=tensor)
     shape = (*first.shape[:axis], sum(tensor.shape[axis] for tensor in tensors), *first.shape[axis + 1 :])
     return first if len(tensors) == 1 else Tensor(concat_nodes(axis, [t.node for t in tensors]), shape, first.dtype)
+
+
+def append(first: Tensor, second: Tensor, axis: int = 0) -> Tensor:
+    """A tensor with another, of one dimension less, as its last index along one dimension.
+
+    Raises:
+        TensorError: shapes that do not fit.
+    """
+    return concat([first, second.expand([axis_of(first, axis)])], axis)
 
 
 def read(tensor: Tensor, values: Mapping[Variable, jax.Array]) -> jax.Array:
@@ -411,10 +370,3 @@ def _kind(node: Node) -> str:
     return {Concat: "a concatenation", Reshaped: "a reshape that is not affine", Indexed: "a list of elements"}[
         type(node)
     ]
-
-
-def _axis(tensor: Tensor, axis: int) -> int:
-    """A dimension counted from the front."""
-    if not -tensor.ndim <= axis < tensor.ndim:
-        raise TensorError(f"dimension {axis} of {tensor!r}", expected=f"one of {tensor.ndim} dimensions", got=axis)
-    return axis % tensor.ndim

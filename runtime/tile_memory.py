@@ -143,9 +143,10 @@ class TileMemory:
     Args:
         graph: gives the tile mappings and the target.
         variables: those that live in it; constants start defined, others undefined.
+        replica: whose constants, where replicas have constants of their own.
     """
 
-    def __init__(self, graph: Graph, variables: Iterable[Variable]) -> None:
+    def __init__(self, graph: Graph, variables: Iterable[Variable], replica: int = 0) -> None:
         self._cells: dict[Variable, _Cells] = {}
         self._moved: set[Variable] = set()
         for variable in variables:
@@ -154,7 +155,7 @@ class TileMemory:
             home = owners(graph.mappings[variable])
             self._cells[variable] = cells = _Cells.of(variable, home, graph.target.num_tiles)
             if variable.is_constant:
-                constant = to_raw(variable.value).ravel()
+                constant = to_raw(variable.value[replica] if variable.by_replica else variable.value).ravel()
                 cells.value[home, np.arange(variable.size)] = constant
                 cells.defined[home, np.arange(variable.size)] = True
 

@@ -39,6 +39,7 @@ class Variable:
         monoid: name of the monoid ("add", "max"…) by which slots of dimension 0 combine, for a variable of partial
             results; the engine may then keep one slot instead of `shape[0]`.
         origin: where it comes from.
+        by_replica: whether `value` is [replicas, *shape], a constant of its own for each replica.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,7 @@ class Variable:
     value: Any = None
     monoid: str | None = None
     origin: Origin = Origin()
+    by_replica: bool = False
 
     @property
     def size(self) -> int:

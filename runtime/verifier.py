@@ -20,6 +20,7 @@ from ipujax.runtime.program import Program
 from ipujax.runtime.rules_facts import Facts
 from ipujax.runtime.rules_ipus import cross_ipu
 from ipujax.runtime.rules_races import read_write_race, write_race
+from ipujax.runtime.rules_replicas import cross_replica, divergent_control
 from ipujax.runtime.rules_types import (
     mapping,
     missing_tile,
@@ -57,6 +58,8 @@ RULES: tuple[Rule, ...] = (
     Rule("read-write-race", read_write_race),
     Rule("undefined-read", undefined_read),
     Rule("cross-ipu", cross_ipu),
+    Rule("cross-replica", cross_replica),
+    Rule("divergent-control", divergent_control),
 )
 
 

@@ -16,6 +16,7 @@ from ipujax.poplar.device import IPUModel as IPUModel
 from ipujax.poplar.device import Target as Target
 from ipujax.poplar.engine import Engine as Engine
 from ipujax.poplar.graph import Graph as Graph
+from ipujax.poplar.replicated import ReplicatedGraph as ReplicatedGraph
 from ipujax.poplar.streams import StreamCallback as StreamCallback
 from ipujax.poplar.types import BOOL as BOOL
 from ipujax.poplar.types import CHAR as CHAR
@@ -29,6 +30,7 @@ from ipujax.poplar.types import UNSIGNED_INT as UNSIGNED_INT
 from ipujax.poplar.types import UNSIGNED_SHORT as UNSIGNED_SHORT
 from ipujax.poplar.types import DataStream as DataStream
 from ipujax.poplar.types import RemoteBuffer as RemoteBuffer
+from ipujax.poplar.types import ReplicatedStreamMode as ReplicatedStreamMode
 from ipujax.poplar.types import Type as Type
 from ipujax.poplar.vertex import InOut as InOut
 from ipujax.poplar.vertex import Input as Input
@@ -42,6 +44,7 @@ from ipujax.poplar.virtual import VirtualGraph as VirtualGraph
 from ipujax.runtime.program import ComputeSet as ComputeSet
 from ipujax.runtime.program import Function as Function
 from ipujax.runtime.tensor import Tensor as Tensor
+from ipujax.runtime.tensor import append as append
 from ipujax.runtime.tensor import concat as concat
 
 In, Out = Input, Output

@@ -69,13 +69,13 @@ def split_large_copies(program: Program, limit_bytes: int = STREAM_LIMIT_BYTES) 
                 if function not in functions:
                     functions[function] = replace(function, body=visit(function.body))
                 return Call(functions[function])
-        return _rebuilt(node, visit)
+        return rebuilt(node, visit)
 
     return visit(program)
 
 
-def _rebuilt(node: Program, visit: Callable[[Program], Program]) -> Program:
-    """A node with its programs visited."""
+def rebuilt(node: Program, visit: Callable[[Program], Program]) -> Program:
+    """A node with the programs inside of it visited, but for the body of a function."""
     match node:
         case Sequence():
             return Sequence(*map(visit, node.children()))
@@ -96,7 +96,8 @@ def _parts(node: StreamIn | StreamOut, stream: HostStream, tensor: Tensor, limit
     program = Sequence()
     for start in range(0, tensor.size, step):
         piece = tensor[start : start + step]
-        part = StreamPart(stream.name, piece.shape, stream.dtype, whole=stream, start=start)
+        shape, name = piece.shape, stream.name
+        part = StreamPart(name, shape, stream.dtype, broadcast=stream.broadcast, whole=stream, start=start)
         if start:
             program.add(Sync("external", node.origin))
         is_in = isinstance(node, StreamIn)

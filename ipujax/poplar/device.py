@@ -22,6 +22,7 @@ from ipujax.runtime.target import nearest
 
 # Poplar's names of architectures, and the presets' own.
 _ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"})
+_TYPES = ("IPU_MODEL", "CPU")  # there is no hardware to list
 _CPU_BYTES = 2**40  # assumed: more than any program here needs
 
 
@@ -32,7 +33,14 @@ class Target(RuntimeTarget):
 
     @classmethod
     def of(cls, target: RuntimeTarget) -> Target:
-        """The same machine with Poplar's getters."""
+        """The same machine with Poplar's getters.
+
+        Raises:
+            TargetError: for anything that is no machine description.
+        """
+        if not isinstance(target, RuntimeTarget):
+            hint = "create_device().get_target()" if isinstance(target, IPUModel) else None
+            raise TargetError(f"{target!r} is no target", expected="a Target, or a Device for its target", hint=hint)
         return target if isinstance(target, Target) else cls(**target._values(), sources=target.sources)
 
     def replace(self, **changes: Any) -> Target:
@@ -192,13 +200,41 @@ class DeviceManager:
         presets = dict.fromkeys(_ARCHS.values())
         self._devices = tuple(Device(preset(name, num_ipus), number) for number, name in enumerate(presets))
 
+    @staticmethod
+    def create_device_manager(num_ipus: int = 1) -> DeviceManager:
+        """Poplar's way to make one."""
+        return DeviceManager(num_ipus)
+
     def get_num_devices(self) -> int:
         """How many devices there are."""
         return len(self._devices)
 
-    def get_devices(self) -> tuple[Device, ...]:
-        """All devices, by number."""
-        return self._devices
+    def get_devices(self, target_type: str | None = None, num_ipus: int | None = None) -> tuple[Device, ...]:
+        """The devices by number, or only those of a type ("IPU_MODEL" or "CPU") and of a number of IPUs.
+
+        Raises:
+            TargetError: for an unknown type.
+        """
+        if target_type not in (None, *_TYPES):
+            raise TargetError(f"no devices of type {target_type!r}", expected=f"one of {', '.join(_TYPES)}")
+        return tuple(
+            device
+            for device in self._devices
+            if target_type in (None, device.target.get_target_type()) and num_ipus in (None, device.target.num_ipus)
+        )
+
+    def acquire_available_device(self, num_ipus: int = 1) -> Device:
+        """Attaches to the first device with so many IPUs that is not taken.
+
+        Raises:
+            TargetError: if there is none.
+        """
+        fitting = self.get_devices(num_ipus=num_ipus)
+        for device in fitting:
+            if device.attach():
+                return device
+        hint = "device.detach() of one of them" if fitting else f"DeviceManager({num_ipus})"
+        raise TargetError(f"no device of {num_ipus} IPUs is free", got=f"{len(fitting)}, all taken", hint=hint)
 
     def get_device(self, device_id: int) -> Device:
         """The device of a number.

@@ -26,15 +26,21 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from ipujax.poplar.channels import buffer_channel, callback_channel, unconnected
 from ipujax.poplar.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.device import Device
+from ipujax.poplar.expand import expanded
 from ipujax.poplar.graph import Graph
+from ipujax.poplar.memory import DeviceMemory
 from ipujax.poplar.options import EngineOptions
 from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.poplar.replica_tensors import all_replicas
+from ipujax.poplar.replicated import ReplicatedGraph
 from ipujax.poplar.runs import Runs
-from ipujax.poplar.streams import CallbackChannel, CircularBuffer, StreamCallback, StreamHost, StreamPart, as_callback
+from ipujax.poplar.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.summary import profile_summary
 from ipujax.poplar.types import DataStream
+from ipujax.poplar.virtual import VirtualGraph
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.effects import EffectsOf, group_tensors
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
@@ -43,6 +49,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
 from ipujax.runtime.program import (
     Copy,
+    CrossReplicaCopy,
     Execute,
     HostStream,
     Program,
@@ -50,12 +57,13 @@ from ipujax.runtime.program import (
     Sequence,
     StreamIn,
     StreamOut,
+    check_program,
 )
 from ipujax.runtime.state_function import StateFunction, remote_memories
 from ipujax.runtime.steps import distinct
 from ipujax.runtime.target import Target, nearest
-from ipujax.runtime.tensor import Tensor, read, write
-from ipujax.runtime.variable import Variable, dtype_name
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable
 
 
 class Engine:
@@ -77,26 +85,35 @@ class Engine:
         self, graph: Graph, programs: Program | Items[Program], options: Mapping[str, Any] | None = None
     ) -> None:
         self._options = EngineOptions.of(options)
-        given = [programs] if isinstance(programs, Program) else list(programs)
+        if not isinstance(graph, Graph):
+            got = type(graph).__name__
+            raise ArgumentError("an engine without a graph", expected="a Graph, then programs", got=got)
+        if not isinstance(programs, Program | list | tuple):
+            got = type(programs).__name__
+            raise ArgumentError("an engine without programs", expected="a program or a list of them", got=got)
+        given = [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
         if self._options.split_large_copies:
             given = [split_large_copies(program) for program in given]
-        self._graph, self._programs = graph, tuple(given)
-        self._everything = Sequence(*given)
-        check_stream_sizes(graph, self._everything)
+        if isinstance(graph, ReplicatedGraph | VirtualGraph):
+            raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
+        self._graph, (self._machine, self._programs) = graph, expanded(graph, given)
+        self._everything = Sequence(*self._programs)
+        check_stream_sizes(self._machine, self._everything)
         self._host = StreamHost()
         self._guard = GuardedHost(self._host)
         self._readable, self._writable = dict(graph.host_reads), dict(graph.host_writes)
         self._kept = self._kept_variables()
         self._executable = self._compiled()
         self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
-        self._state: dict[Variable, Any] | None = None
+        self._state: DeviceMemory | None = None
+        self._is_running = False
         self._runs = Runs()
 
     # --- compiling ---
 
     def _kept_variables(self) -> frozenset[Variable]:
         """The variables whose values outlive a run."""
-        effects = EffectsOf(self._graph)
+        effects = EffectsOf(self._machine)
         handles = [*self._readable.values(), *self._writable.values()]
         kept = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
         written: set[Variable] = set()
@@ -112,25 +129,27 @@ class Engine:
         for node in distinct(self._everything):
             tensors: list[Tensor] = []
             if isinstance(node, Execute):
-                tensors = [t for group in self._graph.groups.get(node.compute_set, ()) for t in group_tensors(group)[0]]
-            elif isinstance(node, (Copy, RemoteOut)):
+                groups = self._machine.groups.get(node.compute_set, ())
+                tensors = [t for group in groups for t in group_tensors(group)[0]]
+            elif isinstance(node, (Copy, CrossReplicaCopy, RemoteOut)):
                 tensors = [node.source]
             found.update(v for tensor in tensors for v in tensor.variables())
         return found
 
     def _compiled(self) -> Executable:
         """All programs as one executable: kept variables occupy memory before, during and after each."""
-        whole, kept = Sequence(), [v for v in self._graph.variables if v in self._kept]
+        whole, kept = Sequence(), [v for v in self._machine.variables if v in self._kept]
         for program in self._programs:
             streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in kept]
-            before = (StreamIn(stream, tensor) for stream, tensor in streams)
-            whole.add(Sequence(*before, program, *(StreamOut(tensor, stream) for stream, tensor in streams)))
+            before = (StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
+            after = (StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
+            whole.add(Sequence(*before, program, *after))
         options = Options(
             exact_splits=self._options.exact_splits,
             allow_out_of_memory=self._options.allow_out_of_memory,
             verify_undefined=False,
         )
-        return replace(compile(self._graph, whole, options=options), program=self._everything)
+        return replace(compile(self._machine, whole, options=options), program=self._everything)
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
         """A program as a function of memory, and that jitted: what it overwrites is donated."""
@@ -158,13 +177,16 @@ class Engine:
         """Loads the compiled programs; variables hold their initial values, or zeros.
 
         Raises:
-            EngineError: a device of another machine than the graph's.
+            EngineError: a device of another machine than the graph's, or no device.
         """
-        if device.get_target() != self._graph.target:
+        if not isinstance(device, Device):
+            expected, got = "a Device, as IPUModel().create_device() makes", type(device).__name__
+            raise EngineError("an engine is loaded on no device", expected=expected, got=got)
+        if device.get_target() != self._graph.system_target:
             expected, got = self._graph.target.name, device.get_target().name
             what = "the device is not of the graph's target"
             raise EngineError(what, expected=expected, got=f"{got}: another machine, or other constants of it")
-        self._state = {v: np.array(value) for v, value in self._graph.initial_values.items()}
+        self._state = DeviceMemory(self._graph.initial_values, self._graph.replication_factor)
 
     def load_and_run(self, device: Device, index: int = 0) -> None:
         """Loads the programs and runs one of them."""
@@ -179,32 +201,30 @@ class Engine:
             Exception: whatever a callback raised.
         """
         state = self._loaded("run")
-        if not isinstance(index, int) or not 0 <= index < len(self._programs):
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(self._programs):
             raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
         moves = self._check_connections(self._programs[index])
-        function, jitted = self._function(index)
-        held = {number: self._value(v, state) for number, v in enumerate(function.reads)}
+        function, jitted = self._function(int(index))
+        held = {number: state[v] for number, v in enumerate(function.reads)}
         changed = {number: held.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
-        self._runs.start(index)
-        after = jax.block_until_ready(jitted(changed, held))
-        if moves or self._options.instrument:
-            jax.effects_barrier()
+        self._runs.start(int(index))
+        self._is_running = True
+        try:
+            after = jax.block_until_ready(jitted(changed, held))
+            if moves or self._options.instrument:
+                jax.effects_barrier()
+        finally:
+            self._is_running = False
         state.update(zip(function.writes, after, strict=True))
         self._guard.raise_error()
 
-    def _loaded(self, what: str) -> dict[Variable, Any]:
+    def _loaded(self, what: str) -> DeviceMemory:
         if self._state is None:
             raise EngineError(f"{what} before the engine is loaded", hint="engine.load(device)")
+        if self._is_running:
+            hint = "streams carry values in and out of a running program"
+            raise EngineError(f"{what} while a program of the engine runs", hint=hint)
         return self._state
-
-    def _value(self, variable: Variable, state: dict[Variable, Any]) -> Any:
-        """What a variable holds, as an array of JAX that may be donated."""
-        value = state.get(variable)
-        if not isinstance(value, jax.Array):
-            zeros = value is None
-            value = jax.numpy.zeros(variable.shape, variable.dtype) if zeros else jax.numpy.array(value)
-            state[variable] = value
-        return value
 
     # --- streams ---
 
@@ -213,30 +233,41 @@ class Engine:
 
         Args:
             handle: the stream, or its name.
-            buffer: contiguous array of the stream's type, of one or several transfers; looked at during runs.
+            buffer: contiguous array of the stream's type, of one or several transfers; looked at during runs. Where
+                each replica has data of its own, [replicas, …].
 
         Raises:
             EngineError: no such stream.
             ArgumentError: an array of another type or size.
         """
         stream = self._stream(handle)
-        written = stream.direction == "device_to_host"
-        self._host.channels[stream.handle] = CircularBuffer.of(stream.host, buffer, is_written=written)
+        self._host.channels[stream.handle] = buffer_channel(stream, buffer)
 
     def connect_stream_to_callback(
-        self, handle: str | DataStream, callback: StreamCallback | Callable[[np.ndarray], Any]
+        self,
+        handle: str | DataStream,
+        callback: StreamCallback | Callable[[np.ndarray], Any],
+        replica: int | None = None,
     ) -> None:
         """Connects a stream to a callback, or to a function that is called with a flat array at each transfer.
 
         The array is to be filled for a stream to the device, and holds the data for one from it.
 
+        Args:
+            handle: the stream, or its name.
+            callback: called once a transfer.
+            replica: the replica it is called for; when None all of them, in the order of their numbers.
+
         Raises:
-            EngineError: no such stream.
+            EngineError: no such stream or replica.
             ArgumentError: something that cannot be called.
         """
         stream = self._stream(handle)
-        depth = self._options.prefetch_depth if stream.direction == "host_to_device" else 0
-        self._host.channels[stream.handle] = CallbackChannel(stream.host, as_callback(callback), depth)
+        fills = stream.direction == "host_to_device"
+        depth = self._options.prefetch_depth if fills else 0
+        called = as_callback(callback, fills=fills)
+        before = self._host.channels.get(stream.handle)
+        self._host.channels[stream.handle] = callback_channel(stream, called, depth, replica, before)
 
     def _stream(self, handle: str | DataStream) -> DataStream:
         name, known = getattr(handle, "handle", handle), self._graph.streams
@@ -253,9 +284,10 @@ class Engine:
             if isinstance(node, (StreamIn, StreamOut)):
                 moves, stream = True, node.stream
                 name = stream.whole.name if isinstance(stream, StreamPart) else stream.name
-                if not isinstance(stream, (PrintStream, AbortStream)) and name not in self._host.channels:
+                lacks = unconnected(self._host.channels.get(name))
+                if lacks and not isinstance(stream, (PrintStream, AbortStream)):
                     hint = "engine.connect_stream or engine.connect_stream_to_callback"
-                    raise EngineError(f"stream {name} is not connected", where=node.origin, hint=hint)
+                    raise EngineError(f"stream {name} {lacks}", where=node.origin, hint=hint)
         return moves
 
     def set_print_stream(self, stream: TextIO) -> None:
@@ -269,35 +301,32 @@ class Engine:
 
         Args:
             handle: its name.
-            value: as many elements as the tensor has, of a type that converts to the tensor's without loss of kind.
+            value: as many elements as the tensor has, in all replicas, of a type that converts to the tensor's without
+                loss of kind.
 
         Raises:
             EngineError: nothing loaded, or no such handle.
             ArgumentError: another size or type.
         """
         state, tensor = self._loaded("write_tensor"), self._handle(handle, self._writable, "write")
-        array = np.asarray(value)
-        if array.size != tensor.size or not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
-            expected = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
-            got = f"{array.dtype}{list(array.shape)}"
-            raise ArgumentError(f"handle {handle} cannot be written with this", expected=expected, got=got)
-        before = {v: self._value(v, state) for v in tensor.variables()}
-        state.update(write(tensor, before, jax.numpy.asarray(array.reshape(tensor.shape), tensor.dtype)))
+        state.write(handle, tensor, value)
 
     def read_tensor(self, what: str | Tensor) -> np.ndarray:
-        """Reads a tensor by its host read handle, or itself if its variables outlive runs.
+        """Reads a tensor by its host read handle, or itself if its variables outlive runs; of replicas all of theirs.
 
         Raises:
             EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
         """
         state = self._loaded("read_tensor")
-        tensor = what if isinstance(what, Tensor) else self._handle(what, self._readable, "read")
+        if isinstance(what, Tensor):
+            tensor = all_replicas(self._graph, what)
+        else:
+            tensor = self._handle(what, self._readable, "read")
         lost = [v for v in tensor.variables() if v not in self._kept and not v.is_constant]
         if lost:
             hint = "graph.create_host_read before making the engine"
             raise EngineError(f"{lost[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
-        values = {v: v.value if v.is_constant else self._value(v, state) for v in tensor.variables()}
-        return np.array(read(tensor, {v: jax.numpy.asarray(value) for v, value in values.items()}))
+        return state.read(tensor)
 
     def _handle(self, handle: str, known: Mapping[str, Tensor], direction: str) -> Tensor:
         if handle not in known:

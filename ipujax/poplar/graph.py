@@ -7,8 +7,11 @@ the user did not place, but for the results of library operations.
 Methods have Poplar's names in snake_case and Poplar's order of arguments. `add_variable(FLOAT, [4], "v1")` may also be
 called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `add_constant`.
 
-Source: Poplar & PopLibs user guide, tutorials 1 to 7; poplar::Graph.
-Limits: no replicated graphs.
+Replicas in both ways of the guide: `Graph(target, replication_factor=4)` is one replica of a whole system, compiled
+once; `graph.create_replicated_graph(4)` puts all replicas in one graph (see `replicated`).
+
+Source: Poplar & PopLibs user guide, tutorials 1 to 7, "Replicated graphs"; poplar::Graph.
+Limits: a graph of the first way has no graph of the second inside of it.
 """
 
 from __future__ import annotations
@@ -21,15 +24,18 @@ import numpy as np
 
 from ipujax.poplar.codelets import codelets_in, field_number
 from ipujax.poplar.device import Device, Target
+from ipujax.poplar.graph_arguments import filled, type_and_shape
+from ipujax.poplar.groups import Groups
+from ipujax.poplar.host_side import HostSide
 from ipujax.poplar.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
-from ipujax.poplar.types import DataStream, RemoteBuffer, StreamDirection
+from ipujax.poplar.replica_tensors import all_replicas, in_each_replica, is_of_replicas, share_of_ipus
+from ipujax.poplar.types import UNSIGNED_INT
 from ipujax.poplar.vertex import Vertex
 from ipujax.poplar.vertices import FieldRef, VertexRef, VertexStore
 from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
-from ipujax.runtime.graph import Graph as RuntimeGraph
 from ipujax.runtime.graph import check_group
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, check_mapping
-from ipujax.runtime.program import ComputeSet, HostStream
+from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.target import Target as RuntimeTarget
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor
@@ -37,53 +43,38 @@ from ipujax.runtime.variable import Origin, Variable
 from ipujax.runtime.vertices import VertexGroup
 
 if TYPE_CHECKING:
+    from ipujax.poplar.replicated import ReplicatedGraph
     from ipujax.poplar.virtual import VirtualGraph
 
 
-class _Groups(dict[ComputeSet, list[VertexGroup]]):
-    """The vertex groups of each compute set: those added as groups, and those of vertices added one by one."""
-
-    def __init__(self, vertices: VertexStore) -> None:
-        super().__init__()
-        self._vertices = vertices
-
-    def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        return super().__getitem__(compute_set) + self._vertices.groups(compute_set)
-
-    def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """The groups that were added as groups, to be appended to."""
-        return super().__getitem__(compute_set)
-
-    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
-        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
-
-    def values(self) -> Any:
-        return [self[compute_set] for compute_set in self]
-
-    def items(self) -> Any:
-        return [(compute_set, self[compute_set]) for compute_set in self]
+# What a graph shares with those that are views of it.
+SHARED = ("fallbacks", "codelets", "host_writes", "host_reads", "streams", "remote_buffers", "initial_values",
+          "libraries")  # fmt: skip
 
 
-class Graph(RuntimeGraph):
+class Graph(HostSide):
     """A graph for one target, built by hand.
 
     Args:
         target: the machine, or a device for its machine.
+        replication_factor: how many copies of the graph run, each on an equal share of the machine's IPUs.
+
+    Raises:
+        GraphError: a number of replicas that does not divide the IPUs.
     """
 
     maps_automatically = False
 
-    def __init__(self, target: RuntimeTarget | Device) -> None:
+    def __init__(self, target: RuntimeTarget | Device, replication_factor: int = 1) -> None:
         machine = target.target if isinstance(target, Device) else Target.of(target)
+        if replication_factor != 1:
+            machine = Target.of(share_of_ipus(machine, replication_factor))
         self._placement = Placement()
-        super().__init__(machine)
+        super().__init__(machine, replication_factor)
         self.vertices = VertexStore(machine.num_tiles, machine.tiles_per_ipu)
-        self.groups = _Groups(self.vertices)
+        self.groups = groups = Groups(self.vertices)
+        self.replicated = groups.replicated
         self.codelets: dict[str, type[Vertex]] = {}
-        self.host_writes: dict[str, Tensor] = {}
-        self.host_reads: dict[str, Tensor] = {}
-        self.streams: dict[str, DataStream] = {}
-        self.remote_buffers: dict[str, RemoteBuffer] = {}
         self.initial_values: dict[Variable, np.ndarray] = {}
 
     def get_target(self) -> Target:
@@ -91,8 +82,29 @@ class Graph(RuntimeGraph):
         return Target.of(self.target)
 
     def get_top_level_graph(self) -> Graph:
-        """The graph this one is a part of; itself when it is no virtual graph."""
+        """The graph this one is a part of; itself when it is part of none.
+
+        Raises:
+            GraphError: replicas made by `replication_factor`, which are part of no graph.
+        """
+        if self.replication_factor > 1:
+            raise GraphError("replicas of a top-level graph have no graph above them", hint=_BELOW)
         return self
+
+    def _top(self) -> Graph:
+        """The graph that holds all that runs."""
+        return self
+
+    def _tiles_in_top_level(self) -> np.ndarray:
+        """The number that each tile has in that graph, int32[num_tiles]."""
+        return np.arange(self.target.num_tiles, dtype=np.int32)
+
+    def _for_host(self, tensor: Tensor) -> Tensor:
+        return all_replicas(self._top(), tensor)
+
+    def get_replication_factor(self) -> int:
+        """How many replicas there are of the graph."""
+        return self.replication_factor
 
     @property
     def origin(self) -> Origin:
@@ -124,7 +136,7 @@ class Graph(RuntimeGraph):
         Raises:
             GraphError: a type or shape that is none.
         """
-        dtype, shape = _type_and_shape(dtype, shape, name)
+        dtype, shape = type_and_shape(dtype, shape, name)
         return super().add_variable(shape, dtype, name, mapping, monoid)
 
     def add_constant(  # type: ignore[override]
@@ -144,8 +156,8 @@ class Graph(RuntimeGraph):
         """
         if not isinstance(dtype, np.dtype | type):  # as the runtime calls it: value, name, mapping
             return super().add_constant(dtype, name or str(shape), mapping if mapping is not None else values)
-        dtype, shape = _type_and_shape(dtype, shape, name)
-        return super().add_constant(_filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
+        dtype, shape = type_and_shape(dtype, shape, name)
+        return super().add_constant(filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
 
     def clone(self, tensor: Tensor, name: str = "") -> Tensor:
         """Adds a variable of a tensor's shape and type that lies on tiles as the tensor does.
@@ -168,9 +180,14 @@ class Graph(RuntimeGraph):
             GraphError: another number of values than elements, or a constant.
         """
         if isinstance(what, FieldRef):
-            self.vertices.set_state(what.vertex.number, what.number, value)
+            self.vertices.set_state(*self.vertices.own_field(what), value)
             return
-        values = np.asarray(_filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
+        flat = np.asarray(filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
+        for tensor in in_each_replica(self._top(), what):
+            self._set_elements(tensor, flat)
+
+    def _set_elements(self, what: Tensor, values: np.ndarray) -> None:
+        """Says what the elements of a tensor hold before the first program runs."""
         which, index = (part.reshape(-1) for part in what.flat_indices())
         for number, variable in enumerate(what.variables()):
             if variable.is_constant:
@@ -204,7 +221,7 @@ class Graph(RuntimeGraph):
             GraphError: something that can be put nowhere.
         """
         if isinstance(what, VertexRef):
-            self.vertices.set_tile(what.number, mapping)
+            self.vertices.set_tile(self.vertices.own(what), mapping)
             return
         if isinstance(mapping, Blocked | Flat):
             variable = _whole_variable(what)
@@ -225,8 +242,11 @@ class Graph(RuntimeGraph):
             if mapping.size != tensor.size:
                 raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=mapping.size)
             low, high = (int(mapping.min()), int(mapping.max())) if mapping.size else (0, 0)
-        else:
+        elif isinstance(mapping, list | tuple) and all(isinstance(held, list | tuple) for held in mapping):
             return tiles_of_intervals(mapping, tensor.size, num_tiles, repr(tensor))
+        else:
+            expected = "a tile, an array of the tile of each element, or for each tile a list of (begin, end)"
+            raise MappingError(f"mapping of {tensor!r}", expected=expected, got=repr(mapping))
         if low < 0 or high >= num_tiles:
             what = f"{tensor!r} is put on a tile the target lacks"
             raise MappingError(what, expected=f"0 … {num_tiles - 1}", got=low if low < 0 else high)
@@ -272,7 +292,7 @@ class Graph(RuntimeGraph):
 
     def _groups_added(self, compute_set: ComputeSet) -> list[VertexGroup]:
         groups = self.groups
-        assert isinstance(groups, _Groups)
+        assert isinstance(groups, Groups)
         return groups.added(compute_set)
 
     def add_vertex(
@@ -327,7 +347,7 @@ class Graph(RuntimeGraph):
         Raises:
             GraphError: a field that is connected already, or a tensor of another type or shape than the field's.
         """
-        self.vertices.connect(field.vertex.number, field.number, what)
+        self.vertices.connect(*self.vertices.own_field(field), what)
 
     def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
         """Says how many cycles one run of a vertex takes its worker.
@@ -335,64 +355,13 @@ class Graph(RuntimeGraph):
         Raises:
             GraphError: a negative number.
         """
-        self.vertices.set_estimate(vertex.number, cycles)
+        self.vertices.set_estimate(self.vertices.own(vertex), cycles)
 
     def set_cycle_estimate(self, vertex: VertexRef, cycles: int) -> None:
         """The older name of `set_perf_estimate`."""
         self.set_perf_estimate(vertex, cycles)
 
-    # --- the host ---
-
-    def create_host_write(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host write a tensor by this name.
-
-        Raises:
-            GraphError: a name that is taken.
-        """
-        _claim(self.host_writes, handle, tensor, "host write")
-
-    def create_host_read(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host read a tensor by this name.
-
-        Raises:
-            GraphError: a name that is taken.
-        """
-        _claim(self.host_reads, handle, tensor, "host read")
-
-    def add_host_to_device_fifo(self, handle: str, dtype: Any, num_elements: int) -> DataStream:
-        """Adds a stream from the host of `num_elements` a transfer.
-
-        Raises:
-            GraphError: a name that is taken.
-        """
-        return self._add_stream(handle, dtype, num_elements, "host_to_device")
-
-    def add_device_to_host_fifo(self, handle: str, dtype: Any, num_elements: int) -> DataStream:
-        """Adds a stream to the host of `num_elements` a transfer.
-
-        Raises:
-            GraphError: a name that is taken.
-        """
-        return self._add_stream(handle, dtype, num_elements, "device_to_host")
-
-    def _add_stream(self, handle: str, dtype: Any, num_elements: int, direction: StreamDirection) -> DataStream:
-        dtype, (size,) = _type_and_shape(dtype, (num_elements,), handle)
-        stream = DataStream(handle, dtype, size, direction, HostStream(handle, (size,), dtype), self.origin)
-        _claim(self.streams, handle, stream, "stream")
-        return stream
-
-    def add_remote_buffer(self, handle: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
-        """Adds memory outside of the IPU, of `repeats` rows of `num_elements`.
-
-        Raises:
-            GraphError: a name that is taken.
-        """
-        dtype, (size, rows) = _type_and_shape(dtype, (num_elements, repeats), handle)
-        buffer = RemoteBuffer(handle, dtype, size, rows, self.origin)
-        _claim(self.remote_buffers, handle, buffer, "remote buffer")
-        return buffer
-
-    # --- virtual graphs ---
+    # --- virtual and replicated graphs ---
 
     def create_virtual_graph(self, tiles: int | Iterable[int], upper: int | None = None) -> VirtualGraph:
         """A view of this graph that has some of its tiles, numbered from 0.
@@ -409,34 +378,45 @@ class Graph(RuntimeGraph):
 
         return VirtualGraph(self, chosen_tiles(self.target, tiles, upper))
 
+    def create_replicated_graph(self, replicas: int) -> ReplicatedGraph:
+        """Copies of a graph, each on an equal share of this graph's tiles; whatever is added to it, all copies get.
 
-def _claim(table: dict[str, Any], handle: str, what: Any, kind: str) -> None:
-    if handle in table:
-        raise GraphError(f"two {kind} handles are called {handle!r}")
-    table[handle] = what
+        Args:
+            replicas: how many; they divide the IPUs, or the tiles of a single one.
+
+        Raises:
+            GraphError: a number that does not divide them, or replicas inside of replicas.
+        """
+        from ipujax.poplar.replicated import ReplicatedGraph  # which is a Graph itself
+
+        return ReplicatedGraph(self, replicas)
+
+    def get_non_replicated_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor of all replicas, [replicas, *shape], from one of a graph that `create_replicated_graph` made.
+
+        Raises:
+            GraphError: a tensor of no such graph.
+        """
+        top = self._top()
+        if top.replication_factor > 1:
+            raise GraphError("replicas of a top-level graph have no graph that sees them all", hint=_BELOW)
+        if not is_of_replicas(top, tensor):
+            raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
+        return all_replicas(top, tensor)
+
+    def add_replication_index_constant(self, name: str = "replication index") -> Tensor:
+        """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica; it lies on no tile yet.
+
+        Args:
+            name: debug name.
+        """
+        index = np.arange(self.replication_factor, dtype=np.uint32)
+        by_replica = self.replication_factor > 1
+        value = index if by_replica else index[0]
+        return self._add(Variable((), UNSIGNED_INT, name, value, None, self.origin, by_replica), None)
 
 
-def _type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Type and shape, given in either order."""
-    dtype, shape = (b, a) if isinstance(a, list | tuple) else (a, b)
-    try:
-        sizes = tuple(int(n) for n in shape)
-        dtype = dtype if hasattr(dtype, "itemsize") else np.dtype(dtype)
-    except TypeError as error:
-        got = f"{a!r}, {b!r}"
-        raise GraphError(f"{name or 'unnamed'} has no type and shape", expected="FLOAT, [4]", got=got) from error
-    if any(n < 0 for n in sizes):
-        raise GraphError(f"{name or 'unnamed'} has a negative size", expected="sizes of at least 0", got=list(sizes))
-    return dtype, sizes
-
-
-def _filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
-    array = np.asarray(values, dtype)
-    if array.size == 1:
-        return np.full(shape, array.reshape(())[()], dtype)
-    if array.size != np.prod(shape, dtype=int):
-        raise GraphError(f"values of {what}", expected=f"{np.prod(shape, dtype=int)} or one", got=array.size)
-    return array.reshape(shape)
+_BELOW = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"
 
 
 def _whole_variable(what: Any) -> Variable:

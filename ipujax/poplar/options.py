@@ -46,8 +46,11 @@ class EngineOptions:
             environment: environment variables, those of the process when None.
 
         Raises:
-            ArgumentError: an unknown name, a value that makes no sense, an environment variable that is no JSON object.
+            ArgumentError: no dict, an unknown name, a value that makes no sense, or an environment variable that is no
+                JSON object.
         """
+        if not isinstance(given, Mapping | None):
+            raise ArgumentError("engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(given))
         asked = dict(given or {}) | _from_environment(os.environ if environment is None else environment)
         values = {}
         for name, value in asked.items():

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from operator import index as as_int
 from typing import Any
 
-from ipujax.poplar.types import DataStream, RemoteBuffer
+import numpy as np
+
+from ipujax.poplar.types import BOOL, INT, DataStream, RemoteBuffer
 from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.program import Call as Call
@@ -33,9 +36,15 @@ Place = Tensor | DataStream | RemoteBuffer
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrintStream(HostStream):
-    """Where `PrintTensor` sends a tensor: the host prints it under a title."""
+    """Where `PrintTensor` sends a tensor: the host prints it under a title.
+
+    Args:
+        title: what stands before the tensor.
+        replicated: whether dimension 0 counts replicas.
+    """
 
     title: str = ""
+    replicated: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,12 +54,14 @@ class AbortStream(HostStream):
     Args:
         message: what went wrong.
         is_flag: whether the value says if it went wrong; otherwise it did, and the value is shown.
-        origin: the user's line.
+        where: the user's line.
+        replicated: whether dimension 0 counts replicas.
     """
 
     message: str = ""
     is_flag: bool = True
     where: Origin = Origin()
+    replicated: bool = False
 
 
 def _here() -> Origin:
@@ -94,7 +105,38 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
     return program
 
 
-def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin) -> Program:
+def CrossReplicaCopy(
+    source: Tensor,
+    destination: Tensor,
+    replica_map: Mapping[int, int] | Items[tuple[int, int]],
+    name: str = "cross-replica copy",
+) -> Program:
+    """Copies a tensor of each replica to a tensor of others.
+
+    Args:
+        source: what is sent.
+        destination: where it goes, in the replicas that receive; those that do not keep what they hold.
+        replica_map: for a replica that sends, the one that receives; or pairs of them, where one sends to several.
+        name: debug name.
+
+    Raises:
+        GraphError: for different sizes or types, or a map of anything but numbers of replicas.
+    """
+    origin = _here()
+    given = replica_map.items() if isinstance(replica_map, Mapping) else replica_map
+    try:
+        pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in given)
+    except (TypeError, ValueError) as error:
+        expected = "{source replica: destination replica}, or pairs"
+        raise GraphError("no replica map", where=origin, expected=expected, got=repr(replica_map)) from error
+    if not isinstance(source, Tensor) or not isinstance(destination, Tensor):
+        got = f"{_described(source)} to {_described(destination)}"
+        raise GraphError("a cross-replica copy joins tensors", where=origin, expected="two tensors", got=got)
+    copy = _tensor_copy(source, destination, name, origin)
+    return nodes.CrossReplicaCopy(copy.source, copy.destination, pairs, name, origin)
+
+
+def _tensor_copy(source: Tensor, destination: Tensor, name: str, origin: Origin) -> nodes.Copy:
     if source.size != destination.size or source.dtype != destination.dtype:
         what = f"copy {name} joins tensors of different sizes or types"
         raise GraphError(what, where=origin, expected=_described(source), got=_described(destination))
@@ -127,6 +169,9 @@ def _remote(
 
 def Repeat(count: int, body: Program) -> Program:
     """Runs a program a fixed number of times."""
+    if not isinstance(count, int | np.integer) or count < 0:
+        got = count if isinstance(count, int | float) else type(count).__name__
+        raise GraphError("the count of a Repeat", expected="a whole number, at least 0", got=got)
     return nodes.Repeat(int(count), body, _here())
 
 
@@ -181,8 +226,8 @@ def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
     if isinstance(title, Tensor):
         names = ", ".join(v.name or "<anon>" for v in title.variables())
         return PrintTensor(names, title)
-    if tensor is None:
-        raise GraphError(f"PrintTensor({title!r}) prints no tensor", hint="PrintTensor(title, tensor)")
+    if not isinstance(tensor, Tensor):
+        raise GraphError(f"PrintTensor({title!r}) prints no tensor", got=tensor, hint="PrintTensor(title, tensor)")
     return nodes.StreamOut(tensor, PrintStream(f"print {title}", tensor.shape, tensor.dtype, title=title), _here())
 
 
@@ -202,10 +247,14 @@ def ErrorProgram(message: str, tensor: Tensor) -> Program:
 
 
 def _scalar(tensor: Tensor, what: str) -> Tensor:
-    if tensor.size != 1:
-        raise GraphError(f"a {what} is one element", where=user_line(), got=_described(tensor))
+    dtype = INT if what == "control" else BOOL
+    if not isinstance(tensor, Tensor) or tensor.size != 1 or tensor.dtype != dtype:
+        expected = f"a tensor of one {dtype_name(dtype)}"
+        raise GraphError(f"a {what} is one element", where=user_line(), expected=expected, got=_described(tensor))
     return tensor.reshape(())
 
 
 def _described(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return repr(tensor)
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} of {', '.join(map(repr, tensor.variables()))}"

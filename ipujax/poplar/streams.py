@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, TextIO
 
+import jax
 import numpy as np
 
 from ipujax.poplar.printing import format_tensor
@@ -53,21 +54,25 @@ class StreamCallback(ABC):
 class _Function(StreamCallback):
     """A plain function as a callback: it cannot be called ahead of time."""
 
-    def __init__(self, fun: Callable[[np.ndarray], Any]) -> None:
-        self._fun = fun
+    def __init__(self, fun: Callable[[np.ndarray], Any], *, fills: bool) -> None:
+        self._fun, self._fills = fun, fills
 
     def fetch(self, buffer: np.ndarray) -> None:
-        self._fun(buffer)
+        returned = self._fun(buffer)
+        if self._fills and isinstance(returned, np.ndarray | jax.Array | list | tuple):
+            what = f"stream callback {getattr(self._fun, '__qualname__', self._fun)} does not fill its buffer"
+            got = f"it returned a {type(returned).__name__}"
+            raise EngineError(what, got=got, hint="buffer[:] = data")
 
 
-def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any]) -> StreamCallback:
-    """The callback that an object is, or a function stands for."""
+def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills: bool = False) -> StreamCallback:
+    """The callback that an object is, or a function stands for; `fills` if it is to fill the buffer it is given."""
     if isinstance(callback, StreamCallback):
         return callback
     if not callable(callback):
         expected = "a StreamCallback or a function of a numpy array"
         raise ArgumentError("a stream is connected to something that cannot be called", expected=expected, got=callback)
-    return _Function(callback)
+    return _Function(callback, fills=fills)
 
 
 @dataclass(slots=True)
@@ -185,6 +190,37 @@ class CallbackChannel:
 Channel = CircularBuffer | CallbackChannel
 
 
+class ReplicaChannels:
+    """A stream that brings each replica data of its own; a transfer is all of theirs, [replicas, elements].
+
+    Args:
+        replicas: how many.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._channels: list[Channel | None] = [None] * replicas
+
+    def connect(self, channel: Channel, replica: int | None = None) -> None:
+        """Connects one replica, or all of them, who then take turns in the order of their numbers."""
+        for number in range(len(self._channels)):
+            if replica is None or number == replica:
+                self._channels[number] = channel
+
+    def missing(self) -> list[int]:
+        """The replicas that are not connected."""
+        return [number for number, channel in enumerate(self._channels) if channel is None]
+
+    def pull(self) -> np.ndarray:
+        """The next value of every replica."""
+        return np.stack([channel.pull() for channel in self._channels if channel is not None])
+
+    def push(self, value: np.ndarray) -> None:
+        """Takes a value of every replica."""
+        for channel, own in zip(self._channels, value, strict=True):
+            if channel is not None:
+                channel.push(own)
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StreamPart(HostStream):
     """Part of a transfer that is too large for one copy: the host sees the whole.
@@ -200,7 +236,7 @@ class StreamPart(HostStream):
     @property
     def stop(self) -> int:
         """One past its last element."""
-        return self.start + self.shape[0]
+        return self.start + self.shape[-1]
 
 
 class StreamHost:
@@ -212,40 +248,55 @@ class StreamHost:
     """
 
     def __init__(self) -> None:
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel | ReplicaChannels] = {}
         self.print_to: TextIO | None = None
         self._wholes: dict[HostStream, np.ndarray] = {}
 
     def pull(self, stream: HostStream) -> np.ndarray:
         """The next value of a stream to the device."""
         if not isinstance(stream, StreamPart):
-            return self.channels[stream.name].pull()
+            return _for_all(stream, self.channels[stream.name].pull())
         if stream.start == 0:
             self._wholes[stream.whole] = self.channels[stream.whole.name].pull()
         held = self._wholes[stream.whole]
-        if stream.stop == len(held):
+        if stream.stop == held.shape[-1]:
             del self._wholes[stream.whole]
-        return held[stream.start : stream.stop]
+        return _for_all(stream, held[..., stream.start : stream.stop])
 
     def push(self, stream: HostStream, value: np.ndarray) -> None:
         """Takes a value from the device: to a channel, to be printed, or to end the run."""
         match stream:
             case PrintStream():
-                print(f"{stream.title}: {format_tensor(value)}", file=self.print_to or sys.stderr, flush=True)
+                for name, own in _by_replica(stream, value):
+                    text = f"{stream.title}{name}: {format_tensor(own)}"
+                    print(text, file=self.print_to or sys.stderr, flush=True)
             case AbortStream():
-                _abort(stream, value)
+                for name, own in _by_replica(stream, value):
+                    _abort(stream, name, own)
             case StreamPart(whole=whole):
-                held = self._wholes.setdefault(whole, np.zeros(whole.shape, whole.dtype))
-                held[stream.start : stream.stop] = value
-                if stream.stop == len(held):
+                held = self._wholes.setdefault(whole, np.zeros((*value.shape[:-1], *whole.shape), whole.dtype))
+                held[..., stream.start : stream.stop] = value
+                if stream.stop == held.shape[-1]:
                     self.channels[whole.name].push(self._wholes.pop(whole))
             case _:
                 self.channels[stream.name].push(value)
 
 
-def _abort(stream: AbortStream, value: np.ndarray) -> None:
+def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
+    """A value to the device; one that goes to all replicas in one tensor repeated."""
+    return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
+
+
+def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """What each replica sent, with words that name it; of one replica what it sent."""
+    if stream.replicated or value.ndim > len(stream.shape):
+        return [(f" (replica {replica})", own) for replica, own in enumerate(value)]
+    return [("", value)]
+
+
+def _abort(stream: AbortStream, name: str, value: np.ndarray) -> None:
     if stream.is_flag and not value:
         return
     shown = None if stream.is_flag else format_tensor(value)
-    what = f"the program ended itself: {stream.message}" if stream.message else "the program ended itself"
+    what = f"the program ended itself{name}: {stream.message}" if stream.message else f"the program ended itself{name}"
     raise EngineError(what, where=stream.where, got=shown)

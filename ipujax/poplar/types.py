@@ -8,6 +8,7 @@ Limits: no 64-bit and no 8-bit floating-point types.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,13 @@ BOOL = np.dtype(np.bool_)
 StreamDirection = Literal["host_to_device", "device_to_host"]
 
 
+class ReplicatedStreamMode(Enum):
+    """What a stream to the device brings the replicas of a graph: each its own data, or all the same."""
+
+    REPLICATE = "replicate"
+    BROADCAST = "broadcast"
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class DataStream:
     """A unidirectional stream between host and device; made by `Graph.add_host_to_device_fifo` and its counterpart.
@@ -43,6 +51,7 @@ class DataStream:
         direction: which way data goes.
         host: the runtime's channel, of one flat value a transfer.
         origin: the user's line that added it.
+        replicas: replicas of the graph it was added to.
     """
 
     handle: str
@@ -51,6 +60,17 @@ class DataStream:
     direction: StreamDirection
     host: HostStream
     origin: Origin = Origin()
+    replicas: int = 1
+
+    @property
+    def is_by_replica(self) -> bool:
+        """Whether each of several replicas has data of its own."""
+        return self.replicas > 1 and not self.host.broadcast
+
+    @property
+    def replication_mode(self) -> ReplicatedStreamMode:
+        """What it brings the replicas."""
+        return ReplicatedStreamMode.BROADCAST if self.host.broadcast else ReplicatedStreamMode.REPLICATE
 
     @property
     def num_bytes(self) -> int:
@@ -68,6 +88,7 @@ class RemoteBuffer:
         num_elements: elements of one row.
         repeats: number of rows, each of which can be read and written by itself.
         origin: the user's line that added it.
+        replicas: replicas of the graph it was added to, each of which has one of its own.
 
     Attributes:
         remote: the runtime's memory.
@@ -78,6 +99,7 @@ class RemoteBuffer:
     num_elements: int
     repeats: int = 1
     origin: Origin = Origin()
+    replicas: int = 1
     remote: remote_memory.RemoteBuffer = field(init=False)
 
     def __post_init__(self) -> None:

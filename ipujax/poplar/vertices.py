@@ -39,10 +39,10 @@ from ipujax.runtime.vertices import NO_TILE, Access, Axis, VertexGroup, block, e
 class VertexRef:
     """A vertex of a graph; `vertex["name"]` is one of its fields."""
 
-    __slots__ = ("_store", "number")
+    __slots__ = ("number", "store")
 
     def __init__(self, store: VertexStore, number: int) -> None:
-        self._store, self.number = store, number
+        self.store, self.number = store, number
 
     def __getitem__(self, name: str) -> FieldRef:
         return FieldRef(self, field_number(self.codelet, name))
@@ -50,10 +50,10 @@ class VertexRef:
     @property
     def codelet(self) -> type[Vertex]:
         """The codelet it runs."""
-        return self._store.codelets[self.number]
+        return self.store.codelets[self.number]
 
     def __repr__(self) -> str:
-        return self._store.name(self.number)
+        return self.store.name(self.number)
 
 
 class FieldRef:
@@ -123,6 +123,30 @@ class VertexStore:
         self._built.pop(compute_set, None)
         return VertexRef(self, number)
 
+    def own(self, vertex: Any) -> int:
+        """The number of a vertex.
+
+        Raises:
+            GraphError: for anything else than a vertex of this graph.
+        """
+        if not isinstance(vertex, VertexRef):
+            raise GraphError(f"{vertex!r} is no vertex", expected="what graph.add_vertex returned")
+        if vertex.store is not self:
+            raise GraphError(f"{vertex!r} is of another graph")
+        return vertex.number
+
+    def own_field(self, field: Any) -> tuple[int, int]:
+        """The numbers of a vertex and of its field.
+
+        Raises:
+            GraphError: for anything else than a field of a vertex of this graph.
+        """
+        if not isinstance(field, FieldRef):
+            names = [f.name for f in field.codelet.fields] if isinstance(field, VertexRef) else []
+            hint = " or ".join(f'vertex["{name}"]' for name in names)
+            raise GraphError(f"{field!r} is no field of a vertex", expected='vertex["name"]', hint=hint or None)
+        return self.own(field.vertex), field.number
+
     def connect(self, vertex: int, field_index: int, what: Any) -> None:
         """Connects a field to a tensor, a vector list to several, or gives a state its value.
 
@@ -162,9 +186,9 @@ class VertexStore:
         Raises:
             GraphError: for a tile the target lacks.
         """
-        if not 0 <= tile < self._num_tiles:
+        if not isinstance(tile, int | np.integer) or not 0 <= tile < self._num_tiles:
             expected = f"0 … {self._num_tiles - 1}"
-            raise GraphError(f"{self.name(vertex)} is put on tile {tile}", expected=expected, got=tile)
+            raise GraphError(f"{self.name(vertex)} is put on tile {tile}", expected=expected, got=repr(tile))
         self._tiles[vertex] = int(tile)
         self._built.pop(self._compute_sets[vertex], None)
 
@@ -172,10 +196,10 @@ class VertexStore:
         """Says how many cycles a vertex takes a worker.
 
         Raises:
-            GraphError: for a negative number.
+            GraphError: for anything else than a whole number of at least 0.
         """
-        if cycles < 0:
-            raise GraphError(f"cycles of {self.name(vertex)}", expected="at least 0", got=cycles)
+        if not isinstance(cycles, int | np.integer) or cycles < 0:
+            raise GraphError(f"cycles of {self.name(vertex)}", expected="at least 0", got=repr(cycles))
         self._estimates[vertex] = int(cycles)
         self._built.pop(self._compute_sets[vertex], None)
 

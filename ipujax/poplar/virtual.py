@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.graph import Graph
+from ipujax.poplar.graph import SHARED, Graph
 from ipujax.poplar.mapping import UNMAPPED, Placement
 from ipujax.poplar.vertices import VertexRef
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, flat_mapping
+from ipujax.runtime.mapping import TileMapping, moved
 from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
@@ -73,16 +73,6 @@ def virtual_target(target: Target, tiles: np.ndarray) -> Target:
     return target.replace(num_ipus=num_ipus, tiles_per_ipu=rows.shape[1])
 
 
-def _moved(mapping: TileMapping, to: np.ndarray) -> TileMapping | None:
-    """The mapping with tile t renamed to `to[t]`; None where that is no tile."""
-    tiles = to[mapping.tile if isinstance(mapping, Blocked) else mapping.tiles]
-    if np.any(tiles < 0):
-        return None
-    if isinstance(mapping, Blocked):
-        return blocked_mapping(mapping.cuts, tiles)
-    return flat_mapping(mapping.size, mapping.starts, tiles)
-
-
 class _VirtualMappings(Mapping[Variable, TileMapping]):
     """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
 
@@ -95,7 +85,7 @@ class _VirtualMappings(Mapping[Variable, TileMapping]):
         if mapping is None:
             return None
         if mapping not in self._known:
-            self._known[mapping] = _moved(mapping, self._inverse)
+            self._known[mapping] = moved(mapping, self._inverse)
         return self._known[mapping]
 
     def __getitem__(self, variable: Variable) -> TileMapping:
@@ -126,13 +116,13 @@ class _VirtualPlacement(Placement):
         return self._view
 
     def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
-        moved = _moved(mapping, self._tiles)
-        assert moved is not None, "the mapping was checked against the virtual target"
-        self._parent._placement.place_whole(variable, moved)
+        there = moved(mapping, self._tiles)
+        assert there is not None, "the mapping was checked against the virtual target"
+        self._parent._placement.place_whole(variable, there)
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        moved = self._tiles[tile]
-        self._parent._placement.place(tensor, moved if isinstance(tile, np.ndarray) else int(moved))
+        there = self._tiles[tile]
+        self._parent._placement.place(tensor, there if isinstance(tile, np.ndarray) else int(there))
 
     def tiles(self, tensor: Tensor) -> np.ndarray:
         tiles = self._parent._placement.tiles(tensor)
@@ -198,12 +188,25 @@ class VirtualGraph(Graph):
         self._parent, self._tiles = parent, tiles
         self._placement = _VirtualPlacement(parent, tiles, inverse)
         self.groups = _VirtualGroups(parent, inverse)
-        for shared in ("variables", "fallbacks", "vertices", "codelets", "host_writes", "host_reads", "streams",
-                       "remote_buffers", "initial_values"):  # fmt: skip
+        self.replication_factor = parent.replication_factor
+        for shared in (*SHARED, "variables", "vertices"):
             setattr(self, shared, getattr(parent, shared))
 
     def get_top_level_graph(self) -> Graph:
         return self._parent.get_top_level_graph()
+
+    def _top(self) -> Graph:
+        return self._parent._top()
+
+    def _tiles_in_top_level(self) -> np.ndarray:
+        tiles: np.ndarray = self._parent._tiles_in_top_level()[self._tiles]
+        return tiles
+
+    def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
+        tensor = self._parent._add(variable, None)
+        if mapping is not None:
+            self.set_tile_mapping(variable, mapping)
+        return tensor
 
     def get_tiles(self) -> list[int]:
         """The parent's number of each tile."""

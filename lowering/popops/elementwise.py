@@ -159,7 +159,7 @@ def _spread(mapping: TileMapping, num_tiles: int) -> tuple[int, int, int]:
 def immediate_of(tensor: Tensor) -> np.ndarray | None:
     """The value of a tensor whose elements are all one constant scalar, else None."""
     affine = tensor.affine
-    if affine is None or not affine.variable.is_constant or affine.variable.size != 1:
+    if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
         return None
     value = affine.variable.value
     if is_key_dtype(value.dtype):

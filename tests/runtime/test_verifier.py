@@ -16,6 +16,7 @@ from ipujax.runtime.presets import preset
 from ipujax.runtime.program import (
     Call,
     Copy,
+    CrossReplicaCopy,
     Execute,
     Function,
     HostStream,
@@ -337,6 +338,13 @@ def updated_in_place_before_it_is_filled(b):
     b.program.add(Repeat(3, b.compute_set(b.group(code, [Axis("i", even_cuts(8, 2))], along(buffer)))))
 
 
+@must_fail("undefined-read", r"second: float32\[4\]\)\[2\] is read")
+def halves_of_two_variables_are_not_all_of_them(b):
+    first, second, out = b.variable(4, name="first"), b.variable(4, name="second"), b.variable(4)
+    b.program.add(Copy(b.given(4), concat([first[:2], second[:2]])))
+    b.program.add(Copy(second, out))
+
+
 @must_fail("cross-ipu", r"a vertex on IPU 0 touches .*x: float32\[8\]\)\[0\] on IPU 1 through field f0")
 def operand_on_another_ipu(b):
     b.__init__(4, 2)
@@ -353,6 +361,19 @@ def last_elements_of_a_result_on_another_ipu(b):
     b.graph.set_tile_mapping(x.variables()[0], on_one_tile(8, 1))
     b.graph.set_tile_mapping(y.variables()[0], Flat(8, np.array([0, 2, 6]), np.array([3, 1, 4])))
     b.run(b.unary(x, y, 2))
+
+
+@must_fail("cross-replica", "the graph is not replicated")
+def copy_between_replicas_of_one(b):
+    x = b.given(4)
+    b.program.add(CrossReplicaCopy(x, x, ((0, 0),)))
+
+
+@must_fail("divergent-control", "replicas may disagree at this If")
+def copy_between_replicas_under_a_flag_of_each(b):
+    b.graph.replication_factor = 2
+    x, flag = b.given(4), b.given(1, dtype=BOOL, name="flag")
+    b.program.add(If(flag.reshape(()), CrossReplicaCopy(x, x, ((0, 1),)), Sequence()))
 
 
 @pytest.mark.parametrize("rule, match, build", CASES)
