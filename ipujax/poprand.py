@@ -1,9 +1,13 @@
 """poprand: tensors of random numbers, under PopLibs' names in snake_case.
 
 The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` tells several draws from
-one seed apart. Numbers are those of JAX's threefry generator for that key, and do not depend on tile mappings, so that
-a program draws the same on any machine.
-Source: names from poprand.
+one seed apart. Where PopLibs takes a reference tensor, the result has its shape and lies on tiles as it does; a shape
+may be given instead, and the result is then spread where it suits.
+
+What is drawn is a function of seed, modifier, shape, type and bounds alone, not of tile mappings: the numbers are those
+of JAX's threefry generator for that key, so that the same program draws the same on any machine, and any split of it.
+Source: poprand `RandomGen.hpp`. Limits: PopLibs' numbers come from a generator in each tile, and depend on the mapping;
+there are no seeds of the hardware to be set or read.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.library import add, registrar
-from ipujax.runtime.errors import GraphError, user_line
+from ipujax.poputil import clone
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
@@ -27,6 +32,9 @@ add_codelets = registrar("poprand")
 _WIDE = np.dtype(np.float32)
 
 
+Reference = Tensor | Sequence[int]
+
+
 def _draw(
     graph: Graph,
     seed: Tensor,
@@ -35,24 +43,39 @@ def _draw(
     prog: Program,
     name: str,
     operands: Sequence[Tensor] = (),
+    into: Sequence[Tensor] = (),
 ) -> Tensor:
     if seed.size != 2 or seed.dtype != np.uint32:
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
-        raise GraphError(f"{name}: this is no seed", where=user_line(), expected="uint32[2]", got=got)
+        raise GraphError(f"{name}: this is no seed", expected="uint32[2]", got=got)
+    if not 0 <= seed_modifier < 2**32:
+        raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
 
     def drawn(words: jax.Array, *arrays: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
-        return sample(jax.random.fold_in(key, seed_modifier), *arrays)
+        return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), *arrays)
 
-    result: Tensor = add(graph, drawn, [seed, *operands], prog, name)
+    result: Tensor = add(graph, drawn, [seed, *operands], prog, name, into)
     return result
+
+
+def _placed(graph: Graph, reference: Reference, dtype: Any, name: str) -> tuple[tuple[int, ...], list[Tensor]]:
+    """The shape of the result, and a variable for it if a tensor says where it lies."""
+    if isinstance(reference, Tensor):
+        return reference.shape, [clone(graph, reference, name, np.dtype(dtype))]
+    return tuple(reference), []
+
+
+def _check_probability(name: str, probability: float) -> None:
+    if not 0 <= probability <= 1:
+        raise GraphError(f"{name}: no probability", expected="0 to 1", got=probability)
 
 
 def uniform(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
-    shape: Sequence[int],
+    reference: Reference,
     dtype: Any,
     low: float,
     high: float,
@@ -65,7 +88,7 @@ def uniform(
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
         seed_modifier: tells draws from one seed apart.
-        shape: sizes of the result.
+        reference: tensor whose shape and tile mapping the result gets, or a shape.
         dtype: FLOAT, HALF or INT.
         low: least value.
         high: greatest value.
@@ -76,23 +99,26 @@ def uniform(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed.
+        GraphError: something that is no seed, or bounds in the wrong order.
     """
-    size, dtype = tuple(shape), np.dtype(dtype)
+    dtype = np.dtype(dtype)
+    if not low <= high:
+        raise GraphError(f"{name}: bounds", expected="low at most high", got=f"{low}, {high}")
+    size, into = _placed(graph, reference, dtype, name)
 
     def sample(key: jax.Array) -> jax.Array:
         if dtype.kind in "iu":
             return jax.random.randint(key, size, int(low), int(high) + 1, dtype)
         return jax.random.uniform(key, size, dtype, low, high)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name)
+    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
 
 
 def normal(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
-    shape: Sequence[int],
+    reference: Reference,
     dtype: Any,
     mean: float,
     std_dev: float,
@@ -101,17 +127,19 @@ def normal(
 ) -> Tensor:
     """Normally distributed numbers; arguments as of `uniform`."""
 
-    def sample(key: jax.Array) -> jax.Array:
-        return (mean + std_dev * jax.random.normal(key, tuple(shape), _WIDE)).astype(dtype)
+    size, into = _placed(graph, reference, dtype, name)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name)
+    def sample(key: jax.Array) -> jax.Array:
+        return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)
+
+    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
 
 
 def truncated_normal(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
-    shape: Sequence[int],
+    reference: Reference,
     dtype: Any,
     mean: float,
     std_dev: float,
@@ -121,17 +149,19 @@ def truncated_normal(
 ) -> Tensor:
     """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`."""
 
-    def sample(key: jax.Array) -> jax.Array:
-        return (mean + std_dev * jax.random.truncated_normal(key, -alpha, alpha, tuple(shape), _WIDE)).astype(dtype)
+    size, into = _placed(graph, reference, dtype, name)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name)
+    def sample(key: jax.Array) -> jax.Array:
+        return (mean + std_dev * jax.random.truncated_normal(key, -alpha, alpha, size, _WIDE)).astype(dtype)
+
+    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
 
 
 def bernoulli(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
-    shape: Sequence[int],
+    reference: Reference,
     dtype: Any,
     probability: float,
     prog: Program,
@@ -139,10 +169,13 @@ def bernoulli(
 ) -> Tensor:
     """Ones with a probability, and zeros; arguments as of `uniform`."""
 
-    def sample(key: jax.Array) -> jax.Array:
-        return jax.random.bernoulli(key, probability, tuple(shape)).astype(dtype)
+    _check_probability(name, probability)
+    size, into = _placed(graph, reference, dtype, name)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name)
+    def sample(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, probability, size).astype(dtype)
+
+    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
 
 
 def dropout(
@@ -155,10 +188,80 @@ def dropout(
     prog: Program,
     name: str = "dropout",
 ) -> Tensor:
-    """A tensor with elements set to zero, those kept multiplied by `scale`; the same seed drops the same elements."""
+    """A tensor with elements set to zero, those kept multiplied by `scale`; the same seed drops the same elements.
+
+    Args:
+        graph: graph to add to.
+        seed: UNSIGNED_INT [2].
+        seed_modifier: tells draws from one seed apart.
+        x: the tensor.
+        keep_probability: of each element.
+        scale: usually one by that probability.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        GraphError: something that is no seed, or no probability.
+
+    Source: poprand::dropout, which also takes a reference for the layout of its draw.
+    """
+    return _dropped(graph, seed, seed_modifier, x, x.shape, keep_probability, scale, prog, name)
+
+
+def shaped_dropout(
+    graph: Graph,
+    seed: Tensor,
+    seed_modifier: int,
+    x: Tensor,
+    reference: Reference,
+    keep_probability: float,
+    scale: float,
+    prog: Program,
+    name: str = "shaped_dropout",
+) -> Tensor:
+    """As `dropout`, with one draw for all elements along dimensions in which `reference` has size 1.
+
+    Args:
+        graph: graph to add to.
+        seed: UNSIGNED_INT [2].
+        seed_modifier: tells draws from one seed apart.
+        x: the tensor.
+        reference: a tensor of, or just, a shape that broadcasts to that of `x`.
+        keep_probability: of each draw.
+        scale: what kept elements are multiplied by.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Raises:
+        GraphError: as `dropout`, or a shape that does not broadcast.
+
+    Source: poprand::shapedDropout.
+    """
+    shape = reference.shape if isinstance(reference, Tensor) else tuple(reference)
+    aligned = (1,) * (x.ndim - len(shape)) + shape
+    if len(aligned) != x.ndim or any(n not in (1, m) for n, m in zip(aligned, x.shape, strict=True)):
+        raise GraphError(f"{name}: the reference does not broadcast", expected=list(x.shape), got=list(shape))
+    return _dropped(graph, seed, seed_modifier, x, shape, keep_probability, scale, prog, name)
+
+
+def _dropped(
+    graph: Graph,
+    seed: Tensor,
+    seed_modifier: int,
+    x: Tensor,
+    shape: tuple[int, ...],
+    keep_probability: float,
+    scale: float,
+    prog: Program,
+    name: str,
+) -> Tensor:
+    _check_probability(name, keep_probability)
 
     def sample(key: jax.Array, a: jax.Array) -> jax.Array:
-        kept = jax.random.bernoulli(key, keep_probability, a.shape)
+        kept = jax.random.bernoulli(key, keep_probability, shape)
         return jnp.where(kept, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
 
     return _draw(graph, seed, seed_modifier, sample, prog, name, [x])

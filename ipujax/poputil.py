@@ -1,4 +1,7 @@
-"""poputil: helpers to place tensors on tiles and to bring them to one shape, under PopLibs' names in snake_case."""
+"""poputil: helpers to place tensors on tiles and to bring them to one shape, under PopLibs' names in snake_case.
+
+Source: poputil `TileMapping.hpp`, `Broadcast.hpp`, `Util.hpp`.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,68 @@ import numpy as np
 from ipujax.library import registrar
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poputil import linear_mapping
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.errors import GraphError, user_line
+from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.poplar.graph import Graph as PoplarGraph
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, VECTOR_BYTES, Flat, even_cuts, flat_mapping
 from ipujax.runtime.program import Copy
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.variable import element_bytes
 
 add_codelets = registrar("poputil")
 
 
-def map_tensor_linearly(graph: Graph, x: Tensor) -> None:
-    """Spreads the variables of a tensor over the tiles, in row-major order; those that lie on tiles stay there."""
-    with placing(graph):
-        map_linearly(graph, x)
+def map_tensor_linearly(
+    graph: Graph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
+) -> None:
+    """Spreads the variables of a tensor over the tiles, in row-major order; those that lie on tiles stay there.
+
+    Args:
+        graph: graph of the tensor.
+        x: the tensor.
+        min_elements_per_tile: fewest elements a tile gets, unless there are fewer in all; 128 bytes of them when None.
+        grain_size: elements that are not parted; those of a vector of the machine when None.
+
+    Raises:
+        GraphError: numbers below 1.
+
+    Source: poputil::mapTensorLinearly.
+    """
+    for variable in x.variables():
+        if variable not in graph.mappings:
+            mapping = _linear(graph, variable.size, variable.dtype, min_elements_per_tile, grain_size)
+            graph.set_tile_mapping(variable, mapping)
 
 
-def calc_linear_tile_mapping(graph: Graph, x: Tensor) -> list[list[tuple[int, int]]]:
-    """For each tile the `(begin, end)` intervals of flat elements that spreading a tensor of this size gives it."""
-    starts, lengths, tiles = linear_mapping(graph, x.size, x.dtype).runs()
+def calc_linear_tile_mapping(
+    graph: Graph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """For each tile the `(begin, end)` intervals of flat elements that spreading a tensor of this size gives it.
+
+    Arguments as of `map_tensor_linearly`.
+
+    Source: poputil::calcLinearTileMapping.
+    """
+    starts, lengths, tiles = _linear(graph, x.size, x.dtype, min_elements_per_tile, grain_size).runs()
     intervals: list[list[tuple[int, int]]] = [[] for _ in range(graph.target.num_tiles)]
     for start, length, tile in zip(starts.tolist(), lengths.tolist(), tiles.tolist(), strict=True):
         intervals[tile].append((start, start + length))
     return intervals
+
+
+def _linear(graph: Graph, size: int, dtype: Any, least: int | None, grain: int | None) -> Flat:
+    if least is None and grain is None:
+        return linear_mapping(graph, size, dtype)
+    grain = max(1, VECTOR_BYTES // element_bytes(dtype)) if grain is None else grain
+    least = -(-MIN_BYTES_PER_TILE // element_bytes(dtype)) if least is None else least
+    if least < 1 or grain < 1:
+        got = f"{least} elements a tile, grains of {grain}"
+        raise GraphError("a linear mapping", expected="at least 1 of both", got=got)
+    parts = min(graph.target.tiles_per_ipu, max(1, size // (-(-least // grain) * grain)))
+    bounds = even_cuts(size, parts, grain)
+    return flat_mapping(size, bounds[:-1], np.arange(len(bounds) - 1, dtype=np.int32))
 
 
 def get_tile_imbalance(graph: Graph, x: Tensor) -> int:
@@ -43,7 +85,7 @@ def get_tile_imbalance(graph: Graph, x: Tensor) -> int:
     counts = np.zeros(graph.target.num_tiles, np.int64)
     for variable in x.variables():
         if variable not in graph.mappings:
-            raise GraphError(f"{variable!r} lies on no tile", where=user_line(), hint="graph.set_tile_mapping")
+            raise GraphError(f"{variable!r} lies on no tile", hint="graph.set_tile_mapping")
         counts += graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
     return int(counts.max()) - -(-int(counts.sum()) // graph.target.num_tiles)
 
@@ -58,23 +100,44 @@ def broadcast_to_match(*tensors: Tensor) -> tuple[Tensor, ...]:
         shape = np.broadcast_shapes(*(x.shape for x in tensors))
     except ValueError as error:
         got = [x.shape for x in tensors]
-        raise GraphError("shapes do not broadcast", where=user_line(), got=got) from error
+        raise GraphError("shapes do not broadcast", got=got) from error
     rank = len(shape)
     return tuple(x.broadcast_in_dim(shape, range(rank - x.ndim, rank)) for x in tensors)
 
 
+def can_broadcast_to_match(*tensors: Tensor) -> bool:
+    """Whether `broadcast_to_match` brings tensors to one shape."""
+    try:
+        np.broadcast_shapes(*(x.shape for x in tensors))
+    except ValueError:
+        return False
+    return True
+
+
+def clone(graph: Graph, x: Tensor, name: str = "clone", dtype: Any = None) -> Tensor:
+    """A new variable of a tensor's shape that lies on tiles as the tensor does, of another type if one is given.
+
+    Raises:
+        MappingError: an element of the tensor lies on no tile.
+    """
+    dtype, mapping = x.dtype if dtype is None else dtype, mapping_like(graph, x)
+    new = graph.add_variable(x.shape, dtype, name, mapping)
+    if mapping is None and isinstance(graph, PoplarGraph):  # a view whose mapping has no simple form
+        graph.set_tile_mapping(new, graph.get_tile_mapping(x))
+    map_linearly(graph, new)
+    return new
+
+
 def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -> Tensor:
-    """A copy of a tensor in a new variable, which lies on tiles as the tensor does."""
-    clone: Any = getattr(graph, "clone", None)
+    """A copy of a tensor in a new variable, which lies on tiles as the tensor does.
+
+    Source: poputil::duplicate.
+    """
     with placing(graph, [x]):
-        if clone is None:
-            copy = graph.add_variable(x.shape, x.dtype, name)
-            map_linearly(graph, copy)
-        else:
-            copy = clone(x, name)
+        copy = clone(graph, x, name)
     prog.add(Copy(x, copy, name, graph.origin))
     return copy
 
 
-__all__ = ["add_codelets", "broadcast_to_match", "calc_linear_tile_mapping", "concat", "duplicate"]
-__all__ += ["get_tile_imbalance", "map_tensor_linearly"]
+__all__ = ["add_codelets", "broadcast_to_match", "calc_linear_tile_mapping", "can_broadcast_to_match", "clone"]
+__all__ += ["concat", "duplicate", "get_tile_imbalance", "map_tensor_linearly"]

@@ -32,6 +32,18 @@ def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape))
 
 
+def _variance_to_inv_std_dev(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
+    return lax.rsqrt(variance + epsilon)
+
+
+def _inv_std_dev_to_variance(inverse: jax.Array, epsilon: jax.Array) -> jax.Array:
+    return 1 / lax.square(inverse) - epsilon
+
+
+def _trunc(x: jax.Array) -> jax.Array:
+    return jnp.where(x < 0, lax.ceil(x), lax.floor(x))
+
+
 # PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
 UNARY: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
@@ -45,6 +57,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "exp": lax.exp,
     "expm1": lax.expm1,
     "floor": lax.floor,
+    "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
     "inv": lax.reciprocal,
     "is_finite": lax.is_finite,
     "is_inf": jnp.isinf,
@@ -52,6 +65,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "log": lax.log,
     "log1p": lax.log1p,
     "logical_not": jnp.logical_not,
+    "nearby_int": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "neg": lax.neg,
     "popcount": lax.population_count,
     "relu": lambda x: jnp.maximum(x, 0),
@@ -64,6 +78,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "square": lax.square,
     "tan": lax.tan,
     "tanh": lax.tanh,
+    "trunc": _trunc,
 }
 BINARY: dict[str, Callable[..., Any]] = {
     "add": jnp.add,
@@ -76,6 +91,7 @@ BINARY: dict[str, Callable[..., Any]] = {
     "eq": jnp.equal,
     "gt": jnp.greater,
     "gteq": jnp.greater_equal,
+    "inv_std_dev_to_variance": _inv_std_dev_to_variance,
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
     "lt": jnp.less,
@@ -90,6 +106,7 @@ BINARY: dict[str, Callable[..., Any]] = {
     "shift_right": lambda a, b: lax.shift_right_logical(*jnp.broadcast_arrays(a, b)),
     "shift_right_sign_extend": lambda a, b: lax.shift_right_arithmetic(*jnp.broadcast_arrays(a, b)),
     "sub": jnp.subtract,
+    "variance_to_inv_std_dev": _variance_to_inv_std_dev,
 }
 TERNARY: dict[str, Callable[..., Any]] = {"clamp": _clamp, "select": _select}
 OPERATIONS = UNARY | BINARY | TERNARY
@@ -147,3 +164,9 @@ def map_in_place(
 ) -> None:
     """As `map`, but writes to the first tensor."""
     _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, [tensors[0]])
+
+
+def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:
+    """A tensor converted to a type; the tensor itself if it has it."""
+    result: Tensor = _add(graph, lambda a: a.astype(dtype), [x], prog, name)
+    return result

@@ -3,7 +3,8 @@
     expression ::= PlaceHolder(n) (_1, _2, …) | Const(number) | Cast(expression, dtype)
                  | Apply(operation, expression, …)
 
-`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; makers are named as in PopLibs.
+`Add(_1, _2)`, `_1 + _2` and so on make `Apply` nodes; makers are named as in PopLibs. Operators are Python's, `&`, `|`,
+`^` and `~` those of bits, `>>` keeps the sign; `==` compares expressions themselves, so equality is `Equal(_1, _2)`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,68 @@ class Expression:
     def __rtruediv__(self, other: Any) -> Expression:
         return Apply("div", other, self)
 
+    def __mod__(self, other: Any) -> Expression:
+        return Apply("rem", self, other)
+
+    def __rmod__(self, other: Any) -> Expression:
+        return Apply("rem", other, self)
+
+    def __pow__(self, other: Any) -> Expression:
+        return Apply("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Expression:
+        return Apply("pow", other, self)
+
+    def __and__(self, other: Any) -> Expression:
+        return Apply("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Expression:
+        return Apply("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Expression:
+        return Apply("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Expression:
+        return Apply("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Expression:
+        return Apply("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Expression:
+        return Apply("bitwise_xor", other, self)
+
+    def __lshift__(self, other: Any) -> Expression:
+        return Apply("shift_left", self, other)
+
+    def __rlshift__(self, other: Any) -> Expression:
+        return Apply("shift_left", other, self)
+
+    def __rshift__(self, other: Any) -> Expression:
+        return Apply("shift_right_sign_extend", self, other)
+
+    def __rrshift__(self, other: Any) -> Expression:
+        return Apply("shift_right_sign_extend", other, self)
+
+    def __lt__(self, other: Any) -> Expression:
+        return Apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Expression:
+        return Apply("lteq", self, other)
+
+    def __gt__(self, other: Any) -> Expression:
+        return Apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Expression:
+        return Apply("gteq", self, other)
+
     def __neg__(self) -> Expression:
         return Apply("neg", self)
+
+    def __invert__(self) -> Expression:
+        return Apply("bitwise_not", self)
+
+    def __abs__(self) -> Expression:
+        return Apply("abs", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +196,24 @@ def _maker(operation: str) -> Callable[..., Expression]:
 
 _1, _2, _3, _4, _5, _6 = (PlaceHolder(n) for n in range(1, 7))
 
-Abs, Add, Sub, Mul, Divide, Max, Min, Pow, Rem = map(
-    _maker, ("abs", "add", "sub", "mul", "div", "max", "min", "pow", "rem")
+Add, Sub, Mul, Divide, Max, Min, Pow, Rem, Atan2 = map(
+    _maker, ("add", "sub", "mul", "div", "max", "min", "pow", "rem", "atan2")
 )
-Neg, Exp, Expm1, Log, Log1p, Sqrt, Rsqrt, Square, Inv = map(
-    _maker, ("neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "inv")
+Abs, Neg, Inv, Square, Sqrt, Rsqrt, Cbrt, Signum = map(
+    _maker, ("abs", "neg", "inv", "square", "sqrt", "rsqrt", "cbrt", "signum")
 )
-Sin, Cos, Tan, Tanh, Sigmoid, Erf, Signum, Ceil, Floor, Round = map(
-    _maker, ("sin", "cos", "tan", "tanh", "sigmoid", "erf", "signum", "ceil", "floor", "round")
+Exp, Expm1, Log, Log1p, Erf = map(_maker, ("exp", "expm1", "log", "log1p", "erf"))
+Sin, Cos, Tan, Asin, Tanh, Sigmoid, Relu, GeluErf = map(
+    _maker, ("sin", "cos", "tan", "asin", "tanh", "sigmoid", "relu", "gelu_erf")
 )
+Ceil, Floor, Round, NearbyInt, Trunc = map(_maker, ("ceil", "floor", "round", "nearby_int", "trunc"))
+IsFinite, IsInf, IsNaN = map(_maker, ("is_finite", "is_inf", "is_nan"))
 Equal, NotEqual, Gt, Gte, Lt, Lte = map(_maker, ("eq", "neq", "gt", "gteq", "lt", "lteq"))
 And, Or, Not, Select, Clamp = map(_maker, ("logical_and", "logical_or", "logical_not", "select", "clamp"))
-BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot = map(_maker, ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"))
-Shl, Shr, ShrSE = map(_maker, ("shift_left", "shift_right", "shift_right_sign_extend"))
+BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseXnor, BitwiseNot = map(
+    _maker, ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_xnor", "bitwise_not")
+)
+Shl, Shr, ShrSE, PopCount, CountLeadingZeros = map(
+    _maker, ("shift_left", "shift_right", "shift_right_sign_extend", "popcount", "count_leading_zeros")
+)
+InvStdDevToVariance, VarianceToInvStdDev = map(_maker, ("inv_std_dev_to_variance", "variance_to_inv_std_dev"))

@@ -9,6 +9,7 @@ import pytest
 from ipujax import poplar, poplin, popnn, popops, poprand, poputil
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.poplar.program import Sequence
+from ipujax.popops import expr
 from ipujax.popops.elementwise import BINARY, FUNCTIONS, TERNARY, UNARY
 from ipujax.popops.expr import Add, Cast, Const, Mul, Select, _1, _2, _3
 from ipujax.runtime.errors import ArgumentError, GraphError, VerifyError
@@ -26,12 +27,14 @@ NUMPY_UNARY = {
     "is_nan": np.isnan, "log": np.log, "log1p": np.log1p, "neg": np.negative, "relu": lambda x: np.maximum(x, 0),
     "round": np.round, "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "signum": np.sign, "sin": np.sin, "sqrt": np.sqrt, "square": np.square, "tan": np.tan, "tanh": np.tanh,
-    "erf": lambda x: np.asarray(jax.scipy.special.erf(x)),
+    "erf": lambda x: np.asarray(jax.scipy.special.erf(x)), "trunc": np.trunc, "nearby_int": np.rint,
+    "gelu_erf": lambda x: x * 0.5 * (1 + np.asarray(jax.scipy.special.erf(x / np.sqrt(2)))),
 }  # fmt: skip
 NUMPY_BINARY = {
     "add": np.add, "atan2": np.arctan2, "div": np.divide, "eq": np.equal, "gt": np.greater,
     "gteq": np.greater_equal, "lt": np.less, "lteq": np.less_equal, "max": np.maximum, "min": np.minimum,
     "mul": np.multiply, "neq": np.not_equal, "pow": np.power, "rem": np.fmod, "sub": np.subtract,
+    "variance_to_inv_std_dev": lambda v, e: 1 / np.sqrt(v + e), "inv_std_dev_to_variance": lambda i, e: 1 / i**2 - e,
 }  # fmt: skip
 NUMPY_INT = {
     "bitwise_not": np.invert, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
@@ -116,6 +119,40 @@ def test_in_place_on_an_operand_seen_another_way():
     a = variable(graph, [2, 2], value=[[1, 2], [3, 4]])
     popops.add_in_place(graph, a, a.transpose(), prog)
     np.testing.assert_array_equal(both(graph, prog, {"a": a})["a"], [[2, 5], [5, 8]])
+
+
+def test_rounding_of_halves():
+    values = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 2.7, -2.7], np.float32)
+    graph, prog = new_graph(), Sequence()
+    x = variable(graph, [8], value=values)
+    found = both(graph, prog, {n: FUNCTIONS[n](graph, x, prog) for n in ("round", "nearby_int", "trunc")})
+    np.testing.assert_array_equal(found["round"], [-3, -2, -1, 1, 2, 3, 3, -3])
+    np.testing.assert_array_equal(found["nearby_int"], [-2, -2, 0, 0, 2, 2, 3, -3])
+    np.testing.assert_array_equal(found["trunc"], [-2, -1, 0, 0, 1, 2, 2, -2])
+
+
+def test_operators_of_expressions():
+    a, b = INTS, MORE_INTS
+    cases = {
+        "pow": (_1**2, a**2), "rem": (_1 % _2, a % b), "and": (_1 & _2, a & b), "or": (_1 | 8, a | 8),
+        "xor": (7 ^ _1, 7 ^ a), "left": (_1 << _2, a << b), "right": (-_1 >> 1, -a >> 1), "not": (~_1, ~a),
+        "abs": (abs(_2 - _1), abs(b - a)), "lt": (_1 < _2, a < b), "ge": (_1 >= 5, a >= 5), "le": (_1 <= 5, a <= 5),
+        "gt": (_1 > _2, a > b), "reverse": (100 - _1 * 2, 100 - a * 2),
+        "named": (expr.IsNaN(Cast(_1, poplar.FLOAT)), a < 0),
+    }  # fmt: skip
+    graph, prog = new_graph(), Sequence()
+    x, y = variable(graph, [2, 3], poplar.INT, value=a), variable(graph, [2, 3], poplar.INT, value=b)
+    found = both(graph, prog, {n: popops.map(graph, e, [x, y], prog, n) for n, (e, _) in cases.items()})
+    for name, (_, expected) in cases.items():
+        np.testing.assert_array_equal(found[name], expected, name)
+
+
+def test_every_maker_of_expressions_names_an_operation():
+    makers = [
+        m for n, m in vars(expr).items() if n[0].isupper() and m.__doc__ and m.__doc__.startswith("The expression")
+    ]
+    made = {m(_1, _2, _3).operation for m in makers}
+    assert made == set(UNARY | BINARY | TERNARY)
 
 
 def test_map_of_expressions():

@@ -1,0 +1,195 @@
+"""Convolution, its operands, and the addition of biases.
+
+Shapes are PopLibs': input [batch, channels, field…], weights [groups, out, in, kernel…] with the channels of one group.
+Source: poplin `ConvParams.hpp`, `Convolution.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from ipujax.library import add
+from ipujax.lowering.emit import placing
+from ipujax.lowering.poplin import convolution as _convolution
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.poplin.operands import Options, settings, where_used
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ConvParams:
+    """A convolution.
+
+    Args:
+        dtype: type of input and weights.
+        batch_size: images.
+        input_field_shape: spatial sizes of the input.
+        kernel_shape: spatial sizes of the weights.
+        input_channels_per_conv_group: channels a group reads.
+        output_channels_per_conv_group: channels a group writes.
+        num_conv_groups: groups.
+        stride: step of the output in each spatial dimension, 1 when empty.
+        padding_lower: zeros before the input, 0 when empty.
+        padding_upper: zeros after it, 0 when empty.
+        input_dilation: spacing of input elements, 1 when empty.
+        kernel_dilation: spacing of weights, 1 when empty.
+    """
+
+    dtype: Any
+    batch_size: int
+    input_field_shape: tuple[int, ...]
+    kernel_shape: tuple[int, ...]
+    input_channels_per_conv_group: int
+    output_channels_per_conv_group: int
+    num_conv_groups: int = 1
+    stride: tuple[int, ...] = ()
+    padding_lower: tuple[int, ...] = ()
+    padding_upper: tuple[int, ...] = ()
+    input_dilation: tuple[int, ...] = ()
+    kernel_dilation: tuple[int, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """[batch, channels, field…]."""
+        channels = self.num_conv_groups * self.input_channels_per_conv_group
+        return (self.batch_size, channels, *self.input_field_shape)
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        """[groups, out, in, kernel…]."""
+        channels = self.output_channels_per_conv_group, self.input_channels_per_conv_group
+        return (self.num_conv_groups, *channels, *self.kernel_shape)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """[batch, channels, field…]."""
+        x, weights = (jax.ShapeDtypeStruct(s, self.dtype) for s in (self.input_shape, self.weights_shape))
+        return jax.eval_shape(self.convolve, x, weights).shape
+
+    def convolve(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """The convolution of arrays."""
+        kernels = weights.reshape(-1, *self.weights_shape[2:])
+        return lax.conv_general_dilated(x, kernels, **self.keywords())
+
+    def keywords(self) -> dict[str, Any]:
+        """The parameters as the library's convolution takes them."""
+        rank = len(self.input_field_shape)
+        ones, zeros, dims = (1,) * rank, (0,) * rank, tuple(range(rank + 2))
+        return {
+            "dimension_numbers": lax.ConvDimensionNumbers(dims, dims, dims),
+            "window_strides": self.stride or ones,
+            "padding": tuple(zip(self.padding_lower or zeros, self.padding_upper or zeros, strict=True)),
+            "lhs_dilation": self.input_dilation or ones,
+            "rhs_dilation": self.kernel_dilation or ones,
+            "feature_group_count": self.num_conv_groups,
+        }
+
+
+def convolution(
+    graph: Graph,
+    x: Tensor,
+    weights: Tensor,
+    params: ConvParams,
+    prog: Program,
+    name: str = "convolution",
+    *,
+    transpose_and_flip_weights: bool = False,
+    options: Options = None,
+) -> Tensor:
+    """Convolves an input with weights, as neural networks do (the kernel is not flipped).
+
+    Args:
+        graph: graph to add to.
+        x: [batch, channels, field…].
+        weights: [groups, out, in, kernel…].
+        params: the convolution.
+        prog: program the steps are added to.
+        name: debug name.
+        transpose_and_flip_weights: `weights` are those of the forward pass, [groups, in, out, kernel…]: their channels
+            are swapped and their kernel is reversed first. With `get_gradient_params` that is the backward pass.
+        options: as of `mat_mul`.
+
+    Returns:
+        A new tensor [batch, channels, field…].
+
+    Raises:
+        GraphError: tensors that are not of the shapes of `params`, or lie on no tile.
+    """
+    weights = transposed_and_flipped(weights) if transpose_and_flip_weights else weights
+    if x.shape != params.input_shape or weights.shape != params.weights_shape:
+        expected = f"{list(params.input_shape)} and {list(params.weights_shape)}"
+        got = f"{list(x.shape)} and {list(weights.shape)}"
+        raise GraphError(f"{name}: not the tensors of these parameters", expected=expected, got=got)
+    with placing(graph, [x, weights]):
+        return _convolve(graph, x, weights, params, prog, name, options)
+
+
+def transposed_and_flipped(weights: Tensor) -> Tensor:
+    """Weights seen with the channels of each group swapped and the kernel reversed."""
+    return weights.transpose((0, 2, 1, *range(3, weights.ndim))).reverse(range(3, weights.ndim))
+
+
+def _convolve(
+    graph: Graph, x: Tensor, weights: Tensor, params: ConvParams, prog: Program, name: str, options: Options
+) -> Tensor:
+    kernels = weights.reshape((weights.shape[0] * weights.shape[1], *weights.shape[2:]))
+    return _convolution(graph, x, kernels, prog, name, **params.keywords(), **settings(options))
+
+
+def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:
+    """An input tensor that lies where `convolution` uses it."""
+    return _conv_operand(graph, params, 0, name, options)
+
+
+def create_weights(graph: Graph, params: ConvParams, name: str = "weights", options: Options = None) -> Tensor:
+    """A weights tensor that lies where `convolution` uses it."""
+    return _conv_operand(graph, params, 1, name, options)
+
+
+def _conv_operand(graph: Graph, params: ConvParams, which: int, name: str, options: Options) -> Tensor:
+    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        x, weights = operands
+        _convolve(scratch, x, weights, params, Program(), name, options)
+
+    shapes = [(params.input_shape, params.dtype), (params.weights_shape, params.dtype)]
+    (made,) = where_used(graph, shapes, build, [which], [name])
+    return made
+
+
+def create_biases(graph: Graph, activations: Tensor, name: str = "biases") -> Tensor:
+    """A tensor [channels] for `add_bias` to activations [batch, channels, field…], spread over the tiles.
+
+    Source: poplin::createBiases.
+    """
+    _check_activations(name, activations)
+    biases = graph.add_variable(activations.shape[1:2], activations.dtype, name)
+    with placing(graph):
+        map_linearly(graph, biases)
+    return biases
+
+
+def add_bias(graph: Graph, activations: Tensor, biases: Tensor, prog: Program, name: str = "add_bias") -> None:
+    """Adds to each channel of [batch, channels, field…] its bias, in place.
+
+    Raises:
+        GraphError: not a bias a channel.
+
+    Source: poplin::addBias.
+    """
+    _check_activations(name, activations, biases)
+    by_channel = biases.reshape((biases.size, *([1] * (activations.ndim - 2))))
+    add(graph, lambda x, b: x + b, [activations, by_channel], prog, name, [activations])
+
+
+def _check_activations(name: str, activations: Tensor, biases: Tensor | None = None) -> None:
+    if activations.ndim < 2 or (biases is not None and biases.shape != activations.shape[1:2]):
+        got = [list(t.shape) for t in (activations, biases) if t is not None]
+        raise GraphError(f"{name}: not a bias a channel", expected="[batch, channels, field…] and [channels]", got=got)

@@ -1,0 +1,139 @@
+"""Passes of a convolution beside the forward one: gradients of its input and weights, and their updates.
+
+The gradient of the input is a convolution itself, of the gradients of the output with the weights transposed and
+flipped: `convolution(graph, deltas, weights, get_gradient_params(params), prog, transpose_and_flip_weights=True)`.
+Source: poplin `Convolution.hpp`, `ConvUtil.hpp`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.library import add
+from ipujax.poplin.convolution import ConvParams, transposed_and_flipped
+from ipujax.popops.scaled import scaled_add_to
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Copy
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+def get_gradient_params(params: ConvParams) -> ConvParams:
+    """The convolution that takes gradients of the output of `params` to those of its input.
+
+    Strides and dilations of the input change places, and a window of the forward pass is met from its other end: with a
+    kernel that reaches over k elements, `k - 1 - padding` zeros go around.
+
+    Source: poplin::getGradientParams.
+    """
+    rank = len(params.input_field_shape)
+    ones, zeros = (1,) * rank, (0,) * rank
+    strides, dilations = params.stride or ones, params.input_dilation or ones
+    lower = params.padding_lower or zeros
+    reaches = [(k - 1) * d + 1 for k, d in zip(params.kernel_shape, params.kernel_dilation or ones, strict=True)]
+    fields = [(n - 1) * d + 1 for n, d in zip(params.input_field_shape, dilations, strict=True)]
+    out_field = params.output_shape[2:]
+    outs = [(n - 1) * s + 1 for n, s in zip(out_field, strides, strict=True)]
+    before = [k - 1 - low for k, low in zip(reaches, lower, strict=True)]
+    # What the last window left unread gets gradients of zero.
+    after = [n + k - 1 - o - b for n, k, o, b in zip(fields, reaches, outs, before, strict=True)]
+    return ConvParams(
+        params.dtype,
+        params.batch_size,
+        out_field,
+        params.kernel_shape,
+        params.output_channels_per_conv_group,
+        params.input_channels_per_conv_group,
+        params.num_conv_groups,
+        tuple(dilations),
+        tuple(before),
+        tuple(after),
+        tuple(strides),
+        params.kernel_dilation,
+    )
+
+
+def weights_transpose_chans_flip_xy(
+    graph: Graph, weights_in: Tensor, weights_out: Tensor, prog: Program, name: str = "weights_transpose_chans_flip_xy"
+) -> None:
+    """Copies weights [groups, out, in, kernel…] to [groups, in, out, kernel…], the kernel reversed.
+
+    Raises:
+        GraphError: tensors of other shapes or types.
+
+    Source: poplin::weightsTransposeChansFlipXY.
+    """
+    if weights_in.ndim < 3:
+        raise GraphError(f"{name}: no weights", expected="[groups, out, in, kernel…]", got=list(weights_in.shape))
+    prog.add(Copy(transposed_and_flipped(weights_in), weights_out, name, graph.origin))
+
+
+def calculate_weight_deltas(
+    graph: Graph, z_deltas: Tensor, activations: Tensor, params: ConvParams, prog: Program, name: str = "weight_deltas"
+) -> Tensor:
+    """The gradients of a convolution's weights.
+
+    Args:
+        graph: graph to add to.
+        z_deltas: gradients of its output, [batch, channels, field…].
+        activations: its input, [batch, channels, field…].
+        params: the forward convolution.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor [groups, out, in, kernel…].
+
+    Raises:
+        GraphError: tensors that are not of the shapes of `params`.
+
+    Source: poplin::calculateWeightDeltas.
+    """
+    if z_deltas.shape != params.output_shape or activations.shape != params.input_shape:
+        expected = f"{list(params.output_shape)} and {list(params.input_shape)}"
+        got = f"{list(z_deltas.shape)} and {list(activations.shape)}"
+        raise GraphError(f"{name}: not the tensors of these parameters", expected=expected, got=got)
+
+    def deltas(z: jax.Array, x: jax.Array) -> jax.Array:
+        weights = jax.ShapeDtypeStruct(params.weights_shape, x.dtype)
+        (gradient,) = jax.linear_transpose(lambda w: params.convolve(x, w), weights)(z)
+        return gradient
+
+    result: Tensor = add(graph, deltas, [z_deltas, activations], prog, name)
+    return result
+
+
+def convolution_weight_update(
+    graph: Graph,
+    z_deltas: Tensor,
+    weights: Tensor,
+    activations: Tensor,
+    params: ConvParams,
+    scale: float | Tensor,
+    prog: Program,
+    name: str = "weight_update",
+) -> None:
+    """Adds `scale` times the gradients of a convolution's weights to them, in place.
+
+    Arguments as of `calculate_weight_deltas`; the scale is a number or a tensor of one element.
+
+    Source: poplin::convolutionWeightUpdate.
+    """
+    deltas = calculate_weight_deltas(graph, z_deltas, activations, params, prog, f"{name}/deltas")
+    scaled_add_to(graph, weights, deltas, scale, prog, name)
+
+
+def convolution_bias_update(
+    graph: Graph, z_deltas: Tensor, biases: Tensor, scale: float | Tensor, prog: Program, name: str = "bias_update"
+) -> None:
+    """Adds `scale` times the gradients of biases [channels] to them, in place.
+
+    Source: poplin::convolutionBiasUpdate.
+    """
+
+    def deltas(z: jax.Array) -> jax.Array:
+        return jnp.sum(z, axis=(0, *range(2, z.ndim)))
+
+    scaled_add_to(graph, biases, add(graph, deltas, [z_deltas], prog, f"{name}/deltas"), scale, prog, name)

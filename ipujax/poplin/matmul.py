@@ -1,0 +1,164 @@
+"""Matrix multiplication, also in groups and in place.
+
+Source: Poplar & PopLibs user guide, tutorial 4; poplin `MatMul.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ipujax.lowering.emit import placing
+from ipujax.lowering.poplin import matmul as _matmul
+from ipujax.poplin.operands import Options, settings, where_used
+from ipujax.popops.scaled import scaled_add_to
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+def mat_mul(
+    graph: Graph,
+    a: Tensor,
+    b: Tensor,
+    prog: Program,
+    name: str = "mat_mul",
+    *,
+    output_type: Any = None,
+    options: Options = None,
+) -> Tensor:
+    """Multiplies matrices [m, k] by [k, n].
+
+    Args:
+        graph: graph to add to.
+        a: left matrix.
+        b: right matrix.
+        prog: program the steps are added to.
+        name: debug name.
+        output_type: type of the result, that of `a` when None.
+        options: "availableMemoryProportion" of a tile the plan may use, "partialsType" "half" or "float".
+
+    Returns:
+        A new tensor [m, n].
+
+    Raises:
+        GraphError: shapes that do not match, or an operand that lies on no tile.
+    """
+    _check_ranks(name, a, b, 2)
+    grouped = mat_mul_grouped(
+        graph, a.expand_dims(0), b.expand_dims(0), prog, name, output_type=output_type, options=options
+    )
+    return grouped.reshape(grouped.shape[1:])
+
+
+def mat_mul_grouped(
+    graph: Graph,
+    a: Tensor,
+    b: Tensor,
+    prog: Program,
+    name: str = "mat_mul",
+    *,
+    output_type: Any = None,
+    options: Options = None,
+) -> Tensor:
+    """Multiplies groups of matrices, [g, m, k] by [g, k, n]; as `mat_mul`."""
+    _check_ranks(name, a, b, 3)
+    with placing(graph, [a, b]):
+        return _matmul(graph, a, b, prog, name, out_dtype=output_type, **settings(options))
+
+
+def mat_mul_acc(
+    graph: Graph,
+    c: Tensor,
+    scale: float | Tensor,
+    a: Tensor,
+    b: Tensor,
+    prog: Program,
+    name: str = "mat_mul_acc",
+    *,
+    options: Options = None,
+) -> None:
+    """Adds `scale · a · b` to a matrix `c`, in place; the scale is a number or a tensor of one element.
+
+    Source: poplin::matMulAcc.
+    """
+    _check_ranks(name, a, b, 2)
+    mat_mul_grouped_acc(graph, c.expand_dims(0), scale, a.expand_dims(0), b.expand_dims(0), prog, name, options=options)
+
+
+def mat_mul_grouped_acc(
+    graph: Graph,
+    c: Tensor,
+    scale: float | Tensor,
+    a: Tensor,
+    b: Tensor,
+    prog: Program,
+    name: str = "mat_mul_acc",
+    *,
+    options: Options = None,
+) -> None:
+    """Adds `scale · a · b` to groups of matrices `c`, in place; as `mat_mul_acc`.
+
+    Source: poplin::matMulGroupedAcc.
+    """
+    product = mat_mul_grouped(graph, a, b, prog, name, output_type=c.dtype, options=options)
+    scaled_add_to(graph, c, product, scale, prog, f"{name}/add")
+
+
+def transpose_grouped_matrix(x: Tensor) -> Tensor:
+    """Groups of matrices [g, m, n] seen as [g, n, m].
+
+    Raises:
+        GraphError: a tensor of another rank.
+
+    Source: poplin::transposeGroupedMatrix.
+    """
+    if x.ndim != 3:
+        raise GraphError("not groups of matrices", expected="[g, m, n]", got=list(x.shape))
+    return x.transpose((0, 2, 1))
+
+
+def _check_ranks(name: str, a: Tensor, b: Tensor, rank: int) -> None:
+    if a.ndim != rank or b.ndim != rank:
+        got = f"{list(a.shape)} by {list(b.shape)}"
+        raise GraphError(f"{name} multiplies tensors of {rank} dimensions", got=got)
+
+
+def create_mat_mul_input_lhs(
+    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "lhs", options: Options = None
+) -> Tensor:
+    """A matrix [m, k], or groups of them, that lies where `mat_mul` with one of `b_shape` uses it."""
+    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 0, name, options)
+
+
+def create_mat_mul_input_rhs(
+    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "rhs", options: Options = None
+) -> Tensor:
+    """A matrix [k, n], or groups of them, that lies where `mat_mul` with one of `a_shape` uses it."""
+    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 1, name, options)
+
+
+def create_mat_mul_grouped_input_lhs(
+    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "lhs", options: Options = None
+) -> Tensor:
+    """Groups of matrices [g, m, k] that lie where `mat_mul_grouped` with one of `b_shape` uses them."""
+    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 0, name, options)
+
+
+def create_mat_mul_grouped_input_rhs(
+    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "rhs", options: Options = None
+) -> Tensor:
+    """Groups of matrices [g, k, n] that lie where `mat_mul_grouped` with one of `a_shape` uses them."""
+    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 1, name, options)
+
+
+def _mat_mul_input(
+    graph: Graph, dtype: Any, shapes: tuple[Sequence[int], Sequence[int]], which: int, name: str, options: Options
+) -> Tensor:
+    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        a, b = (x if x.ndim == 3 else x.expand_dims(0) for x in operands)
+        _matmul(scratch, a, b, Program(), name, **settings(options))
+
+    (made,) = where_used(graph, [(shape, dtype) for shape in shapes], build, [which], [name])
+    return made

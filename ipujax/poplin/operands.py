@@ -1,0 +1,69 @@
+"""Options of Poplar as keywords of the library, and operands that lie where an operation uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
+
+Options = Mapping[str, Any] | None
+_TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}
+
+
+def settings(options: Options) -> dict[str, Any]:
+    """The keywords of the library for options of Poplar.
+
+    Raises:
+        ArgumentError: an unknown option, or value of one.
+    """
+    keywords: dict[str, Any] = {}
+    for name, value in (options or {}).items():
+        if name == "availableMemoryProportion":
+            keywords["available_memory_proportion"] = float(value)
+        elif name == "partialsType":
+            if value not in _TYPES:
+                raise ArgumentError("option partialsType", expected='"half" or "float"', got=repr(value))
+            keywords["partials_dtype"] = _TYPES[value]
+        else:
+            known = ("availableMemoryProportion", "partialsType")
+            expected, hint = f"one of {', '.join(known)}", nearest(name, known)
+            raise ArgumentError(f"no option {name!r} of poplin", expected=expected, hint=hint)
+    return keywords
+
+
+def where_used(
+    graph: Graph,
+    operands: Sequence[tuple[Sequence[int], Any]],
+    build: Callable[[Graph, Sequence[Tensor]], object],
+    which: Sequence[int],
+    names: Sequence[str],
+) -> list[Tensor]:
+    """New variables that lie as an operation would place them: tried on a graph of its own.
+
+    Args:
+        graph: graph to add to.
+        operands: shape and dtype of every operand of the operation.
+        build: adds the operation to a graph, on unplaced tensors.
+        which: operands to make.
+        names: debug name of each of those.
+
+    Returns:
+        One tensor for each of `which`.
+    """
+    scratch = Graph(graph.target)
+    tried = [scratch.add_variable(tuple(shape), np.dtype(dtype), "trial") for shape, dtype in operands]
+    build(scratch, tried)
+    made = []
+    for number, name in zip(which, names, strict=True):
+        shape, dtype = operands[number]
+        map_linearly(scratch, tried[number])  # where the operation is indifferent
+        mapping = scratch.mappings[tried[number].variables()[0]]
+        made.append(graph.add_variable(tuple(shape), np.dtype(dtype), name, mapping))
+    return made

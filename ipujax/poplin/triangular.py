@@ -1,0 +1,107 @@
+"""Triangular systems and the Cholesky factor.
+
+Source: poplin `TriangularSolve.hpp`, `Cholesky.hpp`. Limits: the solver and the factor run on one tile, see
+`profile.fallbacks`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.library import add
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+def triangular_mask(
+    graph: Graph,
+    a: Tensor,
+    prog: Program,
+    name: str = "triangular_mask",
+    *,
+    lower: bool = True,
+    unit_diagonal: bool = False,
+) -> Tensor:
+    """A matrix with zeros outside of one triangle.
+
+    Args:
+        graph: graph to add to.
+        a: [..., n, n].
+        prog: program the steps are added to.
+        name: debug name.
+        lower: which triangle to keep.
+        unit_diagonal: the diagonal becomes ones.
+
+    Returns:
+        A new tensor [..., n, n].
+
+    Raises:
+        GraphError: what is no square matrix.
+
+    Source: poplin::triangularMask.
+    """
+    _check_square(name, a)
+
+    def masked(x: jax.Array) -> jax.Array:
+        row, column = (lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - n) for n in (2, 1))
+        kept = column <= row if lower else column >= row
+        x = jnp.where(kept, x, jnp.zeros((), x.dtype))
+        return jnp.where(row == column, jnp.ones((), x.dtype), x) if unit_diagonal else x
+
+    result: Tensor = add(graph, masked, [a], prog, name)
+    return result
+
+
+def triangular_solve(
+    graph: Graph,
+    a: Tensor,
+    b: Tensor,
+    prog: Program,
+    name: str = "triangular_solve",
+    *,
+    left_side: bool = True,
+    lower: bool = True,
+    unit_diagonal: bool = False,
+) -> Tensor:
+    """Solves `a · x = b`, or `x · a = b` without `left_side`, for triangular matrices [..., n, n].
+
+    The other triangle of `a` is not read, nor its diagonal with `unit_diagonal`.
+
+    Raises:
+        GraphError: shapes that do not match.
+
+    Source: poplin::triangularSolve.
+    """
+    _check_square(name, a)
+
+    def solve(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.linalg.triangular_solve(x, y, left_side=left_side, lower=lower, unit_diagonal=unit_diagonal)
+
+    result: Tensor = add(graph, solve, [a, b], prog, name)
+    return result
+
+
+def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, lower: bool = True) -> Tensor:
+    """The Cholesky factor of symmetric positive definite matrices [..., n, n], as a lower or an upper triangle.
+
+    Raises:
+        GraphError: what is no square matrix.
+
+    Source: poplin::cholesky.
+    """
+    _check_square(name, a)
+
+    def factor(x: jax.Array) -> jax.Array:
+        return jnp.linalg.cholesky(x, upper=not lower)
+
+    result: Tensor = add(graph, factor, [a], prog, name)
+    return result
+
+
+def _check_square(name: str, a: Tensor) -> None:
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise GraphError(f"{name}: no square matrix", expected="[..., n, n]", got=list(a.shape))

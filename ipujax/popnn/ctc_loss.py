@@ -1,0 +1,223 @@
+"""Connectionist temporal classification: the loss of labels that are not aligned with the data, and its gradient.
+
+A path gives one class for every time step; it spells a label when repetitions and then blanks are taken out. The loss
+is the negative logarithm of the probability of all paths that spell the label. How it is found is in `ctc_paths`; its
+loops over time are `Repeat`s of the control program, and logarithms are float whatever the data is.
+
+    loss, gradient = ctc_loss.calc_loss_and_gradient_log_probabilities(
+        graph, poplar.FLOAT, log_probs, labels, data_lengths, label_lengths, prog, blank_class=0)
+
+Shapes: data [time, batch, classes], labels [batch, length], lengths [batch]; entries beyond a sequence's lengths count
+for nothing. A label that no path of its data spells has the loss infinity and the gradient zero.
+Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; labels are not checked when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.library import add
+from ipujax.poplin.operands import where_used
+from ipujax.popnn.ctc_paths import loss_and_gradient, loss_of_paths
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+
+def create_data_input(
+    graph: Graph, dtype: Any, batch_size: int, max_time: int, num_classes: int, name: str = "ctc_data"
+) -> Tensor:
+    """A tensor [time, batch, classes] that lies where the loss uses it.
+
+    Source: popnn::ctc::createDataInput.
+    """
+    return _created(graph, dtype, batch_size, max_time, 1, num_classes, 0, name)
+
+
+def create_labels_input(
+    graph: Graph, dtype: Any, batch_size: int, max_label_length: int, name: str = "ctc_labels"
+) -> Tensor:
+    """A tensor [batch, length] that lies where the loss uses it.
+
+    Source: popnn::ctc::createLabelsInput.
+    """
+    return _created(graph, dtype, batch_size, 1, max_label_length, 2, 1, name)
+
+
+def _created(
+    graph: Graph, dtype: Any, batch: int, time: int, length: int, classes: int, which: int, name: str
+) -> Tensor:
+    data, labels = (dtype, np.int32) if which == 0 else (np.float32, dtype)
+    operands = [((time, batch, classes), data), ((batch, length), labels), ((batch,), np.int32), ((batch,), np.int32)]
+
+    def build(scratch: Graph, tensors: Sequence[Tensor]) -> None:
+        add(scratch, lambda *arrays: loss_of_paths(*arrays, blank=0), tensors, Program(), name)
+
+    (made,) = where_used(graph, operands, build, [which], [name])
+    return made
+
+
+def calc_ctc_loss(
+    graph: Graph,
+    out_type: Any,
+    log_probs: Tensor,
+    labels: Tensor,
+    data_lengths: Tensor,
+    label_lengths: Tensor,
+    prog: Program,
+    blank_class: int,
+    name: str = "ctc_loss",
+) -> Tensor:
+    """The loss of each sequence.
+
+    Args:
+        graph: graph to add to.
+        out_type: type of the result.
+        log_probs: logarithms of probabilities [time, batch, classes].
+        labels: classes other than the blank, integers [batch, length].
+        data_lengths: time steps that count, integers [batch], at most `time`.
+        label_lengths: symbols that count, integers [batch], at most `length`.
+        prog: program the steps are added to.
+        blank_class: the class of no symbol.
+        name: debug name.
+
+    Returns:
+        A new tensor [batch], infinity where no path spells the label.
+
+    Raises:
+        GraphError: tensors that do not go together, or a blank beyond the classes.
+
+    Source: popnn::ctc::calcCTCLossLogProbabilities.
+    """
+    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
+    result: Tensor = add(graph, lambda *a: loss_of_paths(*a, blank=blank_class).astype(out_type), operands, prog, name)
+    return result
+
+
+def calc_ctc_loss_logits(
+    graph: Graph,
+    out_type: Any,
+    logits: Tensor,
+    labels: Tensor,
+    data_lengths: Tensor,
+    label_lengths: Tensor,
+    prog: Program,
+    blank_class: int,
+    name: str = "ctc_loss",
+) -> Tensor:
+    """As `calc_ctc_loss`, of data before the softmax.
+
+    Source: popnn::ctc::calcCTCLossLogits.
+    """
+    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
+
+    def loss(x: jax.Array, *rest: jax.Array) -> jax.Array:
+        return loss_of_paths(_logs(x), *rest, blank=blank_class).astype(out_type)
+
+    result: Tensor = add(graph, loss, operands, prog, name)
+    return result
+
+
+def calc_loss_and_gradient_log_probabilities(
+    graph: Graph,
+    out_type: Any,
+    log_probs: Tensor,
+    labels: Tensor,
+    data_lengths: Tensor,
+    label_lengths: Tensor,
+    prog: Program,
+    blank_class: int,
+    name: str = "ctc_loss",
+    *,
+    include_softmax_gradient: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each sequence, and its gradient.
+
+    Args:
+        graph: graph to add to.
+        out_type: type of the results.
+        log_probs: see `calc_ctc_loss`, as all that follow.
+        labels: integers [batch, length].
+        data_lengths: integers [batch].
+        label_lengths: integers [batch].
+        prog: program the steps are added to.
+        blank_class: the class of no symbol.
+        name: debug name.
+        include_softmax_gradient: whether the gradient is that of the operand of the log-softmax that made `log_probs`,
+            or of `log_probs` themselves.
+
+    Returns:
+        New tensors [batch] and [time, batch, classes].
+
+    Raises:
+        GraphError: as `calc_ctc_loss`.
+
+    Source: popnn::ctc::calcLossAndGradientLogProbabilities, option includeSoftmaxGradient.
+    """
+    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
+
+    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = loss_and_gradient(
+            x, *rest, blank=blank_class, include_softmax_gradient=include_softmax_gradient
+        )
+        return loss.astype(out_type), gradient.astype(out_type)
+
+    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
+    return pair
+
+
+def calc_loss_and_gradient_logits(
+    graph: Graph,
+    out_type: Any,
+    logits: Tensor,
+    labels: Tensor,
+    data_lengths: Tensor,
+    label_lengths: Tensor,
+    prog: Program,
+    blank_class: int,
+    name: str = "ctc_loss",
+) -> tuple[Tensor, Tensor]:
+    """As `calc_loss_and_gradient_log_probabilities`, of data before the softmax, and with the gradient of it.
+
+    Source: popnn::ctc::calcLossAndGradientLogits.
+    """
+    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
+
+    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = loss_and_gradient(_logs(x), *rest, blank=blank_class, include_softmax_gradient=True)
+        return loss.astype(out_type), gradient.astype(out_type)
+
+    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
+    return pair
+
+
+def _logs(x: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(x.astype(jnp.float32), -1)
+
+
+def _check(
+    name: str, data: Tensor, labels: Tensor, data_lengths: Tensor, label_lengths: Tensor, blank_class: int
+) -> list[Tensor]:
+    """The operands, if they go together."""
+    operands = [data, labels, data_lengths, label_lengths]
+    kinds = [np.dtype(t.dtype).kind for t in operands]
+    got = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
+    if data.ndim != 3 or labels.ndim != 2 or kinds[0] != "f" or any(kind not in "iu" for kind in kinds[1:]):
+        expected = "floats [time, batch, classes], integers [batch, length], [batch] and [batch]"
+        raise GraphError(f"{name}: data or labels of no sequences", expected=expected, got=got)
+    batch = data.shape[1]
+    if labels.shape[0] != batch or not data_lengths.shape == label_lengths.shape == (batch,):
+        raise GraphError(f"{name}: not as many labels and lengths as sequences", expected=f"batch {batch}", got=got)
+    if not data.shape[0] or not 0 <= blank_class < data.shape[2]:
+        raise GraphError(f"{name}: no such blank", expected=f"0 to {data.shape[2] - 1}", got=blank_class)
+    return operands
+
+
+calc_ctc_loss_log_probabilities = calc_ctc_loss  # its name in PopLibs

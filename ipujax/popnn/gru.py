@@ -1,0 +1,260 @@
+"""GRU layers: forward, backward and weight update passes over sequences.
+
+    params = gru.GruParams(poplar.FLOAT, batch_size, time_steps, [in_size, out_size])
+    weights, state = gru.create_weights(graph, params), gru.create_initial_state(graph, params)
+    y, kept = gru.gru_fwd(graph, params, state, x, weights, prog, keep_intermediates=True)
+    d_state, dx, d_weights = gru.gru_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
+
+What a step computes is in `gru_cell`. Weights are [3, in, out] for inputs and [3, out, out] for outputs, biases
+[3, out] or with `reset_after` [3, 2, out], their units in the order reset, update, candidate unless `cell_order` says
+otherwise. The loop over steps is a `Repeat` of the control program.
+Source: popnn `Gru.hpp`, `GruDef.hpp`. Limits: no attention (AUGRU), no recomputation in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ipujax.library import add
+from ipujax.poplin.operands import where_used
+from ipujax.popnn.gru_cell import GruParams, backward, forward, weight_gradients
+from ipujax.popnn.recurrent import check
+from ipujax.popops.fills import zero
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat
+
+_RESET, _BEFORE = 0, 3  # among the intermediates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GruWeights:
+    """The parameters of a layer, or their gradients.
+
+    Args:
+        input_weights: [3, in, out].
+        output_weights: [3, out, out].
+        biases: [3, out], or [3, 2, out] with `reset_after`: of inputs and of outputs.
+    """
+
+    input_weights: Tensor
+    output_weights: Tensor
+    biases: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [self.input_weights, self.output_weights, self.biases]
+
+
+def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor:
+    """A tensor [steps, batch, in] that lies where `gru_fwd` slices it.
+
+    Source: popnn::gru::createInput.
+    """
+    return _created(graph, params, [0], [name])[0]
+
+
+def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -> Tensor:
+    """A tensor [batch, out] that lies where `gru_fwd` uses it, not yet written.
+
+    Source: popnn::gru::createInitialState.
+    """
+    return _created(graph, params, [1], [name])[0]
+
+
+def zero_initial_state(graph: Graph, state: Tensor, prog: Program, name: str = "zero_state") -> None:
+    """Writes zeros to a state."""
+    zero(graph, state, prog, name)
+
+
+def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> GruWeights:
+    """The parameters of a layer, which lie where `gru_fwd` uses them, not yet written.
+
+    Source: popnn::gru::createWeights.
+    """
+    return GruWeights(*_created(graph, params, [2, 3, 4], [f"{name}/{part}" for part in ("input", "output", "biases")]))
+
+
+def _created(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
+    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        add(scratch, forward(params, False, False), operands, Program(), "gru")
+
+    shapes = [params.input_shape, params.state_shape, *_weight_shapes(params)]
+    operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
+    return where_used(graph, operands, build, which, names)
+
+
+def _weight_shapes(params: GruParams) -> list[tuple[int, ...]]:
+    units, out = len(params.UNITS), params.output_size
+    return [(units, params.input_size, out), (units, out, out), params.biases_shape]
+
+
+def gru_fwd(
+    graph: Graph,
+    params: GruParams,
+    state_init: Tensor,
+    x: Tensor,
+    weights: GruWeights,
+    prog: Program,
+    name: str = "gru_fwd",
+    *,
+    keep_intermediates: bool = False,
+    pre_calc_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Runs a layer over sequences.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        state_init: the output before the first step [batch, out].
+        x: [steps, batch, in].
+        weights: the layer's parameters.
+        prog: program the steps are added to.
+        name: debug name.
+        keep_intermediates: also return what the backward pass needs.
+        pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
+            products [steps, batch, 3, out] take memory.
+
+    Returns:
+        The outputs [steps, batch, out], or that of the last step [batch, out]; and the intermediates
+        [4 or 5, steps, batch, out] or None.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::gru::gruFwd.
+    """
+    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    operands = [x, state_init, *weights.tensors(), *params.lengths]
+    output, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
+    return output, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
+
+
+def gru_bwd(
+    graph: Graph,
+    params: GruParams,
+    prog: Program,
+    fwd_output_init: Tensor,
+    fwd_intermediates: Tensor,
+    weights: GruWeights,
+    x: Tensor,
+    output: Tensor,
+    output_grad: Tensor,
+    name: str = "gru_bwd",
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Runs the backward pass, from the last step to the first.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        prog: program the steps are added to.
+        fwd_output_init: the output before the first step.
+        fwd_intermediates: from `gru_fwd`.
+        weights: the layer's parameters.
+        x: [steps, batch, in]; checked, its gradient does not depend on it.
+        output: from `gru_fwd`; checked likewise.
+        output_grad: gradients of the outputs, of the shape of `output`.
+        name: debug name.
+
+    Returns:
+        Gradients of the initial output; of the input [steps, batch, in], or None if the layer is to calculate none; and
+        of what goes into the non-linearities of the units, [3, steps, batch, out], for `gru_wu`.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::gru::gruBwd.
+    """
+    _check(name, params, fwd_output_init, weights, {
+        "input": (x, params.input_shape),
+        "output": (output, params.output_shape),
+        "gradient of the output": (output_grad, params.output_shape),
+        "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
+    })  # fmt: skip
+    kept = [fwd_intermediates[n] for n in range(params.kept)]
+    operands = [output_grad, weights.input_weights, weights.output_weights, *kept, *params.lengths]
+    d_h, d_x, d_units = add(graph, backward(params), operands, prog, name)
+    return d_h, d_x, d_units.transpose((2, 0, 1, 3))
+
+
+def gru_wu(
+    graph: Graph,
+    params: GruParams,
+    prog: Program,
+    fwd_output_init: Tensor,
+    fwd_intermediates: Tensor,
+    bwd_intermediates: Tensor,
+    weights: GruWeights,
+    x: Tensor,
+    output: Tensor,
+    name: str = "gru_wu",
+) -> GruWeights:
+    """Gradients of the weights, from what both passes left.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        prog: program the steps are added to.
+        fwd_output_init: the output before the first step; checked, the intermediates hold it.
+        fwd_intermediates: from `gru_fwd`.
+        bwd_intermediates: from `gru_bwd`.
+        weights: the layer's parameters; checked likewise.
+        x: [steps, batch, in].
+        output: from `gru_fwd`; checked likewise.
+        name: debug name.
+
+    Returns:
+        New tensors of the shapes of the weights.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::gru::gruWU.
+    """
+    _check(name, params, fwd_output_init, weights, {
+        "input": (x, params.input_shape),
+        "output": (output, params.output_shape),
+        "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
+        "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
+    })  # fmt: skip
+    operands = [bwd_intermediates, x, fwd_intermediates[_BEFORE], fwd_intermediates[_RESET]]
+    return GruWeights(*add(graph, weight_gradients(params), operands, prog, name))
+
+
+def gru_bwd_with_wu(
+    graph: Graph,
+    params: GruParams,
+    prog: Program,
+    fwd_output_init: Tensor,
+    fwd_intermediates: Tensor,
+    weights: GruWeights,
+    x: Tensor,
+    output: Tensor,
+    output_grad: Tensor,
+    name: str = "gru_bwd",
+) -> tuple[Tensor, Tensor | None, GruWeights]:
+    """`gru_bwd` and `gru_wu`: gradients of the initial output, of the input (or None), and of the weights.
+
+    Source: popnn::gru::gruBwdWithWU.
+    """
+    same = (graph, params, prog, fwd_output_init, fwd_intermediates)
+    d_h, d_x, units = gru_bwd(*same, weights, x, output, output_grad, name)
+    return d_h, d_x, gru_wu(*same, units, weights, x, output, f"{name}/weights")
+
+
+def _check(
+    name: str,
+    params: GruParams,
+    state: Tensor,
+    weights: GruWeights,
+    others: dict[str, tuple[Tensor, tuple[int, ...]]],
+) -> None:
+    input_weights, output_weights, biases = _weight_shapes(params)
+    own = {
+        "initial output": (state, params.state_shape),
+        "input weight": (weights.input_weights, input_weights),
+        "output weight": (weights.output_weights, output_weights),
+        "bias": (weights.biases, biases),
+    }
+    check(name, params, {**others, **own})

@@ -1,0 +1,219 @@
+"""Losses with their gradients, accuracy, and where the greatest or least of a row is.
+
+Source: popnn `Loss.hpp`, `EncodingConstants.hpp`. Labels that are `popops.MASKED_LABEL_CODE` count in no loss and in no
+accuracy, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add
+from ipujax.popnn.non_linearity import known
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+Loss = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def _sum_squared(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    delta = x - target
+    return 0.5 * jnp.sum(delta * delta, axis=1), delta
+
+
+def _mean_squared(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    delta = x - target
+    return jnp.mean(delta * delta, axis=1), delta * (2 / x.shape[1])
+
+
+def _log(p: jax.Array) -> jax.Array:
+    """The logarithm, finite for what rounded to zero."""
+    return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
+
+
+def _after_softmax(p: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The gradient p · Σ target - target of the softmax's operand: a masked row, all zeros, has none.
+    return -jnp.sum(target * _log(p), axis=1), p * jnp.sum(target, axis=1, keepdims=True) - target
+
+
+def _of_probabilities(p: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return -jnp.sum(target * _log(p), axis=1), -target / jnp.maximum(p, jnp.finfo(p.dtype).tiny)
+
+
+def _of_logits(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    logs = jax.nn.log_softmax(x, axis=1)
+    return -jnp.sum(target * logs, axis=1), jnp.exp(logs) * jnp.sum(target, axis=1, keepdims=True) - target
+
+
+# Loss of each sample and its gradient, from outputs and targets [batch, classes].
+LOSSES: dict[str, Loss] = {
+    "sum_squared": _sum_squared,
+    "mean_squared": _mean_squared,
+    "cross_entropy": _after_softmax,
+    "softmax_cross_entropy": _after_softmax,  # the older name of the same in popnn
+    "cross_entropy_of_probabilities": _of_probabilities,
+    "cross_entropy_of_logits": _of_logits,
+}
+
+
+def calc_loss(
+    graph: Graph,
+    outputs: Tensor,
+    expected: Tensor,
+    loss: Tensor,
+    deltas: Tensor,
+    loss_type: str,
+    prog: Program,
+    name: str = "loss",
+    *,
+    num_correct: Tensor | None = None,
+    deltas_scale: Tensor | None = None,
+    model_output_scaling: Tensor | None = None,
+) -> None:
+    """Writes a loss of each sample, and its gradient.
+
+    | `loss_type` | `outputs` | loss of a sample | `deltas` are the gradient of |
+    |---|---|---|---|
+    | "sum_squared" | any | `Σ (x - t)² / 2` | the outputs |
+    | "mean_squared" | any | mean of `(x - t)²` | the outputs |
+    | "cross_entropy", "softmax_cross_entropy" | after a softmax | `-Σ t log p` | the softmax's operand |
+    | "cross_entropy_of_probabilities" | probabilities | `-Σ t log p` | the probabilities |
+    | "cross_entropy_of_logits" | before a softmax | `-Σ t log softmax(x)` | the logits |
+
+    Args:
+        graph: graph to add to.
+        outputs: [batch, classes], of the last layer.
+        expected: targets t [batch, classes], or indices of classes [batch], integers.
+        loss: [batch], written.
+        deltas: [batch, classes], written.
+        loss_type: see above.
+        prog: program the steps are added to.
+        name: debug name.
+        num_correct: also written, see `calc_accuracy`.
+        deltas_scale: one element, what deltas are multiplied by.
+        model_output_scaling: one element, what outputs were multiplied by before.
+
+    Raises:
+        GraphError: an unknown loss, or tensors of other shapes.
+
+    Source: popnn::calcLoss, whose types are "sum_squared" and "cross_entropy".
+    """
+    function: Loss = known(loss_type, LOSSES, "loss")
+    _check_expected(name, outputs, expected, dense=True)
+    scalings = [s for s in (deltas_scale, model_output_scaling) if s is not None]
+    if any(s.size != 1 for s in scalings):
+        raise GraphError(f"{name}: a scaling is one number", got=[s.shape for s in scalings])
+
+    def computed(x: jax.Array, t: jax.Array, *given: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = _one_hot(t, x) if t.ndim == 1 else t
+        if model_output_scaling is not None:
+            x = x / given[-1].reshape(()).astype(x.dtype)
+        value, delta = function(x, target)
+        if deltas_scale is not None:
+            delta = delta * given[0].reshape(()).astype(x.dtype)
+        return value, delta
+
+    add(graph, computed, [outputs, expected, *scalings], prog, name, [loss, deltas])
+    if num_correct is not None:
+        calc_accuracy(graph, outputs, expected, num_correct, prog, f"{name}/accuracy")
+
+
+def _one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
+    return (lax.broadcasted_iota(labels.dtype, like.shape, 1) == labels[:, None]).astype(like.dtype)
+
+
+def calc_accuracy(
+    graph: Graph, outputs: Tensor, expected: Tensor, num_correct: Tensor, prog: Program, name: str = "accuracy"
+) -> None:
+    """Writes to a scalar how many samples have their greatest output at the expected class.
+
+    Args:
+        graph: graph to add to.
+        outputs: [batch, classes].
+        expected: indices of classes [batch], integers.
+        num_correct: one element, written.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Raises:
+        GraphError: tensors of other shapes.
+
+    Source: popnn::calcAccuracy.
+    """
+    _check_expected(name, outputs, expected, dense=False)
+
+    def correct(x: jax.Array, labels: jax.Array) -> jax.Array:
+        hits = jnp.argmax(x, axis=1).astype(labels.dtype) == labels
+        return jnp.sum(hits.astype(num_correct.dtype)).astype(num_correct.dtype).reshape(num_correct.shape)
+
+    add(graph, correct, [outputs, expected], prog, name, [num_correct])
+
+
+def _check_expected(name: str, outputs: Tensor, expected: Tensor, *, dense: bool) -> None:
+    labels = expected.shape == outputs.shape[:1] and np.dtype(expected.dtype).kind in "iu"
+    if outputs.ndim != 2 or not (labels or (dense and expected.shape == outputs.shape)):
+        wanted = "[batch, classes], and indices [batch]" + (" or targets [batch, classes]" if dense else "")
+        got = f"{list(outputs.shape)} and {expected.dtype}{list(expected.shape)}"
+        raise GraphError(f"{name}: outputs and labels do not go together", expected=wanted, got=got)
+
+
+def arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> Tensor:
+    """The UNSIGNED_INT index of the greatest element of each row [batch, n], the first of equal ones.
+
+    Source: popnn::argMax.
+    """
+    index: Tensor = _extremes(graph, x, prog, name, jnp.argmax, None)
+    return index
+
+
+def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Tensor:
+    """The UNSIGNED_INT index of the least element of each row [batch, n], the first of equal ones.
+
+    Source: popnn::argMin.
+    """
+    index: Tensor = _extremes(graph, x, prog, name, jnp.argmin, None)
+    return index
+
+
+def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> tuple[Tensor, Tensor]:
+    """The greatest element of each row [batch, n], and its UNSIGNED_INT index.
+
+    Source: popnn::maxAndArgMax.
+    """
+    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
+    return pair
+
+
+def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> tuple[Tensor, Tensor]:
+    """The least element of each row [batch, n], and its UNSIGNED_INT index.
+
+    Source: popnn::minAndArgMin.
+    """
+    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
+    return pair
+
+
+def _extremes(
+    graph: Graph,
+    x: Tensor,
+    prog: Program,
+    name: str,
+    where: Callable[..., jax.Array],
+    what: Callable[..., jax.Array] | None,
+) -> Any:
+    if x.ndim != 2 or not x.shape[1]:
+        raise GraphError(f"{name}: no rows of elements", expected="[batch, n]", got=list(x.shape))
+
+    def found(a: jax.Array) -> Any:
+        index = where(a, axis=1).astype(jnp.uint32)
+        return index if what is None else (what(a, axis=1), index)
+
+    return add(graph, found, [x], prog, name)

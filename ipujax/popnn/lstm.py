@@ -1,0 +1,284 @@
+"""LSTM layers: forward, backward and weight update passes over sequences.
+
+    params = lstm.LstmParams(poplar.FLOAT, batch_size, time_steps, [in_size, out_size])
+    weights, state = lstm.create_weights(graph, params), lstm.create_initial_state(graph, params)
+    y, cell, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
+    d_state, dx, d_weights = lstm.lstm_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
+
+What a step computes is in `lstm_cell`. Weights are [4, in, out] for inputs and [4, out, out] for outputs, biases
+[4, out], their units in the order forget, input, candidate, output unless `cell_order` says otherwise. The loop over
+steps is a `Repeat` of the control program. Gradients of weights are one multiplication over all steps, after the loop.
+Source: popnn `Lstm.hpp`, `LstmDef.hpp`. Limits: one layer a call, no recomputation in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ipujax.library import add
+from ipujax.poplin.operands import where_used
+from ipujax.popnn.lstm_cell import KEPT, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
+from ipujax.popnn.recurrent import check
+from ipujax.popops.fills import zero
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LstmState:
+    """What goes from step to step, or its gradients: output and cell state, each [batch, out]."""
+
+    output: Tensor
+    cell_state: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LstmWeights:
+    """The parameters of a layer, or their gradients.
+
+    Args:
+        input_weights: [4, in, out].
+        output_weights: [4, out, out].
+        biases: [4, out].
+    """
+
+    input_weights: Tensor
+    output_weights: Tensor
+    biases: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [self.input_weights, self.output_weights, self.biases]
+
+
+def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tensor:
+    """A tensor [steps, batch, in] that lies where `lstm_fwd` slices it.
+
+    Source: popnn::lstm::createInput.
+    """
+    return _created(graph, params, [0], [name])[0]
+
+
+def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") -> LstmState:
+    """Two tensors [batch, out] that lie where `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
+
+    Source: popnn::lstm::createInitialState.
+    """
+    return LstmState(*_created(graph, params, [1, 2], [f"{name}/output", f"{name}/cell"]))
+
+
+def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str = "zero_state") -> None:
+    """Writes zeros to a state.
+
+    Source: popnn::lstm::zeroInitialState.
+    """
+    zero(graph, state.output, prog, f"{name}/output")
+    zero(graph, state.cell_state, prog, f"{name}/cell")
+
+
+def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> LstmWeights:
+    """The parameters of a layer, which lie where `lstm_fwd` uses them, not yet written.
+
+    Source: popnn::lstm::createWeights.
+    """
+    names = [f"{name}/{part}" for part in ("input", "output", "biases")]
+    return LstmWeights(*_created(graph, params, [3, 4, 5], names))
+
+
+def _created(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
+    shapes = [params.input_shape, params.state_shape, params.state_shape, *_weight_shapes(params)]
+
+    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        add(scratch, forward(params, False, False), operands, Program(), "lstm")
+
+    operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
+    return where_used(graph, operands, build, which, names)
+
+
+def _weight_shapes(params: LstmParams) -> list[tuple[int, ...]]:
+    units, out = len(params.UNITS), params.output_size
+    return [(units, params.input_size, out), (units, out, out), (units, out)]
+
+
+def lstm_fwd(
+    graph: Graph,
+    params: LstmParams,
+    prog: Program,
+    state_init: LstmState,
+    weights: LstmWeights,
+    x: Tensor,
+    name: str = "lstm_fwd",
+    *,
+    keep_intermediates: bool = False,
+    pre_calc_weights: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Runs a layer over sequences.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        prog: program the steps are added to.
+        state_init: the state before the first step.
+        weights: the layer's parameters.
+        x: [steps, batch, in].
+        name: debug name.
+        keep_intermediates: also return what the backward pass needs.
+        pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
+            products [steps, batch, 4, out] take memory.
+
+    Returns:
+        The outputs [steps, batch, out], or those of the last step [batch, out]; the last cell state [batch, out]; and
+        the intermediates [6, steps, batch, out] or None.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::lstm::lstmFwd.
+    """
+    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    operands = [x, state_init.output, state_init.cell_state, *weights.tensors(), *params.lengths]
+    output, cell, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
+    return output, cell, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
+
+
+def lstm_bwd(
+    graph: Graph,
+    params: LstmParams,
+    prog: Program,
+    fwd_state_init: LstmState,
+    fwd_intermediates: Tensor,
+    weights: LstmWeights,
+    x: Tensor,
+    output: Tensor,
+    output_grad: Tensor,
+    last_cell_state_grad: Tensor | None = None,
+    name: str = "lstm_bwd",
+) -> tuple[LstmState, Tensor | None, Tensor]:
+    """Runs the backward pass, from the last step to the first.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        prog: program the steps are added to.
+        fwd_state_init: the state before the first step.
+        fwd_intermediates: from `lstm_fwd`.
+        weights: the layer's parameters.
+        x: [steps, batch, in]; checked, its gradient does not depend on it.
+        output: from `lstm_fwd`; checked likewise.
+        output_grad: gradients of the outputs, of the shape of `output`.
+        last_cell_state_grad: gradients of the last cell state [batch, out], zeros when None.
+        name: debug name.
+
+    Returns:
+        Gradients of the initial state; of the input [steps, batch, in], or None if the layer is to calculate none; and
+        of what goes into the non-linearities of the units, [4, steps, batch, out], for `lstm_wu`.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::lstm::lstmBwd.
+    """
+    _check(name, params, fwd_state_init, weights, {
+        "input": (x, params.input_shape),
+        "output": (output, params.output_shape),
+        "gradient of the output": (output_grad, params.output_shape),
+        "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
+        **({} if last_cell_state_grad is None else {"cell gradient": (last_cell_state_grad, params.state_shape)}),
+    })  # fmt: skip
+    kept = [fwd_intermediates[n] for n in range(KEPT)]
+    cell = [] if last_cell_state_grad is None else [last_cell_state_grad]
+    operands = [output_grad, weights.input_weights, weights.output_weights, *kept, *cell, *params.lengths]
+    d_h, d_c, d_x, d_units = add(graph, backward(params, bool(cell)), operands, prog, name)
+    return LstmState(d_h, d_c), d_x, d_units.transpose((2, 0, 1, 3))
+
+
+def lstm_wu(
+    graph: Graph,
+    params: LstmParams,
+    prog: Program,
+    fwd_state_init: LstmState,
+    fwd_intermediates: Tensor,
+    bwd_intermediates: Tensor,
+    weights: LstmWeights,
+    x: Tensor,
+    output: Tensor,
+    name: str = "lstm_wu",
+) -> LstmWeights:
+    """Gradients of the weights, from what both passes left.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        prog: program the steps are added to.
+        fwd_state_init: the state before the first step.
+        fwd_intermediates: from `lstm_fwd`.
+        bwd_intermediates: from `lstm_bwd`.
+        weights: the layer's parameters; checked, their gradients do not depend on them.
+        x: [steps, batch, in].
+        output: from `lstm_fwd`.
+        name: debug name.
+
+    Returns:
+        New tensors of the shapes of the weights.
+
+    Raises:
+        GraphError: tensors that are not of this layer.
+
+    Source: popnn::lstm::lstmWU.
+    """
+    _check(name, params, fwd_state_init, weights, {
+        "input": (x, params.input_shape),
+        "output": (output, params.output_shape),
+        "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
+        "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
+    })  # fmt: skip
+    outputs = [output] if params.output_full_sequence else [fwd_intermediates[k] for k in OUTPUT_FACTORS]
+    operands = [bwd_intermediates, x, fwd_state_init.output, *outputs]
+    return LstmWeights(*add(graph, weight_gradients, operands, prog, name))
+
+
+def lstm_bwd_with_wu(
+    graph: Graph,
+    params: LstmParams,
+    prog: Program,
+    fwd_state_init: LstmState,
+    fwd_intermediates: Tensor,
+    weights: LstmWeights,
+    x: Tensor,
+    output: Tensor,
+    output_grad: Tensor,
+    last_cell_state_grad: Tensor | None = None,
+    name: str = "lstm_bwd",
+) -> tuple[LstmState, Tensor | None, LstmWeights]:
+    """`lstm_bwd` and `lstm_wu`: gradients of the initial state, of the input (or None), and of the weights.
+
+    Source: popnn::lstm::lstmBwdWithWU.
+    """
+    state, d_x, units = lstm_bwd(
+        graph, params, prog, fwd_state_init, fwd_intermediates, weights, x, output, output_grad, last_cell_state_grad,
+        name,
+    )  # fmt: skip
+    deltas = lstm_wu(
+        graph, params, prog, fwd_state_init, fwd_intermediates, units, weights, x, output, f"{name}/weights"
+    )
+    return state, d_x, deltas
+
+
+def _check(
+    name: str,
+    params: LstmParams,
+    state: LstmState,
+    weights: LstmWeights,
+    others: dict[str, tuple[Tensor, tuple[int, ...]]],
+) -> None:
+    input_weights, output_weights, biases = _weight_shapes(params)
+    own = {
+        "initial output": (state.output, params.state_shape),
+        "initial cell state": (state.cell_state, params.state_shape),
+        "input weight": (weights.input_weights, input_weights),
+        "output weight": (weights.output_weights, output_weights),
+        "bias": (weights.biases, biases),
+    }
+    check(name, params, {**others, **own})

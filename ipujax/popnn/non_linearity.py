@@ -1,0 +1,98 @@
+"""Non-linearities and the gradients of their operands.
+
+Source: popnn `NonLinearityDef.hpp`, `NonLinearity.hpp`, `LogSoftmax.hpp`; formulas are those of JAX where JAX has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.library import add
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
+
+# By PopLibs' names; softmax is over the last dimension, and its stable form the only one here.
+NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "sigmoid": jax.nn.sigmoid,
+    "hard_sigmoid": lambda x: jnp.clip(x * 0.2 + 0.5, 0, 1),  # slope and offset of popnn's
+    "relu": lambda x: jnp.maximum(x, 0),
+    "tanh": jnp.tanh,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "swish": jax.nn.swish,
+    "softmax": jax.nn.softmax,
+}
+# Those whose gradient is a function of their result, as popnn asks for; that of the others is one of their operand.
+GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "sigmoid": lambda out, g: g * out * (1 - out),
+    "hard_sigmoid": lambda out, g: jnp.where((out > 0) & (out < 1), g * 0.2, 0).astype(g.dtype),
+    "relu": lambda out, g: jnp.where(out > 0, g, 0).astype(g.dtype),
+    "tanh": lambda out, g: g * (1 - out * out),
+    "softmax": lambda out, g: out * (g - jnp.sum(g * out, axis=-1, keepdims=True)),
+}
+
+
+def known(kind: str, table: dict[str, Any], what: str) -> Any:
+    """The entry of a table of kinds.
+
+    Raises:
+        GraphError: no such entry.
+    """
+    if kind not in table:
+        expected = f"one of {', '.join(table)}"
+        raise GraphError(f"no {what} {kind!r}", expected=expected, hint=nearest(kind, table))
+    return table[kind]
+
+
+def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
+    """A non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
+    result: Tensor = add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
+    return result
+
+
+def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
+    """As `non_linearity`, but overwrites the tensor."""
+    add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name, [x])
+
+
+def non_linearity_input_gradient(
+    graph: Graph, kind: str, activations: Tensor, gradient: Tensor, prog: Program, name: str = "non_linearity_gradient"
+) -> Tensor:
+    """The gradient of a non-linearity's operand.
+
+    Args:
+        graph: graph to add to.
+        kind: see `non_linearity`.
+        activations: its result; for "gelu" and "swish" its operand.
+        gradient: gradient of its result.
+        prog: program the steps are added to.
+        name: debug name.
+    """
+    forward = known(kind, NON_LINEARITIES, "non-linearity")
+
+    def from_operand(x: jax.Array, g: jax.Array) -> jax.Array:
+        (grad,) = jax.vjp(forward, x)[1](g)
+        return grad
+
+    result: Tensor = add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
+    return result
+
+
+def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Tensor:
+    """Softmax over the last dimension."""
+    return non_linearity(graph, "softmax", x, prog, name)
+
+
+def log_softmax(graph: Graph, x: Tensor, prog: Program, name: str = "log_softmax") -> Tensor:
+    """The logarithm of the softmax over the last dimension, taken without the softmax.
+
+    Source: popnn::logSoftmax.
+    """
+    result: Tensor = add(graph, jax.nn.log_softmax, [x], prog, name)
+    return result

@@ -1,0 +1,83 @@
+"""Pooling of images and the gradient of its operand.
+
+Source: popnn `Pooling.hpp`, `PoolingDef.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParams:
+    """A pooling of tensors [batch, channels, field…].
+
+    Args:
+        pooling_type: "max", "avg" (over elements that are no padding) or "sum".
+        kernel_shape: sizes of the window.
+        stride: its step.
+        padding_lower: padding before the input, 0 when empty.
+        padding_upper: padding after it, 0 when empty.
+    """
+
+    pooling_type: str
+    kernel_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding_lower: tuple[int, ...] = ()
+    padding_upper: tuple[int, ...] = ()
+
+
+def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
+    if params.pooling_type not in ("max", "avg", "sum"):
+        expected, got = '"max", "avg" or "sum"', repr(params.pooling_type)
+        raise GraphError("no such pooling", expected=expected, got=got)
+
+    def pooled(x: jax.Array) -> jax.Array:
+        rank = len(params.kernel_shape)
+        window, strides = (1, 1, *params.kernel_shape), (1, 1, *params.stride)
+        zeros = (0,) * rank
+        pairs = zip(params.padding_lower or zeros, params.padding_upper or zeros, strict=True)
+        padding = ((0, 0), (0, 0), *pairs)
+        if params.pooling_type == "max":
+            return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, window, strides, padding)
+        total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
+        if params.pooling_type == "sum":
+            return total
+        # How many elements each window has is known now.
+        with jax.ensure_compile_time_eval():
+            ones = jnp.ones((1, 1, *x.shape[2:]), jnp.float32)
+            count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding)).astype(x.dtype)
+        return total / count
+
+    return pooled
+
+
+def pool(graph: Graph, params: PoolParams, x: Tensor, prog: Program, name: str = "pool") -> Tensor:
+    """Pools a tensor [batch, channels, field…]; returns a new one."""
+    result: Tensor = add(graph, _pooled(params), [x], prog, name)
+    return result
+
+
+def pool_input_gradient(
+    graph: Graph, params: PoolParams, x: Tensor, gradient: Tensor, prog: Program, name: str = "pool_gradient"
+) -> Tensor:
+    """The gradient of the operand of `pool`, from that operand and the gradient of the result."""
+
+    def backward(a: jax.Array, g: jax.Array) -> jax.Array:
+        (grad,) = jax.vjp(_pooled(params), a)[1](g)
+        return grad
+
+    result: Tensor = add(graph, backward, [x, gradient], prog, name)
+    return result

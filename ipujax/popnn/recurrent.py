@@ -1,0 +1,151 @@
+"""What recurrent layers share: their parameters, checks of their tensors, steps of sequences that have ended.
+
+A sequence of the batch may be shorter than the others, by `var_time_steps`. After its end its state stays as it is, its
+outputs are zeros, and no gradient arises (the meaning of TensorFlow's `dynamic_rnn`; assumed of popnn).
+Source: popnn `Rnn.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+# Non-linearities of single elements whose gradient follows from their result, which is all that is kept of them.
+ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentParams:
+    """A recurrent layer.
+
+    Args:
+        data_type: type of all its tensors, FLOAT or HALF.
+        batch_size: sequences.
+        time_steps: steps of the longest sequence.
+        layer_sizes: sizes of input and output, `[in, out]`.
+        var_time_steps: steps of each sequence, integers [batch]; all of them when None.
+        output_full_sequence: whether results are outputs of all steps, or of the last one.
+        calc_input_gradients: whether the backward pass gives gradients of the input.
+        activation: non-linearity of candidates and cells.
+        recurrent_activation: non-linearity of gates.
+        cell_order: order of the units in weights and biases; that of the class when empty.
+    """
+
+    data_type: Any
+    batch_size: int
+    time_steps: int
+    layer_sizes: Sequence[int]
+    var_time_steps: Tensor | None = None
+    output_full_sequence: bool = True
+    calc_input_gradients: bool = True
+    activation: str = "tanh"
+    recurrent_activation: str = "sigmoid"
+    cell_order: tuple[str, ...] = ()
+
+    UNITS: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data_type", np.dtype(self.data_type))
+        object.__setattr__(self, "cell_order", tuple(self.cell_order) or self.UNITS)
+        if sorted(self.cell_order) != sorted(self.UNITS):
+            raise GraphError("cell_order", expected=f"each of {', '.join(self.UNITS)} once", got=self.cell_order)
+        for kind in (self.activation, self.recurrent_activation):
+            known(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
+        sizes = [self.batch_size, self.time_steps, *self.layer_sizes]
+        if len(self.layer_sizes) != 2 or min(sizes) < 1:
+            got = f"batch {self.batch_size}, {self.time_steps} steps, layer_sizes {list(self.layer_sizes)}"
+            raise GraphError(
+                "a recurrent layer has an input and an output size", expected="sizes of at least 1", got=got
+            )
+        lengths = self.var_time_steps
+        if lengths is not None and (lengths.shape != (self.batch_size,) or np.dtype(lengths.dtype).kind not in "iu"):
+            got = f"{dtype_name(lengths.dtype)}{list(lengths.shape)}"
+            raise GraphError("var_time_steps", expected=f"integers [{self.batch_size}]", got=got)
+
+    @property
+    def input_size(self) -> int:
+        """Elements of one step of a sequence that comes in."""
+        return self.layer_sizes[0]
+
+    @property
+    def output_size(self) -> int:
+        """Elements of one step of a sequence that goes out."""
+        return self.layer_sizes[1]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """[steps, batch, in]."""
+        return (self.time_steps, self.batch_size, self.input_size)
+
+    @property
+    def sequence_shape(self) -> tuple[int, ...]:
+        """[steps, batch, out]."""
+        return (self.time_steps, self.batch_size, self.output_size)
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """[batch, out]."""
+        return (self.batch_size, self.output_size)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of the results: all steps, or the last."""
+        return self.sequence_shape if self.output_full_sequence else self.state_shape
+
+    @property
+    def lengths(self) -> list[Tensor]:
+        """The operand of lengths, if there is one."""
+        return [] if self.var_time_steps is None else [self.var_time_steps]
+
+    def unit(self, name: str) -> int:
+        """Where a unit is in weights and biases."""
+        return self.cell_order.index(name)
+
+    def activations(self) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
+        """The non-linearities of candidates and of gates."""
+        return ACTIVATIONS[self.activation], ACTIVATIONS[self.recurrent_activation]
+
+    def gradients(self) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+        """For both the gradient of the operand, from result and gradient of the result."""
+        return GRADIENTS_BY_RESULT[self.activation], GRADIENTS_BY_RESULT[self.recurrent_activation]
+
+
+def check(name: str, params: RecurrentParams, tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Refuses tensors that are not those of a layer.
+
+    Args:
+        name: debug name of the operation.
+        params: the layer.
+        tensors: by what they are, each with the shape it must have.
+
+    Raises:
+        GraphError: naming the first that does not fit.
+    """
+    for what, (tensor, shape) in tensors.items():
+        if tensor.shape != shape or tensor.dtype != params.data_type:
+            expected = f"{dtype_name(params.data_type)}{list(shape)}"
+            got = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            raise GraphError(f"{name}: the {what} is not of this layer", expected=expected, got=got)
+
+
+def running(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array | None:
+    """Whether each sequence still runs at each step, [steps, batch, 1]; None when all do to the end."""
+    if not lengths:
+        return None
+    (length,) = lengths
+    return (jnp.arange(params.time_steps, dtype=length.dtype)[:, None] < length[None])[..., None]
+
+
+def where(mask: jax.Array | None, chosen: jax.Array, other: jax.Array | float) -> jax.Array:
+    """`chosen` where a sequence runs."""
+    return chosen if mask is None else jnp.where(mask, chosen, jnp.asarray(other, chosen.dtype))

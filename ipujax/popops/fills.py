@@ -1,0 +1,210 @@
+"""Values known beforehand, encodings of indices, and tensors with something put around them.
+
+Source: popops `Fill.hpp`, `Zero.hpp`, `Encoding.hpp`, `EncodingConstants.hpp`, `Pad.hpp`, `NormaliseImage.hpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add
+from ipujax.lowering.emit import placing
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.variable import dtype_name
+
+MASKED_LABEL_CODE = 0xFFFFFFFF  # an index that stands for none; -1 as INT (popops EncodingConstants.hpp)
+_COLOURS = 3
+_PADDED_COLOURS = 4
+
+
+def fill(graph: Graph, x: Tensor, prog: Program, value: Any, name: str = "fill") -> None:
+    """Writes one value to all elements of a tensor."""
+    add(graph, lambda: jnp.full(x.shape, value, x.dtype), [], prog, name, [x])
+
+
+def zero(graph: Graph, x: Tensor, prog: Program, name: str = "zero") -> None:
+    """Writes zeros to all elements of a tensor."""
+    fill(graph, x, prog, 0, name)
+
+
+def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota") -> None:
+    """Writes start, start + 1, … to a vector.
+
+    Raises:
+        GraphError: what is no vector.
+    """
+    if x.ndim != 1:
+        raise GraphError(f"{name} writes to a vector", got=list(x.shape))
+    add(graph, lambda: jnp.arange(start, start + x.size, dtype=x.dtype), [], prog, name, [x])
+
+
+def encode_one_hot(
+    graph: Graph,
+    indices: Tensor,
+    encoded: Tensor,
+    prog: Program,
+    on: float | Tensor = 1,
+    off: float | Tensor = 0,
+    name: str = "one_hot",
+) -> None:
+    """Writes `on` where the column is the row's index, and `off` elsewhere.
+
+    Args:
+        graph: graph to add to.
+        indices: [n], integers; one beyond the columns, as `MASKED_LABEL_CODE`, makes a row without `on`.
+        encoded: [n, classes], written.
+        prog: program the steps are added to.
+        on: value at the index, a number or a tensor of one element.
+        off: value elsewhere, likewise.
+        name: debug name.
+
+    Raises:
+        GraphError: shapes that do not go together.
+
+    Source: popops::encodeOneHot.
+    """
+    if encoded.ndim != 2 or indices.shape != encoded.shape[:1]:
+        got = f"{list(indices.shape)} and {list(encoded.shape)}"
+        raise GraphError(f"{name}: not a row for each index", expected="[n] and [n, classes]", got=got)
+    values = [on, off]
+
+    def one_hot(i: jax.Array, *given: jax.Array) -> jax.Array:
+        left = iter(given)
+        hit, miss = (
+            next(left).reshape(()).astype(encoded.dtype) if isinstance(v, Tensor) else np.asarray(v, encoded.dtype)
+            for v in values
+        )
+        return jnp.where(lax.broadcasted_iota(i.dtype, encoded.shape, 1) == i[:, None], hit, miss)
+
+    add(graph, one_hot, [indices, *(v for v in values if isinstance(v, Tensor))], prog, name, [encoded])
+
+
+def pad(
+    graph: Graph,
+    x: Tensor,
+    lower: Sequence[int],
+    upper: Sequence[int],
+    value: float = 0,
+    name: str = "pad",
+    *,
+    mode: Literal["constant", "edge", "reflect"] = "constant",
+) -> Tensor:
+    """A view of a tensor with elements around it; nothing runs until it is used.
+
+    Args:
+        graph: graph to add the constant to.
+        x: the tensor.
+        lower: elements before each dimension; as many are cut off where negative.
+        upper: elements after each dimension, likewise.
+        value: of the new elements, for "constant".
+        name: debug name.
+        mode: "constant"; "edge" repeats the outermost element; "reflect" mirrors at it, without repeating it.
+
+    Returns:
+        A view.
+
+    Raises:
+        GraphError: not one number a dimension, more cut off than there is, or nothing to repeat or mirror.
+
+    Source: popops::pad, padding::Type.
+    """
+    if not len(lower) == len(upper) == x.ndim:
+        got = f"{list(lower)}, {list(upper)}"
+        raise GraphError(f"{name}: not one number a dimension", expected=f"{x.ndim} each", got=got)
+    if mode not in ("constant", "edge", "reflect"):
+        expected = '"constant", "edge" or "reflect"'
+        raise GraphError(f"{name}: no such mode", expected=expected, got=repr(mode))
+    for dim, (low, high) in enumerate(zip(lower, upper, strict=True)):
+        least = min(0, low) + min(0, high) + x.shape[dim]
+        if least < 0:
+            got = f"{low} and {high} of {x.shape[dim]} elements"
+            raise GraphError(f"{name}: more is cut off than there is", got=got)
+        cut = [slice(None)] * x.ndim
+        cut[dim] = slice(max(0, -low), x.shape[dim] - max(0, -high))
+        x = x[tuple(cut)]
+        low, high = max(0, low), max(0, high)
+        if low or high:
+            before, after = _around(graph, x, dim, low, high, value, mode, name)
+            x = concat([part for part in (before, x, after) if part.size or not x.size], dim)
+    return x
+
+
+def _around(
+    graph: Graph, x: Tensor, dim: int, low: int, high: int, value: float, mode: str, name: str
+) -> tuple[Tensor, Tensor]:
+    """What is put before and after a tensor along one dimension."""
+    extent = x.shape[dim]
+
+    def part(begin: int, end: int) -> Tensor:
+        return x.slice([begin if d == dim else 0 for d in range(x.ndim)],
+                       [end if d == dim else n for d, n in enumerate(x.shape)])  # fmt: skip
+
+    if mode == "constant":
+        constant = graph.add_constant(np.asarray(value, x.dtype), name)
+        with placing(graph):
+            map_linearly(graph, constant)
+        before, after = (
+            constant.broadcast_in_dim(tuple(count if d == dim else n for d, n in enumerate(x.shape)), ())
+            for count in (low, high)
+        )
+        return before, after
+    if extent == 0 or (mode == "reflect" and max(low, high) >= extent):
+        got = f"{low} and {high} around {extent} elements"
+        raise GraphError(f"{name}: not enough to {'mirror' if mode == 'reflect' else 'repeat'}", got=got)
+    if mode == "edge":
+        return part(0, 1).broadcast(low, dim), part(extent - 1, extent).broadcast(high, dim)
+    return part(1, low + 1).reverse(dim), part(extent - 1 - high, extent - 1).reverse(dim)
+
+
+def normalise_image(
+    graph: Graph,
+    x: Tensor,
+    in_scale: float,
+    offsets: Tensor,
+    scales: Tensor,
+    prog: Program,
+    name: str = "normalise_image",
+) -> Tensor:
+    """Colours as `(x · in_scale - offset) · scale`, with a fourth channel of zeros.
+
+    Args:
+        graph: graph to add to.
+        x: [..., 3], UNSIGNED_CHAR, HALF or FLOAT.
+        in_scale: of all elements.
+        offsets: [3], of the result's type.
+        scales: [3], likewise.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A tensor [..., 4], HALF for UNSIGNED_CHAR, else of the type of `x`.
+
+    Raises:
+        GraphError: other shapes or types.
+
+    Source: popops::normaliseImage.
+    """
+    dtype = np.dtype(np.float16) if x.dtype == np.uint8 else x.dtype
+    if x.shape[-1:] != (_COLOURS,) or not offsets.shape == scales.shape == (_COLOURS,):
+        got = f"{list(x.shape)}, {list(offsets.shape)} and {list(scales.shape)}"
+        raise GraphError(f"{name}: not an image of three colours", expected="[..., 3], [3] and [3]", got=got)
+    if dtype not in (np.float16, np.float32) or not offsets.dtype == scales.dtype == dtype:
+        got = ", ".join(dtype_name(t.dtype) for t in (x, offsets, scales))
+        raise GraphError(f"{name}: types", expected="offsets and scales of the result's type", got=got)
+
+    def normalised(a: jax.Array, offset: jax.Array, scale: jax.Array) -> jax.Array:
+        colours = (a.astype(dtype) * jnp.asarray(in_scale, dtype) - offset) * scale
+        return jnp.pad(colours, [(0, 0)] * (a.ndim - 1) + [(0, _PADDED_COLOURS - _COLOURS)])
+
+    result: Tensor = add(graph, normalised, [x, offsets, scales], prog, name)
+    return result

@@ -1,0 +1,194 @@
+"""Gather and scatter with XLA's dimension numbers, and one element of each row by index.
+
+Source: popops `Gather.hpp`, `Scatter.hpp`, `SelectScalarFromRows.hpp`, `UpdateScalarInRows.hpp`;
+https://openxla.org/xla/operation_semantics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add, same_type
+from ipujax.popops.fills import MASKED_LABEL_CODE
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+UpdateComputation = Literal["replace", "add", "sub", "mul", "min", "max"]
+_SCATTERS: dict[str, Callable[..., jax.Array]] = {
+    "replace": lax.scatter,
+    "add": lax.scatter_add,
+    "sub": lax.scatter_sub,
+    "mul": lax.scatter_mul,
+    "min": lax.scatter_min,
+    "max": lax.scatter_max,
+}
+
+
+def gather(
+    graph: Graph,
+    operand: Tensor,
+    indices: Tensor,
+    index_vector_dim: int,
+    offset_dims: Sequence[int],
+    slice_sizes: Sequence[int],
+    collapsed_slice_dims: Sequence[int],
+    start_index_map: Sequence[int],
+    prog: Program,
+    name: str = "gather",
+) -> Tensor:
+    """Slices of a tensor at many places.
+
+    Args:
+        graph: graph to add to.
+        operand: what is sliced.
+        indices: integers, where slices start; moved so that each fits.
+        index_vector_dim: dimension of `indices` that holds the parts of one place; its rank when places are one number.
+        offset_dims: dimensions of the result that run along a slice.
+        slice_sizes: sizes of a slice in every dimension of `operand`.
+        collapsed_slice_dims: dimensions of a slice of size 1 that the result leaves out.
+        start_index_map: dimension of `operand` for each part of a place.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        GraphError: numbers that do not go together.
+    """
+    _check_indices(name, indices, index_vector_dim)
+    numbers = lax.GatherDimensionNumbers(tuple(offset_dims), tuple(collapsed_slice_dims), tuple(start_index_map))
+
+    def gathered(a: jax.Array, at: jax.Array) -> jax.Array:
+        places = _places_last(at, index_vector_dim)
+        return lax.gather(a, places, numbers, tuple(slice_sizes), mode=lax.GatherScatterMode.CLIP)
+
+    result: Tensor = add(graph, gathered, [operand, indices], prog, name)
+    return result
+
+
+def scatter(
+    graph: Graph,
+    operand: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    index_vector_dim: int,
+    update_window_dims: Sequence[int],
+    insert_window_dims: Sequence[int],
+    scatter_dims_to_operand_dims: Sequence[int],
+    prog: Program,
+    name: str = "scatter",
+    *,
+    update_computation: UpdateComputation = "replace",
+) -> None:
+    """Combines slices of a tensor, at many places, with updates, in place.
+
+    Args:
+        graph: graph to add to.
+        operand: written.
+        indices: integers, where slices start; slices that do not fit are dropped.
+        updates: of the type of `operand`.
+        index_vector_dim: see `gather`.
+        update_window_dims: dimensions of `updates` that run along a slice.
+        insert_window_dims: dimensions of `operand` in which a slice has size 1 that `updates` leaves out.
+        scatter_dims_to_operand_dims: dimension of `operand` for each part of a place.
+        prog: program the steps are added to.
+        name: debug name.
+        update_computation: "replace", "add", "sub", "mul", "min" or "max".
+
+    Raises:
+        GraphError: numbers or types that do not go together.
+
+    Source: popops::scatter; PopLibs takes a function for the combination, here it is one of those with a codelet.
+    """
+    if update_computation not in _SCATTERS:
+        expected, hint = f"one of {', '.join(_SCATTERS)}", nearest(update_computation, _SCATTERS)
+        raise GraphError(f"{name}: no combination {update_computation!r}", expected=expected, hint=hint)
+    _check_indices(name, indices, index_vector_dim)
+    same_type(name, [operand, updates])
+    numbers = lax.ScatterDimensionNumbers(
+        tuple(update_window_dims), tuple(insert_window_dims), tuple(scatter_dims_to_operand_dims)
+    )
+
+    def scattered(a: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+        places = _places_last(at, index_vector_dim)
+        return _SCATTERS[update_computation](a, places, new, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+    add(graph, scattered, [operand, indices, updates], prog, name, [operand])
+
+
+def _check_indices(name: str, indices: Tensor, index_vector_dim: int) -> None:
+    if not 0 <= index_vector_dim <= indices.ndim or indices.dtype not in (np.int32, np.uint32):
+        expected = f"INT or UNSIGNED_INT, and a dimension from 0 to {indices.ndim}"
+        got = f"{dtype_name(indices.dtype)}{list(indices.shape)}, {index_vector_dim}"
+        raise GraphError(f"{name}: no indices", expected=expected, got=got)
+
+
+def _places_last(indices: jax.Array, index_vector_dim: int) -> jax.Array:
+    """Indices with the parts of one place in the last dimension."""
+    return indices[..., None] if index_vector_dim == indices.ndim else jnp.moveaxis(indices, index_vector_dim, -1)
+
+
+def select_scalar_from_rows(
+    graph: Graph, params: Tensor, indices: Tensor, prog: Program, name: str = "select_scalar_from_rows"
+) -> Tensor:
+    """Of each row the element at its index: NaN for an index beyond the row, 0 for `MASKED_LABEL_CODE`.
+
+    Args:
+        graph: graph to add to.
+        params: [rows, columns], FLOAT or HALF.
+        indices: [rows], UNSIGNED_INT.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor [rows].
+
+    Raises:
+        GraphError: not one index a row, or other types.
+    """
+    _check_rows(name, params, indices)
+
+    def selected(a: jax.Array, i: jax.Array) -> jax.Array:
+        inside = jnp.minimum(i, a.shape[1] - 1).astype(jnp.int32)
+        found = jnp.take_along_axis(a, inside[:, None], 1)[:, 0]
+        found = jnp.where(i < a.shape[1], found, jnp.asarray(np.nan, a.dtype))
+        return jnp.where(i == np.uint32(MASKED_LABEL_CODE), jnp.zeros((), a.dtype), found)
+
+    result: Tensor = add(graph, selected, [params, indices], prog, name)
+    return result
+
+
+def update_scalar_in_rows(
+    graph: Graph, params: Tensor, indices: Tensor, prog: Program, name: str = "update_scalar_in_rows"
+) -> None:
+    """Subtracts 1 from the element of each row at its index, in place: the gradient of a cross entropy.
+
+    Arguments as of `select_scalar_from_rows`; nothing is done for `MASKED_LABEL_CODE`, and a row whose index lies
+    beyond it becomes NaN.
+    """
+    _check_rows(name, params, indices)
+
+    def updated(a: jax.Array, i: jax.Array) -> jax.Array:
+        hit = lax.broadcasted_iota(i.dtype, a.shape, 1) == i[:, None]
+        beyond = (i >= a.shape[1]) & (i != np.uint32(MASKED_LABEL_CODE))
+        return jnp.where(beyond[:, None], jnp.asarray(np.nan, a.dtype), a - hit.astype(a.dtype))
+
+    add(graph, updated, [params, indices], prog, name, [params])
+
+
+def _check_rows(name: str, params: Tensor, indices: Tensor) -> None:
+    floats = params.dtype in (np.float16, np.float32)
+    if params.ndim != 2 or indices.shape != params.shape[:1] or not floats or indices.dtype != np.uint32:
+        got = f"{dtype_name(params.dtype)}{list(params.shape)} and {dtype_name(indices.dtype)}{list(indices.shape)}"
+        raise GraphError(f"{name}: not an index a row", expected="floats [n, m] and uint32[n]", got=got)

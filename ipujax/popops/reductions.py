@@ -1,0 +1,226 @@
+"""Reductions of tensors over some dimensions, and questions about all elements.
+
+Source: popops `Reduce.hpp`, `AllTrue.hpp`, `NaN.hpp`. Numbers are those of the JAX reductions of the same kind: sums of
+halves are taken in float and rounded once, as `accumType` does by default.
+Limits: `reduce_many` runs its reductions one after the other; PopLibs shares compute sets between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+Scale = float | Tensor
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "add": jnp.sum,
+    "mul": jnp.prod,
+    "max": jnp.max,
+    "min": jnp.min,
+    "logical_and": jnp.all,
+    "logical_or": jnp.any,
+    "square_add": lambda x, axis: jnp.sum(lax.square(x), axis),
+    "log_add": jax.nn.logsumexp,
+}
+_SUMS = ("add", "square_add")  # those that may scale and update (popops: "only valid with ADD or SQUARE_ADD")
+_TRUTHS = ("logical_and", "logical_or")
+
+
+def reduce(
+    graph: Graph,
+    x: Tensor,
+    dims: Sequence[int],
+    operation: str,
+    prog: Program,
+    name: str = "reduce",
+    *,
+    scale: Scale | None = None,
+    update: Tensor | None = None,
+    out_type: Any = None,
+) -> Tensor:
+    """Reduces a tensor over some dimensions.
+
+    Args:
+        graph: graph to add to.
+        x: the tensor.
+        dims: dimensions to reduce.
+        operation: "add", "square_add", "log_add", "mul", "max", "min", "logical_and" or "logical_or".
+        prog: program the steps are added to.
+        name: debug name.
+        scale: what a sum is multiplied by, a number or a tensor of one element.
+        update: tensor of the result's shape that a sum is added to, in place.
+        out_type: type of the result; that of `update`, or of `x`, when None.
+
+    Returns:
+        A tensor of the shape without `dims`: new, or `update`.
+
+    Raises:
+        GraphError: an unknown operation, a dimension the tensor lacks, or a scale or update of what is no sum.
+
+    Source: popops::reduce with ReduceParams(op, update, scale).
+    """
+    _check(name, x, dims, operation, summing=scale is not None or update is not None)
+    dtype = out_type if out_type is not None else x.dtype if update is None else update.dtype
+    operands = [x, *([scale] if isinstance(scale, Tensor) else []), *([] if update is None else [update])]
+
+    def reduced(a: jax.Array, *rest: jax.Array) -> jax.Array:
+        result = _reduced(a, dims, operation, rest[0] if isinstance(scale, Tensor) else scale, dtype)
+        return result if update is None else rest[-1] + result
+
+    result: Tensor = add(graph, reduced, operands, prog, name, [] if update is None else [update])
+    return result
+
+
+def reduce_with_output(
+    graph: Graph,
+    x: Tensor,
+    out: Tensor,
+    dims: Sequence[int],
+    operation: str,
+    prog: Program,
+    name: str = "reduce",
+    *,
+    scale: Scale | None = None,
+    update: bool = False,
+) -> None:
+    """As `reduce`, written to `out`, or added to it with `update`; the result has the type of `out`.
+
+    Raises:
+        GraphError: as `reduce`, or an output of another shape.
+
+    Source: popops::reduceWithOutput.
+    """
+    if update:
+        reduce(graph, x, dims, operation, prog, name, scale=scale, update=out)
+        return
+    _check(name, x, dims, operation, summing=scale is not None)
+
+    def reduced(a: jax.Array, *given: jax.Array) -> jax.Array:
+        return _reduced(a, dims, operation, given[0] if isinstance(scale, Tensor) else scale, out.dtype)
+
+    add(graph, reduced, [x, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [out])
+
+
+def _reduced(a: jax.Array, dims: Sequence[int], operation: str, scale: Any, dtype: Any) -> jax.Array:
+    # A sum of halves that is wanted in float is not rounded to half on the way.
+    wide = np.dtype(dtype).kind == np.dtype(a.dtype).kind == "f" and np.dtype(dtype).itemsize > a.dtype.itemsize
+    result = _REDUCTIONS[operation](a.astype(dtype) if wide else a, axis=tuple(dims)).astype(dtype)
+    return result if scale is None else result * jnp.asarray(scale).reshape(()).astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SingleReduceOp:
+    """One reduction of `reduce_many`; fields as the arguments of `reduce`.
+
+    Args:
+        x: the tensor.
+        dims: dimensions to reduce.
+        operation: see `reduce`.
+        scale: what a sum is multiplied by.
+        update: whether a sum is added to its output.
+        out_type: type of a result that is made.
+        name: debug name.
+    """
+
+    x: Tensor
+    dims: Sequence[int]
+    operation: str
+    scale: Scale | None = None
+    update: bool = False
+    out_type: Any = None
+    name: str = ""
+
+
+def reduce_many(
+    graph: Graph,
+    reductions: Sequence[SingleReduceOp],
+    prog: Program,
+    name: str = "reduce_many",
+    *,
+    outputs: Sequence[Tensor] = (),
+) -> list[Tensor]:
+    """Reduces several tensors.
+
+    Args:
+        graph: graph to add to.
+        reductions: what to reduce.
+        prog: program the steps are added to.
+        name: debug name.
+        outputs: where the results go, one for each reduction; they are made when empty.
+
+    Returns:
+        The results, in order.
+
+    Raises:
+        GraphError: as `reduce`; another number of outputs; an update without an output.
+
+    Source: popops::reduceMany.
+    """
+    if outputs and len(outputs) != len(reductions):
+        raise GraphError(f"{name}: not one output a reduction", expected=len(reductions), got=len(outputs))
+    if not outputs and any(one.update for one in reductions):
+        raise GraphError(f"{name}: an update has nothing to be added to", hint="outputs=")
+    names = [f"{name}/{one.name or number}" for number, one in enumerate(reductions)]
+    if not outputs:
+        return [
+            reduce(graph, one.x, one.dims, one.operation, prog, own, scale=one.scale, out_type=one.out_type)
+            for one, own in zip(reductions, names, strict=True)
+        ]
+    for one, own, out in zip(reductions, names, outputs, strict=True):
+        reduce_with_output(graph, one.x, out, one.dims, one.operation, prog, own, scale=one.scale, update=one.update)
+    return list(outputs)
+
+
+def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
+    if operation not in _REDUCTIONS:
+        expected = f"one of {', '.join(_REDUCTIONS)}"
+        hint = nearest(operation, _REDUCTIONS)
+        raise GraphError(f"{name}: no reduction {operation!r}", expected=expected, hint=hint)
+    if summing and operation not in _SUMS:
+        expected = " or ".join(_SUMS)
+        raise GraphError(f"{name}: only sums scale and update", expected=expected, got=operation)
+    if len(set(dims)) != len(dims) or not all(0 <= d < x.ndim for d in dims):
+        expected = f"different numbers from 0 to {x.ndim - 1}"
+        raise GraphError(f"{name}: not dimensions of the tensor", expected=expected, got=list(dims))
+    if operation in _TRUTHS and x.dtype != np.bool_:
+        raise GraphError(f"{name}: {operation} is of truth values", expected="bool", got=dtype_name(x.dtype))
+
+
+def all_true(graph: Graph, x: Tensor, prog: Program, name: str = "all_true") -> Tensor:
+    """Whether all elements of a BOOL tensor are true, as a BOOL scalar.
+
+    Source: popops::allTrue.
+    """
+    return reduce(graph, x, range(x.ndim), "logical_and", prog, name)
+
+
+def has_nan(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan") -> Tensor:
+    """Whether any element is no number, as a BOOL scalar.
+
+    Source: popops::hasNaN.
+    """
+    result: Tensor = add(graph, lambda a: jnp.any(jnp.isnan(a)), [x], prog, name)
+    return result
+
+
+def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_or_inf") -> Tensor:
+    """Whether any element is no number or infinite, as a BOOL scalar.
+
+    Source: popops::hasNaNOrInf.
+    """
+    result: Tensor = add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)
+    return result

@@ -1,0 +1,273 @@
+"""Slices at places known when the program runs: one slice, or one for each of many offsets.
+
+Source: popops `DynamicSlice.hpp`. Boxes of one slice are moved to fit, as `lax.dynamic_slice` does.
+Limits: no slice plans; every tile goes through all offsets of an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add, same_type
+from ipujax.lowering.emit import placing
+from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
+
+
+def create_sliceable_tensor(
+    graph: Graph, dtype: Any, shape: Sequence[int], dims: Sequence[int], sizes: Sequence[int], name: str = "sliceable"
+) -> Tensor:
+    """A tensor that lies so that slices along some dimensions need no exchange: those dimensions whole on every tile.
+
+    Args:
+        graph: graph to add to.
+        dtype: type of its elements.
+        shape: its sizes.
+        dims: the dimensions that are going to be sliced.
+        sizes: sizes of the slices in them.
+        name: debug name.
+
+    Raises:
+        GraphError: slices that do not fit.
+
+    Source: popops::createSliceableTensor.
+    """
+    tensor = graph.add_variable(tuple(shape), np.dtype(dtype), name)
+    _box(name, tensor, dims, sizes)
+    with placing(graph):
+        map_for_slicing(graph, tensor, dims)
+    return tensor
+
+
+def dynamic_slice(
+    graph: Graph,
+    x: Tensor,
+    offset: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "dynamic_slice",
+) -> Tensor:
+    """A box at a place known when it runs.
+
+    Args:
+        graph: graph to add to.
+        x: the tensor.
+        offset: integers, the first index in each of `dims`; moved so that the box fits.
+        dims: the dimensions that are sliced.
+        sizes: size of the box in each of `dims`.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        GraphError: a box that does not fit, or not one offset a dimension.
+    """
+    result: Tensor = add(graph, _slicer(x, offset, dims, sizes, name), [x, offset], prog, name)
+    return result
+
+
+def dynamic_slice_with_output(
+    graph: Graph,
+    out: Tensor,
+    x: Tensor,
+    offset: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "dynamic_slice",
+) -> None:
+    """As `dynamic_slice`, written to `out`.
+
+    Source: popops::dynamicSliceWithOutput.
+    """
+    add(graph, _slicer(x, offset, dims, sizes, name), [x, offset], prog, name, [out])
+
+
+def _slicer(
+    x: Tensor, offset: Tensor, dims: Sequence[int], sizes: Sequence[int], name: str
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    box = _box(name, x, dims, sizes)
+    _check_offset(name, offset, dims)
+
+    def sliced(a: jax.Array, starts: jax.Array) -> jax.Array:
+        at = dict(zip(dims, starts.reshape(-1), strict=True))
+        return lax.dynamic_slice(a, [at.get(d, jnp.zeros((), starts.dtype)) for d in range(a.ndim)], box)
+
+    return sliced
+
+
+def dynamic_update(
+    graph: Graph,
+    x: Tensor,
+    update: Tensor,
+    offset: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "dynamic_update",
+) -> None:
+    """Overwrites a box at a place known when it runs, in place; arguments as of `dynamic_slice`."""
+    expected = _box(name, x, dims, sizes)
+    if update.shape != expected:
+        raise GraphError(f"{name}: the update has another shape", expected=expected, got=update.shape)
+    _check_offset(name, offset, dims)
+    same_type(name, [x, update])
+    with placing(graph, [x, update, offset]):
+        starts = [offset.flatten()[n].reshape(()) for n in range(len(dims))]
+        dynamic_update_slice_in_place(graph, x, update, starts, prog, name, tuple(dims))
+
+
+def multi_slice(
+    graph: Graph,
+    x: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "multi_slice",
+) -> Tensor:
+    """Boxes at many places: rows of a table by index are `multi_slice(graph, table, indices, [0], [1], prog)`.
+
+    Args:
+        graph: graph to add to.
+        x: the tensor.
+        offsets: [n, dims], or [n] for one dimension, integers; those beyond the tensor are moved to its end.
+        dims: the dimensions that are sliced.
+        sizes: size of a box in each of `dims`.
+        prog: program the steps are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor [n, box…], the box of the rank of `x`.
+
+    Raises:
+        GraphError: a box that does not fit, or not one offset a dimension.
+
+    Source: popops::multiSlice.
+    """
+    box = _box(name, x, dims, sizes)
+    _check_offsets(name, offsets, dims)
+    numbers = lax.GatherDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))
+
+    def sliced(a: jax.Array, at: jax.Array) -> jax.Array:
+        return lax.gather(a, at.reshape(-1, len(dims)), numbers, box, mode=lax.GatherScatterMode.CLIP)
+
+    result: Tensor = add(graph, sliced, [x, offsets], prog, name)
+    return result
+
+
+def multi_update(
+    graph: Graph,
+    x: Tensor,
+    slices: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "multi_update",
+) -> None:
+    """Overwrites boxes at many places, in place; of several at one place any may stay.
+
+    `slices` is [n, box…], other arguments are as of `multi_slice`; a box beyond the tensor is dropped.
+
+    Source: popops::multiUpdate.
+    """
+    _update(graph, x, slices, offsets, dims, sizes, lax.scatter, None, prog, name)
+
+
+def multi_update_add(
+    graph: Graph,
+    x: Tensor,
+    slices: Tensor,
+    offsets: Tensor,
+    scale: float | Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "multi_update_add",
+) -> None:
+    """Adds `scale · slices` to boxes at many places, in place; as `multi_update`.
+
+    Source: popops::multiUpdateAdd.
+    """
+    _update(graph, x, slices, offsets, dims, sizes, lax.scatter_add, scale, prog, name)
+
+
+def multi_update_max(
+    graph: Graph,
+    x: Tensor,
+    slices: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    prog: Program,
+    name: str = "multi_update_max",
+) -> None:
+    """Keeps the greater of boxes at many places and `slices`, in place; as `multi_update`.
+
+    Source: popops::multiUpdateMax.
+    """
+    _update(graph, x, slices, offsets, dims, sizes, lax.scatter_max, None, prog, name)
+
+
+def _update(
+    graph: Graph,
+    x: Tensor,
+    slices: Tensor,
+    offsets: Tensor,
+    dims: Sequence[int],
+    sizes: Sequence[int],
+    scatter: Callable[..., jax.Array],
+    scale: float | Tensor | None,
+    prog: Program,
+    name: str,
+) -> None:
+    box = _box(name, x, dims, sizes)
+    _check_offsets(name, offsets, dims)
+    same_type(name, [x, slices])
+    if slices.shape != (expected := (offsets.shape[0], *box)):
+        raise GraphError(f"{name}: the slices have another shape", expected=expected, got=slices.shape)
+    numbers = lax.ScatterDimensionNumbers(tuple(range(1, x.ndim + 1)), (), tuple(dims))
+
+    def updated(a: jax.Array, s: jax.Array, at: jax.Array, *given: jax.Array) -> jax.Array:
+        if scale is not None:
+            s = s * (given[0].reshape(()).astype(a.dtype) if given else jnp.asarray(scale, a.dtype))
+        return scatter(a, at.reshape(-1, len(dims)), s, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+    add(graph, updated, [x, slices, offsets, *([scale] if isinstance(scale, Tensor) else [])], prog, name, [x])
+
+
+def _box(name: str, x: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a slice."""
+    fits = len(dims) == len(sizes) == len(set(dims)) and all(0 <= d < x.ndim for d in dims)
+    if not fits or not all(0 <= n <= x.shape[d] for d, n in zip(dims, sizes, strict=True)):
+        expected = f"different dimensions of {list(x.shape)}, and sizes within them"
+        raise GraphError(f"{name}: not a box of the tensor", expected=expected, got=f"{list(dims)}, {list(sizes)}")
+    at = dict(zip(dims, sizes, strict=True))
+    return tuple(at.get(d, n) for d, n in enumerate(x.shape))
+
+
+def _check_offset(name: str, offset: Tensor, dims: Sequence[int]) -> None:
+    if offset.size != len(dims) or offset.dtype not in (np.int32, np.uint32):
+        expected, got = f"{len(dims)} of INT or UNSIGNED_INT", f"{dtype_name(offset.dtype)}{list(offset.shape)}"
+        raise GraphError(f"{name}: not one offset a dimension", expected=expected, got=got)
+
+
+def _check_offsets(name: str, offsets: Tensor, dims: Sequence[int]) -> None:
+    columns = offsets.shape[1:] in ((len(dims),), () if len(dims) == 1 else None)
+    if offsets.ndim not in (1, 2) or not columns or offsets.dtype not in (np.int32, np.uint32):
+        expected, got = f"[n, {len(dims)}] of integers", f"{dtype_name(offsets.dtype)}{list(offsets.shape)}"
+        raise GraphError(f"{name}: not one offset a dimension", expected=expected, got=got)

@@ -1,0 +1,140 @@
+"""Sorting, and the largest or smallest elements of rows.
+
+Source: popops `Sort.hpp`, `TopK.hpp`. Sorting is stable, and NaN is greater than all numbers, as in JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.library import add
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+SortOrder = Literal["none", "ascending", "descending"]
+
+
+def sort(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> Tensor:
+    """A tensor sorted along one dimension, rising."""
+    result: Tensor = add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
+    return result
+
+
+def sort_in_place(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> None:
+    """Sorts a tensor along one dimension, rising."""
+    add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name, [x])
+
+
+def sort_key_value(
+    graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
+) -> tuple[Tensor, Tensor]:
+    """Keys sorted along one dimension, rising, and the values that go with them, both new.
+
+    Source: popops::sortKeyValue, which returns the values alone.
+    """
+    pair: tuple[Tensor, Tensor] = add(graph, _sorted_pair(dim), [keys, values], prog, name)
+    return pair
+
+
+def sort_key_value_in_place(
+    graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
+) -> None:
+    """Sorts keys along one dimension, rising, and the values with them; the two must not overlap."""
+    add(graph, _sorted_pair(dim), [keys, values], prog, name, [keys, values])
+
+
+def _sorted_pair(dim: int) -> Callable[..., tuple[jax.Array, ...]]:
+    def sorted_pair(k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(lax.sort((k, v), dimension=dim, num_keys=1))
+
+    return sorted_pair
+
+
+def top_k(
+    graph: Graph,
+    x: Tensor,
+    k: int,
+    prog: Program,
+    name: str = "top_k",
+    *,
+    largest: bool = True,
+    sort_order: SortOrder | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k largest, or smallest, elements along the last dimension, and where they are.
+
+    Args:
+        graph: graph to add to.
+        x: [..., n].
+        k: how many, at most n.
+        prog: program the steps are added to.
+        name: debug name.
+        largest: else the smallest.
+        sort_order: "descending", "ascending", or "none", any order; the best first when None.
+
+    Returns:
+        Values [..., k], and their UNSIGNED_INT indices; of equal ones those of least index.
+
+    Raises:
+        GraphError: more than there are, or an order that is none.
+
+    Source: popops::topKWithPermutation with TopKParams(k, largest, sortOrder).
+    """
+    _check(name, x, k, sort_order)
+    pair: tuple[Tensor, Tensor] = add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
+    return pair
+
+
+def top_k_key_value(
+    graph: Graph,
+    keys: Tensor,
+    values: Tensor,
+    k: int,
+    prog: Program,
+    name: str = "top_k",
+    *,
+    largest: bool = True,
+    sort_order: SortOrder | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k largest, or smallest, keys along the last dimension, and the values that go with them.
+
+    Arguments as of `top_k`; `values` has the shape of `keys`.
+
+    Source: popops::topKKeyValue.
+    """
+    _check(name, keys, k, sort_order)
+    if keys.shape != values.shape:
+        raise GraphError(f"{name}: keys and values differ in shape", expected=keys.shape, got=values.shape)
+
+    def best(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found, at = _best(a, k, largest, sort_order)
+        return found, jnp.take_along_axis(b, at.astype(jnp.int32), -1)
+
+    pair: tuple[Tensor, Tensor] = add(graph, best, [keys, values], prog, name)
+    return pair
+
+
+def _best(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:
+    # The opposite of an integer need not exist, its complement does and falls as the integer rises.
+    turned = jnp.bitwise_not if np.dtype(x.dtype).kind in "iu" else jnp.negative
+    values, indices = lax.top_k(x if largest else turned(x), k)
+    values, indices = values if largest else turned(values), indices.astype(jnp.uint32)
+    if order in ("none", None) or (order == "descending") == largest:
+        return values, indices
+    return jnp.flip(values, -1), jnp.flip(indices, -1)
+
+
+def _check(name: str, x: Tensor, k: int, order: str | None) -> None:
+    if not x.ndim or not 1 <= k <= x.shape[-1]:
+        expected = f"1 to {x.shape[-1]}" if x.ndim else "a tensor with a dimension"
+        raise GraphError(f"{name}: no such number of elements", expected=expected, got=k)
+    if order not in (None, "none", "ascending", "descending"):
+        expected = '"none", "ascending" or "descending"'
+        raise GraphError(f"{name}: no such order", expected=expected, got=repr(order))
