@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "poplar"
-
-
-def example(name):
-    spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.examples.poplar_examples import example
 
 
 def test_poplar_tut1(capsys):

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from ipujax import poplar
+from tests.examples.poplar_examples import example
 from tests.poplar.helpers import run_both
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "poplar"
-
-
-def example(name: str) -> ModuleType:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and codelets look up the names of their annotations
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[name]
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,28 @@
+"""The README's Poplar section, run as written from an empty folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ipujax
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_the_poplar_section_runs_as_written(tmp_path):
+    section = README.read_text(encoding="utf-8").split("\n## Poplar programs by hand\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "suffix_sums.py").write_text(block, encoding="utf-8")
+    # The folder of the package comes after the script's own, as if it were installed.
+    found = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "
+    run = "import runpy; runpy.run_path('suffix_sums.py', run_name='__main__')"
+    command = [sys.executable, "-W", "error", "-c", found + run]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    promised = re.findall(r"# (v2: \{.*\})", block)
+    assert done.stderr.splitlines() == promised == ["v2: {7,6,4.5,2.5}"]
+    assert done.stdout.startswith("Target:\n") and re.search(r"^ +Cycles: +[\d,]+$", done.stdout, re.MULTILINE)
+    assert "suffix_sums.py" in done.stdout  # costs are attributed to lines of the script
