@@ -1,21 +1,125 @@
-"""Says what is wrong with a call's arguments, once JAX has refused them."""
+"""Says what is wrong with a call's arguments, once JAX has refused them, and with `ipu.jit`'s settings about them.
+
+Input: a function, what it was called with, and which of its arguments are static or donated. Output: nothing, or an
+error that names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.target import nearest
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a transformation of JAX is tracing through the call."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def as_numbers(setting: str, value: Any) -> tuple[int, ...]:
+    """Positions of arguments, given as one number, several or None.
+
+    Args:
+        setting: what they are given for, for the message.
+        value: whole numbers.
+
+    Raises:
+        ArgumentTypeError: for anything else; a bool is most likely meant as yes or no.
+    """
+    return _several(setting, value, int, "a whole number or several: the positions of arguments, from 0")
+
+
+def as_names(setting: str, value: Any) -> tuple[str, ...]:
+    """Names of arguments, given as one string, several or None.
+
+    Args:
+        setting: what they are given for, for the message.
+        value: strings.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    return _several(setting, value, str, "a string or several: the names of arguments")
+
+
+def _several(setting: str, value: Any, kind: type, expected: str) -> tuple[Any, ...]:
+    single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
+    items = () if value is None else (value,) if single else tuple(value)
+    read = [item.__index__() if kind is int and hasattr(item, "__index__") else item for item in items]
+    if not all(isinstance(item, kind) for item in read) or any(isinstance(item, bool) for item in items):
+        raise ArgumentTypeError(
+            f"{setting} of ipu.jit cannot be {value!r}", expected=expected, got=type(value).__name__
+        )
+    return tuple(read)
+
+
+def check_settings(
+    fun: Callable[..., Any],
+    donate_argnums: Sequence[int],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> None:
+    """Refuses settings that name no argument of the function, or make a static one donated.
+
+    Args:
+        fun: any callable; one without a signature takes everything.
+        donate_argnums: positions of donated arguments, from the end if negative.
+        static_argnums: positions of static ones.
+        static_argnames: names of static ones.
+
+    Raises:
+        ArgumentValueError: naming the setting and the function's arguments.
+    """
+    parameters, given = _parameters(fun), positional_parameters(fun)
+    kinds = {p.kind for p in parameters}
+    if not parameters and not _has_signature(fun):
+        return
+    who = function_name(fun)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for setting, numbers in (("donate_argnums", donate_argnums), ("static_argnums", static_argnums)):
+            for number in numbers:
+                if not -len(given) <= number < len(given):
+                    raise ArgumentValueError(
+                        f"{setting} names an argument that {who} lacks",
+                        expected=f"positions in {_shown_signature(fun)}, of {len(given)} that can be given by position",
+                        got=number,
+                        hint="static_argnames for one that is given by name" if "static" in setting else None,
+                    )
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in static_argnames:
+            if name not in (names := [p.name for p in parameters]):
+                what = f"static_argnames names an argument that {who} lacks"
+                raise ArgumentValueError(
+                    what, expected=_shown_signature(fun), got=repr(name), hint=nearest(name, names)
+                )
+    static = {_name_at(given, n) for n in static_argnums} | set(static_argnames)
+    for number in donate_argnums:
+        if (donated := _name_at(given, number)) in static:
+            raise ArgumentValueError(
+                f"argument {donated} of {who} is both static and donated",
+                expected="an argument that is static, which is compiled in, or donated, which is an array, or neither",
+                got=f"donate_argnums={tuple(donate_argnums)}, static: {', '.join(sorted(map(str, static)))}",
+                hint=f"leave {number} out of donate_argnums",
+            )
+
+
+def _name_at(names: Sequence[str], number: int) -> str | int:
+    """The name at a position, or the position itself where only a starred parameter takes it."""
+    return names[number] if -len(names) <= number < len(names) else number
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def check_arguments(
@@ -25,22 +129,71 @@ def check_arguments(
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
 ) -> None:
-    """Refuses leaves that are no arrays.
+    """Refuses arguments the function does not take, static ones that cannot be hashed, and leaves that are no arrays.
 
     Raises:
-        ArgumentError: naming function, argument and place in its tree, and the static argument that would allow it.
+        ArgumentTypeError: naming function, argument and place in its tree, and the static argument that would allow it.
+        ArgumentValueError: for a static argument that cannot be hashed.
     """
+    _check_call(fun, args, kwargs)
+    names, static = argument_places(fun, args, static_argnums, static_argnames)
     parameters = positional_parameters(fun)
-    names = [*parameters[: len(args)], *(f"arg{n}" for n in range(len(parameters), len(args)))]
-    places = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
-    places |= {n for n, name in enumerate(names) if name in static_argnames}
+    # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
+    numbers = () if static_argnames else static_argnums
+    by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
     for number, value in enumerate(args):
-        if number not in places:
+        if number in static:
+            _check_static(fun, names[number], value)
+        else:
             _check_leaves(fun, names[number], value, f"static_argnums={number}")
-    by_number = {parameters[n] for n in static_argnums if -len(parameters) <= n < len(parameters)}
     for name, value in kwargs.items():
-        if name not in static_argnames and name not in by_number:
+        if name in static_argnames or name in by_number:
+            _check_static(fun, name, value)
+        else:
             _check_leaves(fun, name, value, f"static_argnames={name!r}")
+
+
+def argument_places(
+    fun: Callable[..., Any], args: Sequence[Any], static_argnums: Sequence[int], static_argnames: Sequence[str]
+) -> tuple[list[str], set[int]]:
+    """The name of each positional argument of a call, and the positions of those that are static."""
+    parameters = positional_parameters(fun)
+    rest = next((p.name for p in _parameters(fun) if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    more = range(len(args) - len(parameters))
+    names = [*parameters[: len(args)], *(f"arg{n + len(parameters)}" if rest is None else f"{rest}[{n}]" for n in more)]
+    static = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
+    by_name = () if static_argnums else static_argnames
+    return names, static | {n for n, name in enumerate(names) if name in by_name}
+
+
+def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    try:  # a wrapper takes what it takes itself, whatever the function inside says
+        signature = inspect.signature(fun, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = [p.name for p in _parameters(fun) if p.kind not in _STARS and p.name not in kwargs]
+        hints = [nearest(name, known) for name in kwargs if name not in [p.name for p in _parameters(fun)]]
+        raise ArgumentTypeError(
+            f"{function_name(fun)} cannot be called like this: {error}",
+            expected=_shown_signature(fun),
+            got=_shown_call(fun, args, kwargs),
+            hint=next((hint for hint in hints if hint), None),
+        ) from error
+
+
+def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ArgumentValueError(
+            f"static argument {name} of {function_name(fun)} cannot be hashed",
+            expected="a value that can be hashed and compared, which each compiled version is looked up by",
+            got=f"{type(value).__name__} {value!r:.60} ({error})",
+            hint="pass a tuple for a list, or leave it out of the static arguments if it holds arrays",
+        ) from error
 
 
 def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -> None:
@@ -49,7 +202,7 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -
             jax.typeof(leaf)
         except TypeError as error:
             dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
-            raise ArgumentError(
+            raise ArgumentTypeError(
                 f"argument {name}{jax.tree_util.keystr(path)} of {function_name(fun)} is not an array",
                 expected="a jax or numpy array of a dtype JAX has, or a Python number",
                 got=f"{type(leaf).__name__}{dtype} {leaf!r:.60}",
@@ -57,13 +210,24 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -
             ) from error
 
 
+# --- functions and values in words ------------------------------------------------------------------------------------
+
+
 def positional_parameters(fun: Callable[..., Any]) -> list[str]:
     """Names of the parameters that can be given by position; none where a function has no signature."""
+    return [p.name for p in _parameters(fun) if p.kind in _POSITIONAL]
+
+
+def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(fun).parameters.values()) if _has_signature(fun) else []
+
+
+def _has_signature(fun: Callable[..., Any]) -> bool:
     try:
-        parameters = inspect.signature(fun).parameters.values()
+        inspect.signature(fun)
     except (TypeError, ValueError):  # builtins and some C functions have no signature
-        return []
-    return [p.name for p in parameters if p.kind in _POSITIONAL]
+        return False
+    return True
 
 
 def function_name(fun: Callable[..., Any]) -> str:
@@ -72,3 +236,26 @@ def function_name(fun: Callable[..., Any]) -> str:
     while not hasattr(inner, "__name__") and hasattr(inner, "func"):
         inner = inner.func
     return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def described(value: Any) -> str:
+    """An argument in few words: shape and dtype of an array, else its type."""
+    try:
+        return jax.typeof(value).str_short()
+    except TypeError:
+        return type(value).__name__
+
+
+def _shown_signature(fun: Callable[..., Any]) -> str:
+    """Names of the parameters, as `add(a, b=…, *, c=…)`: defaults may be large."""
+    words: list[str] = []
+    for p in _parameters(fun):
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        words.append(f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '=…'}")
+    return f"{function_name(fun)}({', '.join(words)})"
+
+
+def _shown_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    words = [*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items())]
+    return f"{function_name(fun)}({', '.join(words)})"

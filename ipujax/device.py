@@ -11,27 +11,35 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.presets import preset
+from ipujax.runtime.errors import ArgumentError, TargetError
+from ipujax.runtime.presets import PRESETS, preset
 from ipujax.runtime.target import Target
 
 
 class IPUModel:
     """A simulated system of IPUs.
 
+    Real systems come in powers of two: Pods have 16, 64, 128, 256 and more IPUs, and what a program attaches to is a
+    partition of one, of 1, 2, 4, … IPUs (Graphcore, "Getting started with IPU-PODs" 3.1, section 1). A program that
+    needs another number takes the next larger one.
+
     Args:
-        num_ipus: number of chips.
+        num_ipus: number of chips, a power of two up to 65,536.
         arch: preset of the chip: "mk1" (GC2), "mk2" (GC200) or "bow".
         changes: fields of `Target` to set otherwise, for what-if studies: `bytes_per_tile=2**20`.
 
     Raises:
-        TargetError: for an unknown preset or field, or a value that makes no sense.
+        TargetError: for an unknown preset or field, a value that makes no sense, or a number of chips no system has.
     """
 
     __slots__ = ("_hash", "_target")
 
     def __init__(self, num_ipus: int = 1, arch: str = "mk2", **changes: Any) -> None:
+        if isinstance(num_ipus, str) and num_ipus in PRESETS:
+            what = "ipu.IPUModel takes the number of IPUs first"
+            raise TargetError(what, expected="a whole number", got=repr(num_ipus), hint=f"arch={num_ipus!r}")
         target = preset(arch, num_ipus)
+        _check_partition(target.num_ipus)
         self._target = target.replace(**changes) if changes else target
         self._hash = hash(self._target)  # asked for at every call of a compiled function
 
@@ -49,6 +57,18 @@ class IPUModel:
     def __repr__(self) -> str:
         target = self._target
         return f"IPUModel({target.num_ipus} × {target.name}, {target.tiles_per_ipu} tiles)"
+
+
+def _check_partition(num_ipus: int) -> None:
+    """Refuses a number of IPUs that no partition of a Pod has."""
+    larger = 1 << (num_ipus - 1).bit_length()
+    if num_ipus != larger:
+        raise TargetError(
+            f"no system has {num_ipus} IPUs",
+            expected="a power of two, as partitions of Pods are",
+            got=num_ipus,
+            hint=f"num_ipus={larger}; {larger - num_ipus} of them may stay unused",
+        )
 
 
 class CPU:

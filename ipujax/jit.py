@@ -19,12 +19,20 @@ from typing import Any, overload
 
 import jax
 
-from ipujax.arguments import check_arguments, function_name, has_tracer
+from ipujax.arguments import (
+    argument_places,
+    as_names,
+    as_numbers,
+    check_arguments,
+    check_settings,
+    function_name,
+    has_tracer,
+)
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
-from ipujax.lowering.jax_compat import argument_names
+from ipujax.lowering.jax_compat import argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature
 
@@ -58,7 +66,7 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
 ) -> IpuFunction: ...
-def jit(fun=None, /, *, device=None, donate_argnums=(), static_argnums=(), static_argnames=(), options=None):  # type: ignore[no-untyped-def]
+def jit(fun=None, /, *more, device=None, donate_argnums=(), static_argnums=(), static_argnames=(), options=None):  # type: ignore[no-untyped-def]
     """Compiles a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator.
 
     Args:
@@ -77,6 +85,13 @@ def jit(fun=None, /, *, device=None, donate_argnums=(), static_argnums=(), stati
         ArgumentError: at a call, for arguments that are not arrays.
         TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
     """
+    if more:
+        raise ArgumentTypeError(
+            "ipu.jit takes one function by position, all else by name",
+            expected="ipu.jit(fun, device=...)",
+            got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
+            hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
+        )
     if fun is None:
         return functools.partial(
             jit,
@@ -89,15 +104,11 @@ def jit(fun=None, /, *, device=None, donate_argnums=(), static_argnums=(), stati
     return IpuFunction(
         fun,
         device,
-        _as_tuple(donate_argnums, int),
-        _as_tuple(static_argnums, int),
-        _as_tuple(static_argnames, str),
+        as_numbers("donate_argnums", donate_argnums),
+        as_numbers("static_argnums", static_argnums),
+        as_names("static_argnames", static_argnames),
         Options() if options is None else options,
     )
-
-
-def _as_tuple(value: Any, kind: type) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, kind) else tuple(value)
 
 
 class IpuFunction:
@@ -113,13 +124,16 @@ class IpuFunction:
         options: Options,
     ) -> None:
         if not callable(fun):
-            raise ArgumentError("ipu.jit needs a function", expected="a callable", got=repr(fun))
+            hint = f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None
+            raise ArgumentError("ipu.jit needs a function", expected="a callable", got=repr(fun), hint=hint)
         if device is not None:
             check_device(device, "ipu.jit")
         if not isinstance(options, Options):
             raise ArgumentError(
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
+        check_settings(fun, donate_argnums, static_argnums, static_argnames)
+        self._line = calling_line()  # where the work of a function with no line of the user's is shown
         # A callable object's attributes are its own business: copied here, they would stand in for methods.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
@@ -142,10 +156,17 @@ class IpuFunction:
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             return run(*args, **kwargs)
-        except TypeError:
-            # JAX refuses arguments that are no arrays with a TypeError before it traces anything; ours says more.
+        except (TypeError, ValueError):
+            # JAX refuses arguments that do not fit or are no arrays before it traces anything; ours says more.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction:
+        """Itself, as with Python's functions: modules that hold one may be copied."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"ipu.jit({self.__name__})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
@@ -164,7 +185,7 @@ class IpuFunction:
             raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
         try:
             lowered = self._lower(device, args, kwargs)
-        except TypeError:
+        except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
         if lowered is None:
@@ -203,8 +224,10 @@ class IpuFunction:
                     return self._plain(*args, **kwargs)
                 lowered.compile()
                 # All arrays are tracers here, and static arguments never are.
-                leaves = jax.tree.leaves((args, kwargs))
-                return lowered.evaluate(*(leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)))
+                leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
+                if len(leaves) != len(lowered.signature.in_avals):
+                    return self._fun(*args, **kwargs)  # `jax.debug_nans` runs it step by step to find where one arises
+                return lowered.evaluate(*leaves)
 
             self._runners.setdefault(device, self._jitted(run))
         return self._runners[device]
@@ -237,20 +260,37 @@ class IpuFunction:
         # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
         key = device, id(traced.jaxpr), traced.in_tree
         if key not in self._lowered:
-            self._lowered.setdefault(key, self._lower_anew(device, traced, timings))
+            names, static = argument_places(self._fun, args, *self._static)
+            arguments = tuple(name for n, name in enumerate(names) if n not in static)
+            self._lowered.setdefault(key, self._lower_anew(device, traced, timings, arguments))
         return self._lowered[key]
 
-    def _lower_anew(self, device: IPUModel, traced: Any, timings: dict[str, float]) -> Lowered:
-        jaxprs = {"trace": traced.jaxpr}
+    def _lower_anew(
+        self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
+    ) -> Lowered:
+        jaxpr, moved = without_float0(traced.jaxpr)
+        jaxprs = {"trace": jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
                 jaxprs[name] = run(list(jaxprs.values())[-1])
         donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
         with _timed(timings, "lower"):
             names = argument_names(traced.jaxpr)
-            program = lower(list(jaxprs.values())[-1], device.target, donated=donated, names=names)
+            program = lower(
+                list(jaxprs.values())[-1],
+                device.target,
+                donated=[donated[n] for n in moved],
+                names=[names[n] for n in moved],
+                line=self._line or calling_line(),
+            )
         signature = Signature(
-            traced.in_tree, tuple(traced.jaxpr.in_avals), donated, traced.out_tree, tuple(traced.jaxpr.out_avals)
+            traced.in_tree,
+            tuple(traced.jaxpr.in_avals),
+            donated,
+            traced.out_tree,
+            tuple(traced.jaxpr.out_avals),
+            arguments,
+            tuple(names),
         )
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings)
 

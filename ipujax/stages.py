@@ -6,26 +6,29 @@ Lowered.compile()         → Compiled: callable, profile, analyses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
-from ipujax.arguments import has_tracer
-from ipujax.lowering.jax_compat import ClosedJaxpr, with_weak_type
+from ipujax.arguments import described, has_tracer
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.listing import listing
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
 from ipujax.runtime.program import Program
+from ipujax.structure import EVERYWHERE, first_difference
 
 Record = Callable[[Program, Any], None]
 
@@ -40,6 +43,8 @@ class Signature:
         donated: for each leaf whether its buffer may be reused.
         out_tree: tree of the results.
         out_avals: shape, dtype and weakness of each leaf.
+        arguments: name of each positional argument that is not static.
+        leaf_names: name of each leaf of the arguments, `params['w']`.
     """
 
     in_tree: Any
@@ -47,6 +52,8 @@ class Signature:
     donated: tuple[bool, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
+    arguments: tuple[str, ...]
+    leaf_names: tuple[str, ...]
 
 
 class Lowered:
@@ -118,10 +125,12 @@ class Lowered:
         """
         program, signature = self._lowered, self.signature
         run = engine_function(program.graph, program.program, exact_splits=self._options.exact_splits, record=record)
-        outs = run(dict(zip(program.inputs, leaves, strict=True)))
+        moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
+        outs = run(dict(zip(program.inputs, moved, strict=True)))
+        streams = iter(program.outputs)
         results = [
-            with_weak_type(outs[stream], aval.weak_type)
-            for stream, aval in zip(program.outputs, signature.out_avals, strict=True)
+            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(outs[next(streams)], aval.weak_type)
+            for aval in signature.out_avals
         ]
         return jax.tree.unflatten(signature.out_tree, results)
 
@@ -147,6 +156,8 @@ class Compiled:
 
     def __init__(self, lowered: Lowered, executable: Executable) -> None:
         self._lowered, self.executable = lowered, executable
+        self._notes: dict[Program, list[int]] = {}
+        self._one_at_a_time = Lock()  # the notes are those of one call
 
     @property
     def timings(self) -> Mapping[str, float]:
@@ -170,13 +181,22 @@ class Compiled:
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        donated = tuple(n for n, given in enumerate(self._lowered.signature.donated) if given)
+        return self._jitted(None, tuple(n for n, given in enumerate(self._lowered.signature.donated) if given))
 
+    @cached_property
+    def _profiled_call(self) -> Callable[..., Any]:
+        return self._jitted(self._note, ())
+
+    def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
         def run(*leaves: Any) -> Any:
-            return self._lowered.evaluate(*leaves)
+            return self._lowered.evaluate(*leaves, record=record)
 
         run.__name__ = self._lowered.name
         return jax.jit(run, donate_argnums=donated)
+
+    def _note(self, node: Program, what: Any) -> None:
+        """Keeps what data-dependent control did in the profiled call that is running."""
+        self._notes.setdefault(node, []).append(int(what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on arguments of the compiled signature; static arguments are left out, as in `jax.stages`.
@@ -194,15 +214,12 @@ class Compiled:
         Raises:
             ArgumentError: as a call.
         """
-        recording: dict[Program, list[int]] = {}
-
-        def record(node: Program, what: Any) -> None:
-            recording.setdefault(node, []).append(int(what))
-
         leaves = self._check(args, kwargs)
-        outs = jax.block_until_ready(jax.jit(partial(self._lowered.evaluate, record=record))(*leaves))
-        jax.effects_barrier()
-        return outs, Profile(self.executable, recording)
+        with self._one_at_a_time:
+            self._notes = {}
+            outs = jax.block_until_ready(self._profiled_call(*leaves))
+            jax.effects_barrier()
+            return outs, Profile(self.executable, self._notes)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
@@ -213,30 +230,17 @@ class Compiled:
         leaves, tree = jax.tree.flatten((args, kwargs))
         hint = "call the ipu.jit function itself, which compiles anew for new shapes"
         if tree != signature.in_tree:
-            what = f"{name} was compiled for arguments of another structure"
-            hint = f"leave static arguments out, they are compiled in; or {hint}"
-            raise ArgumentError(what, expected=signature.in_tree, got=tree, hint=hint)
-        places = jax.tree_util.tree_leaves_with_path((args, kwargs))
-        for (path, leaf), aval in zip(places, signature.in_avals, strict=True):
-            found = _described(leaf)
+            difference = first_difference(signature.in_tree, args, kwargs, signature.arguments)
+            what = f"{name} was compiled for another structure of {difference.place}"
+            if difference.place == EVERYWHERE:
+                hint = f"leave static arguments out, they are compiled in; or {hint}"
+            raise ArgumentTypeError(what, expected=difference.expected, got=difference.got, hint=hint)
+        for place, leaf, aval in zip(signature.leaf_names, leaves, signature.in_avals, strict=True):
+            found = described(leaf)
             if found != aval.str_short():
-                what = f"{name} was compiled for another shape or dtype of its argument {_place(path)}"
-                raise ArgumentError(what, expected=aval.str_short(), got=found, hint=hint)
+                what = f"{name} was compiled for another shape or dtype of its argument {place}"
+                raise ArgumentTypeError(what, expected=aval.str_short(), got=found, hint=hint)
         return leaves
 
     def __repr__(self) -> str:
         return f"Compiled({self._lowered.name})"
-
-
-def _described(leaf: Any) -> str:
-    """Shape and dtype of an argument, or its type if it is no array."""
-    try:
-        return jax.typeof(leaf).str_short()
-    except TypeError:
-        return type(leaf).__name__
-
-
-def _place(path: Sequence[Any]) -> str:
-    """Where a leaf of `(args, kwargs)` is: `0['w']`, `scale`."""
-    in_args, first, *rest = path
-    return f"{first.idx if in_args.idx == 0 else first.key}{jax.tree_util.keystr(tuple(rest))}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from math import log2, prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ import numpy as np
 from ipujax.lowering.context import Context
 from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.program import Execute
 from ipujax.runtime.target import Target
@@ -61,8 +63,13 @@ def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
 
     Returns:
         One new tensor for each result, mapped linearly.
+
+    Raises:
+        GraphError: for a result that is no array, as `jax.new_ref` has.
     """
     graph, name = ctx.graph, ctx.primitive.name
+    for aval in ctx.out_avals:
+        check_is_array(aval, f"what {name} makes", graph.origin)
     for tensor in operands:
         map_linearly(graph, tensor)
     outs = [
@@ -81,6 +88,27 @@ def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
     graph.add_vertices(compute_set, _whole_group(_codelet(ctx, operands), [*read, *written], tile, ctx))
     ctx.prog.add(Execute(compute_set))
     return outs
+
+
+def check_is_array(aval: Any, what: str, where: object = None) -> None:
+    """Refuses what changes while a program runs: the references of `jax.new_ref`.
+
+    Args:
+        aval: its abstract value.
+        what: what it is, for the message.
+        where: the user's line; the one that is running when None.
+
+    Raises:
+        GraphError: for anything but an array.
+    """
+    if not isinstance(aval, jax.core.ShapedArray):
+        raise GraphError(
+            f"{what} is no array",
+            where=where,
+            expected="arrays: no value of a program ever changes",
+            got=aval,
+            hint="make what changes a carry of the loop, or an argument and a result of the function",
+        )
 
 
 def _whole_group(codelet: Codelet, tensors: Sequence[Tensor], tile: int, ctx: Context) -> VertexGroup:

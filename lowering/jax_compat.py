@@ -5,16 +5,14 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.extend import core as _core
-from jax.extend import source_info_util
 from jax.interpreters import batching, mlir, partial_eval
+
+from ipujax.runtime.errors import is_installed, shown_place
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -24,13 +22,6 @@ Primitive = _core.Primitive
 Var = _core.Var
 DropVar = _core.DropVar
 Atom = Var | Literal
-
-# Where code that is not the user's lies: installed packages, the standard library, ipujax itself, generated code.
-_INSTALLED = (
-    *{sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")},
-    f"{Path(__file__).parent.parent}{os.sep}",
-    "<",
-)
 
 check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
@@ -68,6 +59,11 @@ def new_var(aval: Any) -> Var:
     return Var(aval)
 
 
+def new_literal(value: Any, aval: Any) -> Literal:
+    """A constant scalar in a jaxpr."""
+    return Literal(value, aval)
+
+
 def closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """A closed jaxpr, whichever is given; an open one must have no constants."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
@@ -94,6 +90,28 @@ def argument_names(jaxpr: ClosedJaxpr) -> list[str]:
     return [known.get(n) or f"arg{n}" for n in range(len(jaxpr.in_avals))]
 
 
+def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
+    """The jaxpr without inputs and results of dtype float0, of which there is nothing to know or to move.
+
+    They are the gradients of whole numbers, and have no bytes. What computes them is dead code afterwards.
+
+    Returns:
+        The jaxpr, and which of the inputs it kept.
+    """
+    body = jaxpr.jaxpr
+    moved = [n for n, aval in enumerate(jaxpr.in_avals) if not is_float0(aval)]
+    kept = [n for n, aval in enumerate(jaxpr.out_avals) if not is_float0(aval)]
+    if (len(moved), len(kept)) == (len(body.invars), len(body.outvars)):
+        return jaxpr, moved
+    live = eliminate_dead_code(body.replace(outvars=[body.outvars[n] for n in kept]))
+    return ClosedJaxpr(live.replace(invars=[live.invars[n] for n in moved]), jaxpr.consts), moved
+
+
+def is_float0(aval: Any) -> bool:
+    """Whether an abstract value has the dtype of the gradients of whole numbers."""
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
 def with_weak_type(x: jax.Array, weak_type: bool) -> jax.Array:
     """The same array, weakly typed or not: whether it gives way to the other operand's dtype in type promotion."""
     if bool(getattr(jax.typeof(x), "weak_type", False)) == weak_type:
@@ -107,16 +125,15 @@ def source_line(eqn: JaxprEqn) -> str:
     A function inside another goes by its own name, as in `runtime.errors.user_line`.
 
     That is the innermost frame outside installed packages, so that an optimiser's equations belong to the line that
-    calls it; in a stack of installed packages only, the innermost that is not JAX's.
+    calls it. A traceback goes no further out than the function that was traced: if that is a library's, no line is the
+    user's.
     """
     traceback = eqn.source_info.traceback
     frames: Sequence[Any] = traceback.frames if traceback else ()
     for frame in frames:
-        if not frame.file_name.startswith(_INSTALLED):
-            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name.rpartition('.<locals>.')[2]})"
-    summary = source_info_util.summarize(eqn.source_info)
-    path, _, rest = summary.partition(":")
-    return f"{Path(path).name}:{rest}" if rest else ""
+        if not is_installed(frame.file_name):
+            return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))
+    return ""
 
 
 def name_stack(eqn: JaxprEqn) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
+from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.lowering.rules import RULES
@@ -50,7 +50,7 @@ class LoweredProgram:
 
 
 def lower(
-    jaxpr: ClosedJaxpr, target: Target, *, donated: Sequence[bool] = (), names: Sequence[str] = ()
+    jaxpr: ClosedJaxpr, target: Target, *, donated: Sequence[bool] = (), names: Sequence[str] = (), line: str = ""
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -59,10 +59,18 @@ def lower(
         target: the machine.
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
+        line: the user's line that equations belong to of which no line is the user's, `file:line (function)`.
 
     Returns:
         The graph and the program of one call.
+
+    Raises:
+        GraphError: for an argument or constant that is no array.
     """
+    for number, aval in enumerate(jaxpr.in_avals):
+        check_is_array(aval, f"argument {names[number] if names else number}")
+    for var in jaxpr.jaxpr.constvars:
+        check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     graph, prog = Graph(target), ProgramSequence()
@@ -75,7 +83,8 @@ def lower(
         inputs.append(stream)
         prog.add(StreamIn(stream, arguments[-1]))
     lowering = Lowering(graph)
-    results = lowering.jaxpr(jaxpr, arguments, prog)
+    with graph.debug_origin(Origin(line)):
+        results = lowering.jaxpr(jaxpr, arguments, prog)
     results = _set_aside_arguments(graph, prog, results, arguments, aliases)
     outputs = []
     for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
@@ -146,8 +155,8 @@ class Lowering:
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
         for eqn in body.eqns:
-            line = source_line(eqn)
-            with self._graph.debug_origin(Origin(line, name_stack(eqn)) if line else self._graph.origin):
+            outer = self._graph.origin
+            with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
                 results = self._equation(eqn, [self._read(env, atom) for atom in eqn.invars], prog)
             env.update(zip(eqn.outvars, results, strict=True))
         return [self._read(env, atom) for atom in body.outvars]

@@ -1,7 +1,8 @@
 """Pass `inline`: replaces calls by the equations of their callee, recursively, inside loops and branches too.
 
 Calls are `jit`, `remat2`, `custom_jvp_call`, `custom_vjp_call` and their like: what they add (caching, rules for
-differentiation) has done its work by the time a jaxpr is compiled. Control flow stays.
+differentiation) has done its work by the time a jaxpr is compiled. Control flow stays, except a branch that is chosen
+already: by a constant, or by the platform (`lax.platform_dependent`), which is that of the engine, the CPU.
 
 An inlined equation's name stack is prefixed with the caller's. Its source line is the callee's own, unless the callee
 is library code: JAX traces that once and shares it between callers, so that its lines may be another caller's.
@@ -9,11 +10,10 @@ is library code: JAX traces that once and shares it between callers, so that its
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ipujax.lowering.jax_compat import (
     Atom,
@@ -25,9 +25,12 @@ from ipujax.lowering.jax_compat import (
     Var,
     closed,
     jaxpr_file,
+    new_literal,
     new_var,
+    source_line,
     with_caller,
 )
+from ipujax.runtime.errors import GraphError, is_installed
 
 # Parameter that holds the callee, by primitive name.
 CALLEES: dict[str, str] = {
@@ -39,9 +42,11 @@ CALLEES: dict[str, str] = {
     "call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+    "linear_call": "callee",
 }
-_OWN = f"{Path(__file__).parents[2]}{os.sep}"
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}, _OWN)
+PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -69,13 +74,16 @@ class _Inliner:
 
     def _copy(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, fresh: bool) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
-        of_library = caller is not None and jaxpr_file(jaxpr).startswith(_LIBRARIES)
+        of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         for eqn in jaxpr.eqns:
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
-            callee = eqn.params.get(CALLEES.get(eqn.primitive.name, ""))
-            if callee is not None:
-                results = self._call(closed(callee), operands, eqn)
+            if eqn.primitive.name == "platform_index":
+                env[eqn.outvars[0]] = new_literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
+                continue
+            call = _call_of(eqn, operands)
+            if call is not None:
+                results = self._call(*call, eqn)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             outvars = [v if not fresh or isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
@@ -92,6 +100,36 @@ class _Inliner:
             self._constvars.append(constant)
             self._consts.append(value)
         return self._copy(callee.jaxpr, env, caller, fresh=True)
+
+
+def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Atom]] | None:
+    """The jaxpr that an equation does nothing but evaluate, and on what; None for other equations."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in CALLEES:
+        return closed(params[CALLEES[name]]), operands
+    if name == "cond" and isinstance(operands[0], Literal):
+        branches = params["branches"]
+        return branches[min(max(int(operands[0].val), 0), len(branches) - 1)], operands[1:]
+    if name == "custom_linear_solve":  # the other functions it holds are for differentiation
+        matvec, vecmat, solve, transposed = params["const_lengths"]
+        first, right_hand_side = matvec + vecmat, matvec + vecmat + solve + transposed
+        return params["jaxprs"].solve, operands[first : first + solve] + operands[right_hand_side:]
+    return None
+
+
+def _platform_index(eqn: JaxprEqn) -> int:
+    """Which of the branches for different platforms is meant: the one for ours, else the one for all others."""
+    platforms = eqn.params["platforms"]
+    for number, names in enumerate(platforms):
+        if names is None or PLATFORM in names:
+            return number
+    raise GraphError(
+        "lax.platform_dependent has no branch for this platform",
+        where=source_line(eqn) or None,
+        expected=f"one for {PLATFORM!r}, or a default",
+        got=", ".join(name for names in platforms for name in names),
+        hint="default=...",
+    )
 
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:

@@ -72,6 +72,9 @@ OP_COSTS: dict[str, OpCost] = {
     "gt": _COMPARE,
     "le": _COMPARE,
     "lt": _COMPARE,
+    "eq_to": _COMPARE,  # the total order of floats: assumed to cost as much as the ordinary one
+    "le_to": _COMPARE,
+    "lt_to": _COMPARE,
     "ne": _NOT_EQUAL,
     "and": _BITWISE,
     "or": _BITWISE,
@@ -117,6 +120,12 @@ OP_COSTS: dict[str, OpCost] = {
     "ceil": OpCost((6, 2), (6, 4), (3, 2)),
     "round": OpCost((6, 2), (6, 4), (3, 2)),
     "is_finite": _COMPARE,
+    "real": _MOVE,  # complex numbers, emulated: assumed to cost as much as their parts moved
+    "imag": _MOVE,
+    "conj": _MOVE,
+    "complex": _MOVE,
+    **dict.fromkeys(("bessel_i0e", "bessel_i1e", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta"), _SLOW),
+    "regularized_incomplete_beta": _SLOW,
     "select_n": OpCost((11, 1), (11, 1), (11, 1)),
     "convert_element_type": OpCost((4, 2), (4, 4), (4, 2)),  # cast f16 <-> f32; integer casts assumed alike
     "reduce_precision": OpCost((4, 2), (4, 4), (4, 2)),

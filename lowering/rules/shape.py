@@ -16,7 +16,7 @@ from ipujax.runtime.variable import is_key_dtype
 
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Values are never overwritten, so that a copy, or a barrier for the optimiser, is the value itself."""
+    """The value itself: none is overwritten, so that copies are as good, and on one device all is where it belongs."""
     del ctx, params
     return operands
 
@@ -117,4 +117,7 @@ RULES: dict[str, Rule] = {
     "stop_gradient": identity_rule,
     "optimization_barrier": identity_rule,
     "name": identity_rule,
+    "device_put": identity_rule,
+    "sharding_constraint": identity_rule,
+    "reshard": identity_rule,
 }

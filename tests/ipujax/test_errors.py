@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import ipujax as ipu
 
@@ -65,13 +67,138 @@ def test_static_arguments_need_not_be_arrays_and_others_still_must() -> None:
 
 @pytest.mark.parametrize("call", ["__call__", "lower"])
 def test_messages_of_jax_pass_through(call: str) -> None:
-    """Of unhashable settings, missing arguments and results that are no arrays."""
-    for settings, args in (({"static_argnums": 1}, (X, [1])), ({}, ()), ({}, (X, X, X))):
-        expected = error_of(lambda a=args, s=settings: jax.jit(add, **s)(*a), Exception)
-        found = error_of(lambda a=args, s=settings: getattr(ipu.jit(add, device=DEVICE, **s), call)(*a), Exception)
+    """They name the place already: results that are no arrays, numbers that are too large, keys that have no order."""
+    for fun, args in ((lambda a: {"b": "text"}, (X,)), (lambda a: a, (2**40,)), (lambda a: {1: a, "b": a}, (X,))):
+        expected = error_of(lambda a=args, f=fun: jax.jit(f)(*a), Exception)
+        found = error_of(lambda a=args, f=fun: getattr(ipu.jit(f, device=DEVICE), call)(*a), Exception)
         assert type(found) is type(expected) and str(found) == str(expected)
-    with pytest.raises(TypeError, match="returned a value of type <class 'str'>"):
-        getattr(ipu.jit(lambda a: "text", device=DEVICE), call)(X)
+
+
+SETTINGS: dict[str, Any] = {"static_argnums": 1, "static_argnames": "c"}
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], str]] = {
+    "none": ((), {}, {}, r"add cannot be called like this: .*'a'(.|\n)*expected: add\(a, b=…, \*, c=…\)(.|\n)*add\(\)"),
+    "too many": (
+        (X, X, X),
+        {},
+        {},
+        r"too many positional(.|\n)*got: add\(float32\[2,3\], float32\[2,3\], float32\[2,3\]\)",
+    ),
+    "unknown name": ((X,), {"d": 1, "e": "s"}, {}, r"unexpected keyword argument 'd'(.|\n)*got: .*d=int32\[\], e=str"),
+    "misspelt name": ((X,), {"cc": 1}, {}, r"unexpected keyword argument 'cc'(.|\n)*try: 'c'"),
+    "twice": ((X,), {"a": X}, {}, r"multiple values for argument 'a'"),
+    "list": ((X, [1]), {}, SETTINGS, r"static argument b of add cannot be hashed(.|\n)*got: list \[1\](.|\n)*a tuple"),
+    "list by name": ((X,), {"b": [1]}, {"static_argnums": 1}, r"static argument b of add cannot be hashed"),
+    "named list": ((X, 1), {"c": [1]}, SETTINGS, r"static argument c of add cannot be hashed"),
+    "array": ((X, np.ones(3)), {}, SETTINGS, r"static argument b(.|\n)*got: ndarray(.|\n)*if it holds arrays"),
+}
+
+
+@pytest.mark.parametrize("call", ["__call__", "lower"])
+@pytest.mark.parametrize("name", CALLS)
+def test_bad_calls(name: str, call: str) -> None:
+    """Each is also what `jax.jit` raises, so that what catches that catches this."""
+    args, kwargs, settings, text = CALLS[name]
+    theirs = error_of(lambda: jax.jit(add, **settings)(*args, **kwargs), Exception)
+    ours = error_of(lambda: getattr(ipu.jit(add, device=DEVICE, **settings), call)(*args, **kwargs), ipu.ArgumentError)
+    assert isinstance(ours, type(theirs)) and ours.where.startswith("test_errors.py:")
+    with pytest.raises(ipu.ArgumentError, match=text):
+        raise ours
+
+
+def test_a_wrapper_takes_what_it_takes() -> None:
+    """Whatever the function it wraps says: an error inside is not taken for one of the call."""
+    raised = TypeError("mine")
+
+    @functools.wraps(lambda a: a)
+    def wrapper(a: Any, b: Any) -> Any:
+        raise raised
+
+    assert error_of(lambda: ipu.jit(wrapper, device=DEVICE)(X, X), TypeError) is raised
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "position": ({"static_argnums": 7}, ValueError, r"static_argnums names an argument that add lacks(.|\n)*got: 7"),
+    "negative position": (
+        {"donate_argnums": (0, -3)},
+        ValueError,
+        r"donate_argnums names(.|\n)*of 2 that(.|\n)*got: -3",
+    ),
+    "name": ({"static_argnames": ("c", "bb")}, ValueError, r"static_argnames names(.|\n)*got: 'bb'(.|\n)*try: 'b'"),
+    "static donated": (
+        {"static_argnums": 1, "donate_argnums": (0, -1)},
+        ValueError,
+        r"argument b of add is both static and donated(.|\n)*try: leave -1 out",
+    ),
+    "static donated by name": ({"static_argnames": "a", "donate_argnums": 0}, ValueError, "argument a of add is both"),
+    "float": ({"static_argnums": 1.5}, TypeError, r"static_argnums of ipu.jit cannot be 1.5(.|\n)*whole number"),
+    "bool": ({"donate_argnums": True}, TypeError, r"donate_argnums of ipu.jit cannot be True(.|\n)*positions"),
+    "name as position": ({"donate_argnums": "a"}, TypeError, "donate_argnums of ipu.jit cannot be 'a'"),
+    "names as positions": ({"static_argnums": ["a"]}, TypeError, r"static_argnums of ipu.jit cannot be \['a'\]"),
+    "position as name": ({"static_argnames": 1}, TypeError, r"static_argnames of ipu.jit cannot be 1(.|\n)*string"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_name_no_argument(name: str) -> None:
+    settings, kind, text = REFUSED[name]
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    error = error_of(lambda: ipu.jit(add, device=DEVICE, **settings), ipu.ArgumentError)
+    assert isinstance(error, kind) and error.where == f"test_errors.py:{line} (<lambda>)"
+    with pytest.raises(ipu.ArgumentError, match=text):
+        raise error
+    if name not in ("bool", "static donated"):  # JAX takes True for 1, and does not count from the end here
+        error_of(lambda: jax.jit(add, **settings), kind)
+
+
+@pytest.mark.parametrize("value", [None, (), [1], {1}, np.int64(1), (np.int32(-1),)], ids=repr)
+def test_settings_are_given_as_to_jax(value: Any) -> None:
+    jitted = ipu.jit(lambda x, n: x * n, device=DEVICE, static_argnums=value, donate_argnums=None)
+    np.testing.assert_array_equal(jitted(X, 3), X * 3)
+
+
+def test_any_position_of_variadic_functions() -> None:
+    jitted = ipu.jit(lambda *xs, **ks: xs[0] * xs[2] + ks["k"], device=DEVICE, static_argnums=2, static_argnames="k")
+    np.testing.assert_array_equal(jitted(X, X, 3, k=2), X * 3 + 2)
+    with pytest.raises(ipu.ArgumentError, match=r"argument xs\[1\] of <lambda>"):
+        jitted(X, "no", 3, k=2)
+
+
+def test_references_are_refused() -> None:
+    """What `jax.new_ref` makes changes while a program runs; closed over, it would be compiled in."""
+    ref = jax.new_ref(X)
+
+    def inside(x: Any) -> Any:
+        changing = jax.new_ref(x)
+        changing[...] = x + 1
+        return changing[...]
+
+    def closed_over(x: Any) -> Any:
+        ref[...] = x
+        return x
+
+    line = inspect.getsourcelines(inside)[1] + 1
+    error = error_of(lambda: ipu.jit(inside, device=DEVICE)(X), ipu.GraphError)
+    assert error.what == "what new_ref makes is no array" and error.where.line == f"test_errors.py:{line} (inside)"
+    for fun, given, text in ((closed_over, X, "closes over is no array"), (lambda r: r[...], ref, "argument r is no")):
+        with pytest.raises(ipu.GraphError, match=rf"{text}(.|\n)*got: Ref(.|\n)*carry of the loop"):
+            ipu.jit(fun, device=DEVICE)(given)
+
+
+def test_no_branch_for_this_platform() -> None:
+    def fun(x: Any) -> Any:
+        return lax.platform_dependent(x, tpu=jnp.sin, cuda=jnp.cos)
+
+    line = inspect.getsourcelines(fun)[1] + 1
+    error = error_of(lambda: ipu.jit(fun, device=DEVICE).lower(X), ipu.GraphError)
+    assert error.where == f"test_errors.py:{line} (fun)" and (error.got, error.hint) == ("tpu, cuda", "default=...")
+    error_of(lambda: jax.jit(fun)(X), NotImplementedError)
+
+
+def test_debug_nans_finds_the_operation() -> None:
+    fun = ipu.jit(lambda x, n: jnp.log(x) * n, device=DEVICE, static_argnums=1)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="in log"):
+        fun(-X - 1, 2)
+    assert np.isnan(fun(-X - 1, 2)).all()
 
 
 # --- the user's own errors --------------------------------------------------------------------------------------------
@@ -210,6 +337,20 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.IPUModel(arch="mk9"), ipu.TargetError, r"'mk9'(.|\n)*one of mk1, mk2, bow(.|\n)*try: 'mk2'"),
         (lambda: ipu.IPUModel(num_ipus=0), ipu.TargetError, r"num_ipus cannot be 0(.|\n)*expected: a whole number"),
         (lambda: ipu.IPUModel(num_ipus=1.5), ipu.TargetError, r"num_ipus cannot be 1.5(.|\n)*got: 1.5 \(float\)"),
+        (lambda: ipu.IPUModel("mk2"), ipu.TargetError, r"number of IPUs first(.|\n)*try: arch='mk2'"),
+        (
+            lambda: ipu.IPUModel(3),
+            ipu.TargetError,
+            r"no system has 3 IPUs(.|\n)*power of two(.|\n)*num_ipus=4; 1 of them",
+        ),
+        (lambda: ipu.IPUModel(100, "bow"), ipu.TargetError, r"no system has 100 IPUs(.|\n)*num_ipus=128; 28 of them"),
+        (lambda: ipu.IPUModel(10**9), ipu.TargetError, r"num_ipus cannot be 1000000000(.|\n)*at most 65,536 \[IPUs\]"),
+        (lambda: ipu.IPUModel(tiles_per_ipu=10**9), ipu.TargetError, r"too many tiles(.|\n)*1,000,000,000 tiles"),
+        (lambda: ipu.IPUModel(512, tiles_per_ipu=2**19), ipu.TargetError, r"268,435,456 tiles: 512 × 524,288"),
+        (lambda: ipu.IPUModel(tiles=3, arch="bow"), ipu.TargetError, r"no constant 'tiles'"),
+        (lambda: DEVICE.target.replace(speed=3), ipu.TargetError, r"no constant 'speed'(.|\n)*fields\(ipu.Target\)"),
+        (lambda: DEVICE.target.replace(tiles_per_ipu=0), ipu.TargetError, r"tiles_per_ipu cannot be 0"),
+        (lambda: DEVICE.target.replace(exchange_bytes_per_cycle=-4), ipu.TargetError, r"cannot be -4(.|\n)*above 0"),
         (lambda: ipu.IPUModel(bytes_per_tle=3), ipu.TargetError, r"no constant 'bytes_per_tle'(.|\n)*'bytes_per_tile'"),
         (
             lambda: ipu.jit(add, device="mk2"),
@@ -234,6 +375,13 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"something else than options(.|\n)*got: {}"),
         (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
+        (
+            lambda: ipu.jit(add, DEVICE),
+            ipu.ArgumentError,
+            r"takes one function by position(.|\n)*try: device=IPUModel\(1 × mk2",
+        ),
+        (lambda: ipu.jit(add, 0, 1), ipu.ArgumentError, r"takes one function by position(.|\n)*got: .*, 0, 1\)"),
+        (lambda: ipu.jit(DEVICE), ipu.ArgumentError, r"needs a function(.|\n)*try: @ipu.jit\(device=IPUModel"),
         (lambda: ipu.jit(3), ipu.ArgumentError, r"ipu.jit needs a function(.|\n)*expected: a callable(.|\n)*got: 3"),
     ],
 )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 
 import ipujax as ipu
+from ipujax import stages
 from ipujax.runtime.program import Program, RepeatWhile, Switch
 from ipujax.runtime.steps import distinct
 
@@ -149,18 +154,61 @@ def test_compiled_refuses_what_it_was_not_compiled_for(method: str) -> None:
     call = getattr(ipu.jit(step, device=DEVICE).lower(*arguments()).compile(), method)
     state, batch = arguments()
     wrong = [
-        ((state, batch | {"x": jnp.ones((6, 4))}), {}, r"1\['x'\](.|\n)*expected: float32\[5,4\](.|\n)*\[6,4\]"),
-        ((state, batch | {"y": jnp.zeros((5, 2), int)}), {}, r"1\['y'\](.|\n)*float32\[5,2\](.|\n)*int32\[5,2\]"),
-        ((state, batch | {"y": "no"}), {}, r"argument 1\['y'\](.|\n)*expected: float32\[5,2\](.|\n)*got: str"),
-        ((state._replace(moments=None), batch), {}, r"structure(.|\n)*expected: PyTreeDef(.|\n)*got: PyTreeDef"),
-        ((state, batch), {"rate": 0.1}, "another structure"),
-        ((state,), {}, "another structure"),
+        ((state, batch | {"x": jnp.ones((6, 4))}), {}, r"t batch\['x'\](.|\n)*: float32\[5,4\](.|\n)*\[6,4\]"),
+        ((state, batch | {"y": jnp.zeros((5, 2), int)}), {}, r"batch\['y'\](.|\n)*float32\[5,2\](.|\n)*int32\[5,2\]"),
+        ((state, batch | {"y": "no"}), {}, r"argument batch\['y'\](.|\n)*expected: float32\[5,2\](.|\n)*got: str"),
+        ((state._replace(moments=None), batch), {}, r"structure of its argument state.moments(.|\n)*got: None"),
+        ((state, batch), {"rate": 0.1}, r"expected: \(state, batch\)\n  got: \(State, dict, rate=float32\[\]\)"),
+        ((state,), {}, r"another structure of its arguments(.|\n)*got: \(State\)(.|\n)*leave static arguments out"),
     ]
     for args, kwargs, text in wrong:
         with pytest.raises(ipu.ArgumentError, match=rf"step was compiled for (.|\n)*{text}(.|\n)*call the ipu.jit"):
             call(*args, **kwargs)
     with pytest.raises(ipu.ArgumentError, match="step is compiled: transformations of JAX"):
         jax.grad(lambda x: call(state, batch | {"x": x})[1])(batch["x"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    size: int = dataclasses.field(default=2, metadata={"static": True})
+
+
+EIGHT = "keys 0, 1, 2, 3, 4, 5, 6, 7, …"
+# What was compiled for, what is given, and the place and words of the first difference.
+STRUCTURES: dict[str, tuple[Any, Any, str, str, str]] = {
+    "missing": ({"w": X, "b": X}, {"w": X}, "p", "a dict with keys 'b', 'w'", "a dict without key 'b'"),
+    "extra": ({"w": X}, {"w": X, "b": X, "a": X}, "p", "a dict with key 'w'", "a dict with keys 'a', 'b'"),
+    "renamed": ({"w": X}, {"v": X}, "p", "a dict with key 'w'", "a dict without key 'w' and with key 'v'"),
+    "many": (
+        dict.fromkeys(range(20), X),
+        {},
+        "p",
+        f"a dict with {EIGHT} (20 in all)",
+        f"a dict without {EIGHT} (20 in all)",
+    ),
+    "list": ([X, [X, X]], [X, (X, X)], "p[1]", "a list of 2", "a tuple of 2"),
+    "longer": ({"k": (X,)}, {"k": (X, X)}, "p['k']", "a tuple of 1", "a tuple of 2"),
+    "named tuple": ([State(X, X)], [(X, X)], "p[0]", "a State", "a tuple of 2"),
+    "none": ({"k": [None, X]}, {"k": [X, X]}, "p['k'][0]", "None", "float32[2,3]"),
+    "no leaf": (State(X, X), State(X, [X]), "p.moments", "an array", "a list of 1"),
+    "static field": (Layer(X, 3), Layer(X, 4), "p", "a Layer with (3,)", "a Layer with (4,)"),
+    "inside a class": ([Layer(X)], [Layer({"a": X})], "p[0].w", "an array", "a dict with key 'a'"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_the_first_difference_between_structures_is_named(name: str) -> None:
+    compiled_for, given, place, expected, got = STRUCTURES[name]
+    compiled = ipu.jit(lambda x, p, k=None: x, device=DEVICE).lower(X, compiled_for, k=compiled_for).compile()
+    for args, kwargs in (((X, given), {"k": compiled_for}), ((X, compiled_for), {"k": given})):
+        with pytest.raises(ipu.ArgumentError) as caught:
+            compiled(*args, **kwargs)
+        where = place if args[1] is given else "k" + place[1:]
+        assert caught.value.what == f"<lambda> was compiled for another structure of its argument {where}"
+        assert (caught.value.expected, caught.value.got) == (expected, got)
+    np.testing.assert_array_equal(compiled(X, compiled_for, k=compiled_for), X)
 
 
 def test_compiled_takes_numpy_and_numbers() -> None:
@@ -194,6 +242,43 @@ def test_profile_names_the_users_lines() -> None:
     profile = ipu.jit(fun, device=DEVICE).lower(jnp.ones((64, 64)), jnp.ones((64, 64))).compile().profile
     lines = {op.origin.line for op in profile.operations() if op.origin.line}
     assert lines == {f"test_stages.py:{first + n} (fun)" for n in (1, 2, 3)}
+
+
+WHOLLY_OF_LIBRARIES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "softmax": (jax.nn.softmax, (X,)),
+    "sort": (jnp.sort, (X,)),
+    "gradient": (jax.grad(jax.nn.logsumexp), (X,)),
+    "inverse": (jnp.linalg.inv, (jnp.eye(3) + 1,)),
+    "optimizer": (optax.adam(0.1).update, (X, optax.adam(0.1).init(X))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLLY_OF_LIBRARIES)
+def test_library_functions_belong_to_the_line_that_compiled_them(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    fun, args = WHOLLY_OF_LIBRARIES[name]
+    jitted = ipu.jit(fun, device=DEVICE)
+    place = f"test_stages.py:{inspect.currentframe().f_lineno - 1} ("  # type: ignore[union-attr]
+    with caplog.at_level(logging.INFO, "ipujax"):
+        lowered = jitted.lower(*args)
+    profile = lowered.compile().profile
+    lines = {op.origin.line for op in profile.operations() if op.origin.line}
+    lines |= {variable.origin.line for variable in lowered.graph.variables if variable.origin.line}
+    assert len(lines) == 1 and lines.pop().startswith(place)
+    assert bool(profile.fallbacks) == (name == "inverse")
+    said = [record.getMessage() for record in caplog.records if "tile-parallel" in record.getMessage()]
+    assert {message.split()[0] for message in said} == ({"lu", "triangular_solve"} if profile.fallbacks else set())
+    assert all(place in message for message in said)
+
+
+def test_library_functions_inside_the_users_keep_his_lines() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        x = jnp.linalg.inv(x)
+        return jax.nn.softmax(x)
+
+    first = inspect.getsourcelines(fun)[1]
+    operations = ipu.jit(fun, device=DEVICE).lower(jnp.eye(3)).compile().profile.operations()
+    lines = {op.origin.line for op in operations if op.origin.line}
+    assert lines == {f"test_stages.py:{first + n} (fun)" for n in (1, 2)}
 
 
 def test_profile_shows_named_scopes() -> None:
@@ -309,6 +394,36 @@ def test_branches_cost_what_they_do() -> None:
     clamped, none, some, much, beyond = (p.cycles for p in calls)
     assert clamped == none < some < much == beyond
     assert compiled.profile.cycles == much  # a static profile takes the dearest branch
+
+
+def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[bool] = []
+    original = stages.engine_function
+
+    def counting(*args: Any, record: Any, **kwargs: Any) -> Any:
+        traces.append(record is not None)
+        return original(*args, record=record, **kwargs)
+
+    monkeypatch.setattr(stages, "engine_function", counting)
+    compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
+    profiles = []
+    for n in (6, 7, 6):
+        assert int(compiled(jnp.int32(n))) == len(collatz_in_python(n))
+        profiles.append(compiled.profile_call(jnp.int32(n))[1])
+    assert sorted(traces) == [False, True]
+    [loop] = nodes(compiled, RepeatWhile)
+    recorded = [list(profile.recording[loop]) for profile in profiles if profile.recording]
+    assert recorded == [[len(collatz_in_python(n))] for n in (6, 7, 6)]
+    assert profiles[0].cycles == profiles[2].cycles < profiles[1].cycles
+
+
+def test_profiles_of_calls_in_two_threads_keep_apart() -> None:
+    compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
+    [loop], numbers = nodes(compiled, RepeatWhile), [2, 7, 6, 9] * 3
+    with ThreadPoolExecutor(4) as pool:
+        profiles = list(pool.map(lambda n: compiled.profile_call(jnp.int32(n))[1], numbers))
+    trips = [list(profile.recording[loop]) for profile in profiles if profile.recording]
+    assert trips == [[len(collatz_in_python(n))] for n in numbers]
 
 
 def test_profile_call_keeps_donated_arguments_and_changes_no_profile() -> None:

@@ -63,6 +63,28 @@ def unary() -> list[OpCase]:
     return cases
 
 
+def special() -> list[OpCase]:
+    """Special functions of several operands, and the parts of complex numbers."""
+    x, degrees = normal(*MAIN), uniform(5, 1, low=0.5, high=4)
+    unit, tolerance = uniform(5, 1, low=0.05, high=0.95), {"rtol": 3e-5, "atol": 1e-6}
+    numbers = lambda rng: (rng.normal(size=MAIN) + 1j * rng.normal(size=MAIN)).astype(np.complex64)  # noqa: E731
+    return [
+        OpCase("bessel_i0e", "f32", lax.bessel_i0e, (x,), **tolerance, grad=True),
+        OpCase("bessel_i1e", "f32", lax.bessel_i1e, (x,), **tolerance),
+        OpCase("igamma", "f32", lax.igamma, (degrees, degrees), **tolerance),
+        OpCase("igammac", "f32", lax.igammac, (degrees, degrees), **tolerance),
+        OpCase("igamma_grad_a", "f32", lax.igamma_grad_a, (degrees, degrees), **tolerance),
+        OpCase("polygamma", "gradient", jax.grad(lambda x: lax.digamma(x).sum()), (degrees,), **tolerance),
+        OpCase("zeta", "f32", lambda x: lax.zeta(1 + x, x), (degrees,), **tolerance),
+        OpCase("regularized_incomplete_beta", "f32", lax.betainc, (degrees, degrees, unit), **tolerance),
+        OpCase("complex", "parts", lax.complex, (x, x)),
+        OpCase("real", "part", lax.real, (numbers,)),
+        OpCase("imag", "part", lax.imag, (numbers,)),
+        OpCase("conj", "mirror", lambda z: lax.conj(z) * 2, (numbers,)),
+        OpCase("abs", "complex", lambda x: jnp.abs(x * (1 + 2j)) ** 2, (x,), **tolerance, grad=True, grad_rtol=3e-5),
+    ]
+
+
 def binary() -> list[OpCase]:
     positive = uniform(*MAIN, low=0.2, high=2)
     floats, whole, shifts = normal(*MAIN), integers(*MAIN), integers(*MAIN, low=0, high=31)
@@ -122,6 +144,12 @@ def binary() -> list[OpCase]:
         OpCase("bitcast_convert_type", "same", lambda x: lax.bitcast_convert_type(x, np.int32), (floats,)),
         OpCase("bitcast_convert_type", "half", lambda x: lax.bitcast_convert_type(x, jnp.bfloat16), (whole16,)),
     ]
+    ordered = lambda rng: rng.choice(np.float32([-np.inf, -1, -0.0, 0.0, 2, np.inf, np.nan]), MAIN)  # noqa: E731
+    for primitive in (lax.eq_to_p, lax.le_to_p, lax.lt_to_p):
+        cases.append(OpCase(primitive.name, "total order", primitive.bind, (ordered, ordered)))
+        cases.append(OpCase(primitive.name, "int", primitive.bind, (integers(5, 7), integers(5, 7))))
+    search = partial(jnp.searchsorted, np.sort(np.random.default_rng(0).normal(size=29).astype(np.float32)))
+    cases.append(OpCase("le_to", "search", search, (floats,)))
     for name in ("eq", "ne", "ge", "gt", "le", "lt"):
         fun = getattr(lax, name)
         cases.append(OpCase(name, "int", fun, (integers(*MAIN, low=0, high=3), integers(*MAIN, low=0, high=3))))

@@ -19,7 +19,8 @@ from jax.extend.random import threefry_2x32  # noqa: TID251 the primitive has no
 
 from tests.lowering.op_case import MAIN, ULP, OpCase, Spec, booleans, distinct, integers, normal, uniform
 from tests.lowering.op_rows_codelet import codelet
-from tests.lowering.op_rows_elementwise import binary, unary
+from tests.lowering.op_rows_devices import devices
+from tests.lowering.op_rows_elementwise import binary, special, unary
 
 
 def _shape() -> list[OpCase]:
@@ -348,6 +349,7 @@ def cases_of(*families: Callable[[], Sequence[OpCase]]) -> tuple[OpCase, ...]:
 FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "unary": cases_of(unary),
     "binary": cases_of(binary),
+    "special": cases_of(special),
     "shape": cases_of(_shape),
     "reductions": cases_of(_reductions),
     "linear": cases_of(_linear),
@@ -357,5 +359,6 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "rows": cases_of(_rows_and_padding),
     "random": cases_of(_random),
     "codelet": cases_of(codelet),
+    "devices": cases_of(devices),
 }
 CASES: tuple[OpCase, ...] = tuple(case for cases in FAMILIES.values() for case in cases)

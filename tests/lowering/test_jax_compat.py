@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ipujax.lowering.jax_compat import (
     argument_names,
     closed,
     eliminate_dead_code,
+    is_float0,
     jaxpr_as_fun,
     jaxpr_file,
     jaxprs_in_params,
@@ -28,7 +30,9 @@ from ipujax.lowering.jax_compat import (
     trace,
     with_caller,
     with_weak_type,
+    without_float0,
 )
+from ipujax.runtime.errors import is_installed
 
 X = jnp.ones(3)
 
@@ -142,6 +146,39 @@ def test_source_line_of_a_library_is_that_of_its_call() -> None:
 
     lines = {source_line(eqn) for eqn in jax.make_jaxpr(update)(X).eqns}
     assert lines == {f"{line_of(update, 2)} (update)"}
+
+
+def test_no_line_is_the_users_where_a_library_is_traced() -> None:
+    for fun in (jnp.sin, jax.nn.softmax, optax.adam(0.1).init):
+        assert {source_line(eqn) for eqn in jax.make_jaxpr(fun)(X).eqns} == {""}
+
+
+@pytest.mark.parametrize(
+    ("file", "installed"),
+    [
+        (__file__, False),
+        (jax.__file__, True),
+        (os.__file__, True),
+        (jax_compat.__file__, True),
+        ("/elsewhere/lib/site-packages/flax/nn.py", True),
+        ("<string>", True),
+        ("<stdin>", False),
+        ("<ipython-input-3-ab>", False),
+        ("<python-input-0>", False),
+    ],
+)
+def test_what_is_installed(file: str, installed: bool) -> None:
+    assert is_installed(file) == installed
+
+
+def test_without_float0() -> None:
+    zeros = np.zeros((3,), jax.dtypes.float0)
+    gradient = jax.grad(lambda n, x: (x * n).sum(), (0, 1), allow_int=True)
+    jaxpr, kept = without_float0(jax.jit(lambda z, n, x: (z, gradient(n, x))).trace(zeros, 3, X).jaxpr)
+    assert kept == [1, 2] and [aval.dtype for aval in jaxpr.out_avals] == [np.float32]
+    np.testing.assert_array_equal(jaxpr_as_fun(jaxpr)(jnp.asarray(3), X)[0], 3 * X)
+    same = jax.jit(lambda x: x + 1).trace(X).jaxpr
+    assert without_float0(same) == (same, [0]) and not is_float0(same.in_avals[0])
 
 
 def test_source_line_of_a_backward_equation_is_that_of_the_forward_one() -> None:

@@ -114,6 +114,17 @@ def halve(x: jax.Array) -> jax.Array:
 
 halve.defvjp(lambda x: (halve(x), None), lambda _, g: (g / 2,))
 
+
+@jax.custom_batching.custom_vmap
+def doubled(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@doubled.def_vmap
+def doubled_batch(size: int, batched: Any, x: jax.Array) -> Any:
+    return x * 2, batched[0]
+
+
 TABLE = np.arange(5, dtype=np.float32)
 
 CALLS: dict[str, Callable[[jax.Array], Any]] = {
@@ -130,6 +141,10 @@ CALLS: dict[str, Callable[[jax.Array], Any]] = {
     "inside scan": lambda x: lax.scan(lambda c, a: (jax.jit(jnp.sin)(c) * a, cube(c)), x.sum(), x),
     "inside while": lambda x: lax.while_loop(lambda c: jax.jit(jnp.sum)(c) < 50, lambda c: cube(c) + 2, x),
     "inside cond": lambda x: lax.cond(x[0] > 0, jax.jit(jnp.sin), lambda y: jax.jit(jnp.cos)(y) * TABLE, x),
+    "composite": lambda x: lax.composite(lambda y: y * 2 + TABLE, "test.twice")(x),
+    "linear_call": lambda x: jax.custom_derivatives.linear_call(lambda r, y: y * r, lambda r, y: y * r, x, x + 1),
+    "custom_vmap": doubled,
+    "linear solve": lambda x: jnp.linalg.solve(jnp.eye(5) + x, x),
     "constants inside scan": lambda x: lax.scan(lambda c, _: (jax.jit(lambda y: y + TABLE)(c), None), x, None, 3),
 }
 
@@ -143,7 +158,30 @@ def test_inline_leaves_no_call(name: str) -> None:
 def test_calls_are_there_to_inline() -> None:
     found = {p for fun in CALLS.values() for p in primitives(traced(fun, jnp.ones(5)))}
     assert {"jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"} <= found
+    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve"} <= found
     assert {"checkpoint", "remat2"} & found
+
+
+def on_platform(x: jax.Array) -> jax.Array:
+    return lax.platform_dependent(x, tpu=jnp.cos, default=lambda x: jnp.sin(x) * TABLE)
+
+
+CHOSEN: dict[str, tuple[Callable[[jax.Array], Any], set[str]]] = {
+    "default": (on_platform, {"cos"}),
+    "named": (lambda x: lax.platform_dependent(x, tpu=jnp.cos, cpu=jnp.sin, default=jnp.tan), {"cos", "tan"}),
+    "gradient": (jax.grad(lambda x: on_platform(x).sum()), set()),
+    "batch": (lambda x: jax.vmap(on_platform)(jnp.stack([x, x])), {"cos"}),
+    "in a loop": (lambda x: lax.scan(lambda c, _: (on_platform(c), None), x, None, 3)[0], {"cos"}),
+    "constant": (lambda x: lax.cond(True, jnp.sin, jnp.cos, x), {"cos"}),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_branches_that_are_chosen_already_are_inlined(name: str) -> None:
+    """Of the others nothing stays."""
+    fun, others = CHOSEN[name]
+    found = set(primitives(check_passes(fun, jnp.linspace(0.1, 1.5, 5))))
+    assert found.isdisjoint({"platform_index", "cond", *others})
 
 
 def test_inline_makes_new_variables_for_each_call() -> None:
@@ -264,8 +302,9 @@ def test_text(name: str, golden: Callable[..., None]) -> None:
     golden(text, f"{number + 1}-graph")
 
 
-def test_jaxprs_in_named_tuples_stay_in_them() -> None:
-    x = np.eye(3, dtype=np.float32) * 2
-    jaxpr = jax.jit(jnp.linalg.inv).trace(x).jaxpr  # custom_linear_solve holds its four jaxprs in a named tuple
-    (inverse,) = jaxpr_as_fun(inline(jaxpr))(x)
-    assert np.allclose(inverse, np.linalg.inv(x))
+def test_of_a_linear_solve_only_the_solution_stays() -> None:
+    x = np.eye(3, dtype=np.float32) * 2 + 1
+    jaxpr = inline(jax.jit(jnp.linalg.inv).trace(x).jaxpr)  # holds also the product and its transposes
+    (inverse,) = jaxpr_as_fun(jaxpr)(x)
+    np.testing.assert_allclose(inverse, np.linalg.inv(x), rtol=1e-5)
+    assert {"lu", "triangular_solve"} <= set(primitives(jaxpr)) and "dot_general" not in primitives(jaxpr)

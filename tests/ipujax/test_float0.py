@@ -1,0 +1,66 @@
+"""Gradients of whole numbers: arrays of dtype float0, which have no bytes, pass around the machine as in `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+
+DEVICE = ipu.IPUModel(tiles_per_ipu=8)
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+TABLE = np.arange(3, dtype=np.float32)
+
+
+def energy_of(tree: dict[str, Any], count: Any, mask: Any) -> Any:
+    return jnp.where(mask, tree["w"] * tree["n"] + count, 0.0).sum()
+
+
+FLOAT0: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "gradient": (jax.grad(lambda n, w: (w * n).sum(), allow_int=True), (np.arange(3), TABLE)),
+    "both": (jax.value_and_grad(energy_of, (0, 1, 2), allow_int=True), ({"w": X, "n": 3}, np.int8(2), X > 2)),
+    "only": (lambda z: z, (np.zeros((3,), jax.dtypes.float0),)),
+    "passed through": (lambda z, x: {"x": x + 1, "z": z}, (np.zeros((2, 0), jax.dtypes.float0), X)),
+    "stacked": (
+        lambda n: lax.scan(lambda c, i: (c + 1, jax.grad(lambda i: (X * i).sum(), allow_int=True)(i)), 0.0, n),
+        (np.arange(3),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT0)
+def test_gradients_of_whole_numbers(name: str) -> None:
+    """They have no bytes: they pass around the machine."""
+    fun, args = FLOAT0[name]
+    expected, lowered = jax.jit(fun)(*args), ipu.jit(fun, device=DEVICE).lower(*args)
+    shape = lambda x: (type(x), x.shape, x.dtype)  # noqa: E731
+    for call in (
+        ipu.jit(fun, device=DEVICE),
+        lowered.compile(),
+        lambda *args: lowered.compile().profile_call(*args)[0],
+    ):
+        got = call(*args)
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            assert shape(a) == shape(b)
+            if b.dtype != jax.dtypes.float0:
+                np.testing.assert_array_equal(a, b)
+    assert all(variable.dtype != jax.dtypes.float0 for variable in lowered.graph.variables)
+
+
+def test_gradients_of_whole_numbers_beside_donated_arguments() -> None:
+    fun = lambda z, x: (z, x + 1)  # noqa: E731
+    zeros = np.zeros((3,), jax.dtypes.float0)
+    given = jnp.array(X)
+    got, text = (
+        ipu.jit(fun, device=DEVICE, donate_argnums=1)(zeros, given),
+        ipu.jit(fun, device=DEVICE).lower(zeros, X).as_text(),
+    )
+    assert given.is_deleted() and got[0].dtype == jax.dtypes.float0 and '"x"' in text and '"z"' not in text
+    np.testing.assert_array_equal(got[1], X + 1)
