@@ -11,15 +11,18 @@ from math import prod
 
 import numpy as np
 
+from ipujax.lowering.poputil.digits import boxes_of_variable, view_digits
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, flat_mapping, frozen, linear
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable, element_bytes
 
+_MOST_FINER = 8  # boxes of a variable for one of a view: more would be shreds
 
-def map_linearly(graph: Graph, tensor: Tensor) -> None:
-    """Maps the unmapped variables of a tensor by the linear rule over the tiles of one IPU.
+
+def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
+    """Maps the unmapped variables of a tensor by the linear rule over the first tiles, default those of one IPU.
 
     Raises:
         GraphError: for a variable of a graph that leaves placing variables to its user; constants are placed anyway.
@@ -27,7 +30,8 @@ def map_linearly(graph: Graph, tensor: Tensor) -> None:
     for variable in tensor.variables():
         if variable not in graph.mappings:
             check_may_place(graph, variable)
-            graph.set_tile_mapping(variable, linear_mapping(graph, variable.size, variable.dtype))
+            tiles = most_tiles or graph.target.tiles_per_ipu
+            graph.set_tile_mapping(variable, linear(variable.size, element_bytes(variable.dtype), tiles))
 
 
 def check_may_place(graph: Graph, variable: Variable) -> None:
@@ -53,7 +57,7 @@ def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:
 def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
     """Maps the unmapped variable under a view so that each box of the view lies on one tile.
 
-    A view that is not the whole variable with its dimensions in another order falls back to the linear rule. Nothing
+    A view that is not the whole variable, or whose boxes would be shreds of it, falls back to the linear rule. Nothing
     happens when the variable is mapped already.
 
     Args:
@@ -69,20 +73,18 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
         return
     for unmapped in (v for v in tensor.variables() if v not in graph.mappings):
         check_may_place(graph, unmapped)
-    order = variable_dims(tensor)
-    variables = tensor.variables()
-    if order is None or len(variables) != 1 or tensor.size != variables[0].size:
+    digits = view_digits(tensor)
+    if digits is None:
         map_linearly(graph, tensor)
         return
-    variable = variables[0]
-    by_dim: list[np.ndarray] = [frozen([0, n] if n else [0], np.int64) for n in variable.shape]
-    for view_dim, dim in enumerate(order):
-        if dim is not None:
-            by_dim[dim] = cuts[view_dim]
-    kept = [(view_dim, dim) for view_dim, dim in enumerate(order) if dim is not None]
-    boxes = tile.reshape([tile.shape[view_dim] for view_dim, _ in kept])
-    boxes = np.transpose(boxes, np.argsort([dim for _, dim in kept])).reshape([len(c) - 1 for c in by_dim])
-    graph.set_tile_mapping(variable, blocked_mapping(tuple(by_dim), boxes))
+    (variable,) = tensor.variables()
+    bounds, blocks = boxes_of_variable(variable.shape, digits, cuts)
+    counts = [len(bound) - 1 for bound in bounds]
+    if prod(counts) > _MOST_FINER * tile.size:
+        map_linearly(graph, tensor)
+        return
+    boxes = np.broadcast_to(tile[blocks] if blocks else tile, counts)
+    graph.set_tile_mapping(variable, blocked_mapping(bounds, frozen(boxes, np.int32)))
 
 
 def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
