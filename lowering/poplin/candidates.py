@@ -76,26 +76,33 @@ class Candidates:
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
         """Cycles to receive the operands: in full, but for what tiles hold of operands that the plan places."""
-        spec, extents = self.spec, self.spec.extents
-        inputs = prod((extents.batch, extents.groups, extents.in_channels, *spec.in_field))
-        weights = prod((extents.groups, extents.out_channels, extents.in_channels, *extents.kernel))
-        rank = len(spec.in_field)
-        sharing_inputs = product(list(self.splits[[2, *range(4 + rank, 4 + 2 * rank)]]))
-        sharing_weights = product(list(self.splits[[0, *range(4, 4 + rank)]]))
-        received = self._received(self._input_bytes, inputs * element_bytes(spec.lhs_dtype), sharing_inputs)
-        received = received if spec.lhs_is_free else self._input_bytes
-        weight = self._received(self._weight_bytes, weights * element_bytes(spec.rhs_dtype), sharing_weights)
-        received = received + (weight if spec.rhs_is_free else self._weight_bytes)
-        cycles = np.asarray(ceil_div(received, self.target.exchange_bytes_per_cycle)).astype(np.int64)
+        spec, rank = self.spec, len(self.spec.in_field)
+        field, kernel = self.splits[4 : 4 + rank], self.splits[4 + rank :]
+        received = self._input_bytes
+        if spec.lhs_is_free:
+            # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
+            lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
+            block = self.block
+            held = block.batch * block.groups * block.in_channels * product(lengths) * element_bytes(spec.lhs_dtype)
+            received = self._received(received, held, self.splits[2] * product(list(np.minimum(field, kernel))))
+        weights = self._weight_bytes
+        if spec.rhs_is_free:
+            weights = self._received(weights, weights, self.splits[0] * product(list(field)))
+        cycles = np.asarray(ceil_div(received + weights, self.target.exchange_bytes_per_cycle)).astype(np.int64)
         return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
 
-    def _received(self, block_bytes: np.ndarray, total_bytes: int, users: Count) -> np.ndarray:
+    def _received(self, block_bytes: np.ndarray, held_bytes: np.ndarray, users: Count) -> np.ndarray:
         """Bytes of a block that come from other tiles when the operand is spread evenly over those that use it.
 
         A block of which each user would hold less than is worth a tile lies on some of them, and the others hold none.
+
+        Args:
+            block_bytes: what a vertex reads.
+            held_bytes: the part of it that lies on its users, and not on neighbours that read it too.
+            users: tiles that read the same.
         """
-        share = total_bytes // product(list(self.splits))
-        own = np.where(block_bytes // MIN_BYTES_PER_TILE >= users, share, 0)
+        is_worth = held_bytes // MIN_BYTES_PER_TILE >= users
+        own = np.where(is_worth | (product(list(self.splits)) == 1), held_bytes // users, 0)
         return np.maximum(block_bytes - own, 0)
 
     @cached_property
@@ -103,9 +110,9 @@ class Candidates:
         """Exchange, compute and sync cycles of combining partial results, int64[3, candidates]."""
         extents, spec = self.spec.extents, self.spec
         outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
-        counts, inverse = np.unique(self.slots, return_inverse=True)
-        costs = [partials_cost(int(n), outputs, spec.partials_dtype, spec.out_dtype, self.target) for n in counts]
-        return np.array([[c.exchange_cycles, c.compute_cycles, c.sync_cycles] for c in costs]).T[:, inverse]
+        tiles = np.asarray(product(list(self.splits)))
+        cost = partials_cost(self.slots, tiles, outputs, spec.partials_dtype, spec.out_dtype, self.target)
+        return np.stack([cost.exchange_cycles, cost.compute_cycles, cost.sync_cycles])
 
     @cached_property
     def temp_bytes(self) -> np.ndarray:

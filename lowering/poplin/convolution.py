@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
+from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
 from ipujax.lowering.poplin.plan import (
     BATCH,
@@ -25,11 +25,11 @@ from ipujax.lowering.poplin.plan import (
     IN_CHANNELS,
     OUT_CHANNELS,
     Plan,
-    frugal_plans,
+    contenders,
     plan_convolution,
 )
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
-from ipujax.lowering.poplin.trial import cheapest
+from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -99,31 +99,31 @@ def convolution(
     x, windows = _used_only(x, params.lhs, windows)
     dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
     spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w))
-    plan = _chosen(spec, graph.target, available_memory_proportion, x.shape, w.shape, params, tuple(windows))
+    plan = plan_convolution(spec, graph.target, available_memory_proportion)
+    operands = Operand.of(graph, x), Operand.of(graph, w)
+    plan = _chosen(plan, graph.target, available_memory_proportion, *operands, params, tuple(windows))
     _map_operands(graph, x, w, plan, params)
     return _in_steps(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
 
 
 @lru_cache(maxsize=4096)
 def _chosen(
-    spec: ConvSpec,
+    plan: Plan,
     target: Target,
     available_memory_proportion: float | None,
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
+    lhs: Operand,
+    rhs: Operand,
     params: ConvParams,
     windows: tuple[Window, ...],
 ) -> Plan:
-    """The plan of a convolution in a layout of operands."""
+    """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
         x, w = tensors
         _map_operands(graph, x, w, plan, params)
         _in_steps(graph, x, w, plan, params, windows, prog, "trial")
 
-    plans = frugal_plans(spec, target, plan_convolution(spec, target, available_memory_proportion))
-    operands = (x_shape, spec.lhs_dtype, spec.lhs_is_free), (w_shape, spec.rhs_dtype, spec.rhs_is_free)
-    return cheapest(plans, operands, add, target)
+    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:
@@ -180,7 +180,7 @@ def _step(
 ) -> Tensor:
     """Adds one step of a plan."""
     out = _add_vertices(graph, x, w, plan, params, windows, prog, name)
-    return combine(graph, out, plan.spec.out_dtype, prog, name) if plan.slots > 1 else out
+    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used) if plan.slots > 1 else out
 
 
 def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
@@ -287,14 +287,14 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     cuts, tile = repeated(plan.grid(), plan.step_axis, plan.steps)
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
-    map_operand(graph, w, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+    place_operand(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
     field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
     x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)
     for axis, size in zip(field, plan.spec.in_field, strict=True):
         cuts[axis], kept = _scaled(cuts[axis], size)
         tile = tile.take(kept, axis)
-    map_operand(graph, x, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
+    place_operand(graph, x, plan, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
 
 
 def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:

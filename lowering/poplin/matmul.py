@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.operands import is_free, joined, map_operand, parts, repeated, result_variable, zeros
+from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, frugal_plans, plan_matmul
-from ipujax.lowering.poplin.trial import cheapest
+from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, contenders, plan_matmul
+from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute
@@ -81,27 +81,19 @@ def matmul(
         rhs_is_free=is_free(graph, b),
         available_memory_proportion=available_memory_proportion,
     )
-    return _in_steps(graph, a, b, _chosen(plan, graph.target), precision, prog, name)
+    plan = _chosen(plan, graph.target, available_memory_proportion, Operand.of(graph, a), Operand.of(graph, b))
+    return _in_steps(graph, a, b, plan, precision, prog, name)
 
 
 @lru_cache(maxsize=4096)
-def _chosen(plan: Plan, target: Target) -> Plan:
-    """The plan, or one of fewer tiles that turns out cheaper."""
-    spec = plan.spec
-    groups, columns, depth, (rows,) = (
-        spec.extents.groups,
-        spec.extents.out_channels,
-        spec.extents.in_channels,
-        spec.in_field,
-    )
+def _chosen(plan: Plan, target: Target, available_memory_proportion: float | None, lhs: Operand, rhs: Operand) -> Plan:
+    """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
         a, b = tensors
         _in_steps(graph, a, b, plan, None, prog, "trial")
 
-    lhs = (groups, rows, depth), spec.lhs_dtype, spec.lhs_is_free
-    rhs = (groups, depth, columns), spec.rhs_dtype, spec.rhs_is_free
-    return cheapest(frugal_plans(spec, target, plan), (lhs, rhs), add, target)
+    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
 
 
 def _in_steps(
@@ -110,8 +102,8 @@ def _in_steps(
     """Maps the operands and adds all steps of a plan."""
     step_axis = _N if plan.step_axis == OUT_CHANNELS else _M
     cuts, tile = repeated(_grid(plan), step_axis, plan.steps)
-    map_operand(graph, a, [cuts[axis] for axis in (_G, _M, _K)], tile)
-    map_operand(graph, b, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)))
+    place_operand(graph, a, plan, [cuts[axis] for axis in (_G, _M, _K)], tile)
+    place_operand(graph, b, plan, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)))
     if plan.steps == 1:
         return _step(graph, a, b, plan, precision, prog, name)
     rows = parts(a, 1, plan.steps) if step_axis == _M else [a] * plan.steps
@@ -126,7 +118,7 @@ def _in_steps(
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
     out = _add_products(graph, a, b, plan, precision, prog, name)
-    return combine(graph, out, plan.spec.out_dtype, prog, name) if plan.slots > 1 else out
+    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used) if plan.slots > 1 else out
 
 
 @lru_cache(maxsize=4096)

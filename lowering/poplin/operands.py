@@ -12,7 +12,8 @@ import numpy as np
 from ipujax.lowering.poplin.candidates import MIN_BYTES_PER_TILE
 from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
-from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, variable_dims
+from ipujax.lowering.poputil.digits import view_digits
+from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, map_linearly
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.program import Copy
@@ -23,26 +24,28 @@ from ipujax.runtime.vertices import Dim, Term
 
 
 def is_free(graph: Graph, operand: Tensor) -> bool:
-    """Whether `map_operand` will place an operand: no tile mapping yet, and its dimensions are those of a variable."""
-    variables = operand.variables()
-    whole = len(variables) == 1 and operand.size == variables[0].size
-    return whole and not graph.is_mapped(operand) and variable_dims(operand) is not None
+    """Whether `place_operand` will place an operand: no tile mapping yet, and a view of one whole variable."""
+    return not graph.is_mapped(operand) and view_digits(operand) is not None
 
 
-def map_operand(graph: Graph, operand: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
-    """Maps an operand without a mapping: each block is spread over the tiles that use it.
+def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
+    """Maps an operand without a mapping: each block spread over the tiles that use it, or it lies evenly on the plan's.
 
     Args:
         graph: holds the variable.
         operand: a view; nothing happens when it is mapped.
+        plan: says which.
         cuts: boundaries of each of its dimensions.
         tile: the tiles, one dimension for each of the operand's and then any over which its blocks are shared.
     """
     if graph.is_mapped(operand):
         return
+    block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
+    if plan.lays_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
+        map_linearly(graph, operand, plan.tiles_used)
+        return
     rank = operand.ndim
     users = tile.reshape((*tile.shape[:rank], -1))
-    block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
     wanted = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
     finer, index, parts = [], [], 1
     for dim, cut in enumerate(cuts):

@@ -30,13 +30,13 @@ _MAX_STAGES = 3
 _MIN_RECEIVED_BYTES = 256  # popops.reduce: least a combining tile receives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PartialsCost:
-    """Expected cycles of combining partial results."""
+    """Expected cycles of combining partial results, int64[candidates] each."""
 
-    exchange_cycles: int
-    compute_cycles: int
-    sync_cycles: int
+    exchange_cycles: np.ndarray
+    compute_cycles: np.ndarray
+    sync_cycles: np.ndarray
 
 
 def out_dtypes(out_dtype: Any, partials_dtype: Any = None) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -52,42 +52,53 @@ def monoid_of(dtype: np.dtype[Any]) -> str:
     return "or" if dtype == np.bool_ else "add"
 
 
-@lru_cache(maxsize=8192)
 def partials_cost(
-    slots: int, outputs: int, dtype: np.dtype[Any], out_dtype: np.dtype[Any], target: Target
+    slots: np.ndarray,
+    tiles: np.ndarray,
+    outputs: int,
+    dtype: np.dtype[Any],
+    out_dtype: np.dtype[Any],
+    target: Target,
 ) -> PartialsCost:
-    """Expected cycles to combine `slots` partial results of each of `outputs` elements, and to cast them.
+    """Expected cycles to combine partial results, and to cast them.
 
     Args:
-        slots: partial results of an element; 1 costs nothing.
+        slots: partial results of an element, int64[candidates]; 1 costs nothing.
+        tiles: how many tiles combine, int64[candidates].
         outputs: elements of the result.
         dtype: of the partials.
         out_dtype: of the result.
         target: the machine.
     """
-    exchange = compute = sync = 0
-    if slots == 1:
-        return PartialsCost(0, 0, 0)
+    exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(3))
     width, grain = element_bytes(dtype), max(1, 8 // element_bytes(dtype))
-    stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
-    left = slots
-    for stage in range(stages, 0, -1):
-        keep = 1 if stage == 1 else max(1, round(left ** ((stage - 1) / stage)))
-        per_tile = max(grain, -(-_MIN_RECEIVED_BYTES // (width * max(1, left // keep))))
-        blocks = max(1, min(target.tiles_per_ipu // keep, -(-outputs // per_tile)))
-        share, depth = min(outputs, ceil_div(ceil_div(outputs, grain), blocks) * grain), ceil_div(left, keep)
-        received = -(-share * depth * width // int(target.exchange_bytes_per_cycle))
-        exchange += target.exchange_startup_cycles + received
-        compute += int(reduce_cycles(monoid_of(dtype), dtype, np.asarray(share), np.asarray(depth), target))
-        sync += target.internal_sync_cycles
+    stages = np.select(
+        [slots == 1, *(slots < bound for bound, _ in _STAGES)], [0, *(n for _, n in _STAGES)], _MAX_STAGES
+    )
+    left, share = slots, np.full(len(slots), outputs)
+    for stage in range(_MAX_STAGES, 0, -1):
+        there = stages >= stage
+        if not there.any():
+            continue
+        keep = np.where(there, np.maximum(1, np.round(left ** ((stage - 1) / stage))).astype(np.int64), left)
+        per_tile = np.maximum(grain, ceil_div(_MIN_RECEIVED_BYTES, width * np.maximum(1, left // keep)))
+        blocks = np.maximum(1, np.minimum(tiles // keep, ceil_div(outputs, per_tile)))
+        share, depth = np.minimum(outputs, ceil_div(ceil_div(outputs, grain), blocks) * grain), ceil_div(left, keep)
+        received = ceil_div(share * depth * width, int(target.exchange_bytes_per_cycle))
+        exchange += np.where(there, target.exchange_startup_cycles + received, 0)
+        compute += np.where(there, reduce_cycles(monoid_of(dtype), dtype, share, depth, target), 0)
+        sync += np.where(there, target.internal_sync_cycles, 0)
         left = keep
     if out_dtype != dtype:
-        compute += int(elementwise_cycles("convert_element_type", dtype, 1, 0, np.asarray(share), target))
-        sync += target.internal_sync_cycles
+        cast = elementwise_cycles("convert_element_type", dtype, 1, 0, share, target)
+        compute += np.where(stages > 0, cast, 0)
+        sync += np.where(stages > 0, target.internal_sync_cycles, 0)
     return PartialsCost(exchange, compute, sync)
 
 
-def combine(graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str) -> Tensor:
+def combine(
+    graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str, most_tiles: int
+) -> Tensor:
     """Combines dimension 0 of partial results by their monoid.
 
     Args:
@@ -96,11 +107,12 @@ def combine(graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequenc
         out_dtype: dtype of the result.
         prog: program the compute sets are added to.
         name: debug name.
+        most_tiles: how many tiles may combine.
 
     Returns:
         A new tensor of shape `partials.shape[1:]` and `out_dtype`.
     """
-    total = reduce_partials(graph, partials, prog, name)
+    total = reduce_partials(graph, partials, prog, name, most_tiles)
     if total.dtype == out_dtype:
         return total
     return elementwise(graph, _cast(np.dtype(out_dtype)), [total], prog, f"{name}/cast")

@@ -5,8 +5,9 @@ that is expected to cost. All candidate splits are costed as arrays, by the cost
 received in full, the formula of the largest block, reduction of partials, syncs. What memory limits is also tried in
 several steps.
 
-Candidate splits of a dimension do not depend on the number of tiles, which only bounds their product: so among plans
-of one step that meet their memory bound, more tiles are never slower. Source of the objective and of the memory bound
+Candidate splits of a dimension, and what they cost, do not depend on the number of tiles, which only bounds their
+product. What an estimate cannot know decides a trial (`contenders`): so within one memory bound more tiles are hardly
+ever slower. Source of the objective and of the memory bound
 with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, steps (serial splits) of powers
 of two that divide a dimension, one dimension in steps, no joint planning of several passes, no shared exchange bus.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from math import prod
+from math import log, prod
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,9 @@ from ipujax.runtime.variable import element_bytes
 # Positions in `Dims`.
 BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
 _STEPS = (2, 4, 8, 16)
-_LITTLE_SLOWER = 1.2  # what is worth a trial of `frugal_plans`
-_MOST_PLANS = 4
+_LITTLE_SLOWER = 1.5  # what is worth a trial of `contenders`:
+_FEW_CYCLES = 500  # that many times the cycles of the best, and so many more
+_RELATIVE_STEP = 0.01  # of plans expected to differ by less, the one of fewest tiles is the contender
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Plan:
     """How a convolution is split over tiles.
 
     Args:
-        spec: what is computed.
+        spec: what a step computes.
         kind: the vertices that compute it.
         splits: blocks of each dimension.
         grains: what boundaries of blocks are multiples of.
@@ -76,6 +78,7 @@ class Plan:
         steps: how often it is done, one after the other; everything else is of one step.
         step_axis: position in `Dims` of the dimension that steps divide evenly.
         join_cycles: expected cycles of bringing the results of the steps together.
+        lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
     """
 
     spec: ConvSpec
@@ -89,11 +92,21 @@ class Plan:
     steps: int = 1
     step_axis: int = 0
     join_cycles: int = 0
+    lays_linearly: bool = False
 
     @property
     def total_cycles(self) -> int:
         """Expected cycles of all steps."""
         return self.steps * self.cost.total_cycles + self.join_cycles
+
+    @property
+    def likely_least_cycles(self) -> int:
+        """What it is hardly ever charged less than.
+
+        Of operands laid linearly half may lie where they are used, and one partial result where all are combined.
+        """
+        operands = self.cost.exchange_cycles // 2 if self.lays_linearly else 0
+        return self.total_cycles - self.steps * (operands + self.cost.reduce_exchange_cycles // self.slots)
 
     @property
     def tiles_used(self) -> int:
@@ -214,30 +227,46 @@ def plan_convolution(
 
 
 @lru_cache(maxsize=4096)
-def frugal_plans(spec: ConvSpec, target: Target, best: Plan) -> tuple[Plan, ...]:
-    """A plan and others that are expected to be little slower and use fewer tiles.
+def contenders(best: Plan, target: Target, available_memory_proportion: float | None = None) -> tuple[Plan, ...]:
+    """The plans worth a trial, in the order of what they are hardly ever charged less than.
 
-    An estimate cannot know what gathering scattered operands on a tile costs. Who places the operands can try these, so
-    that a plan for fewer tiles stays in the race when there are more.
+    An estimate cannot know what gathering scattered operands on a tile costs. So of all plans that only those of more
+    tiles are expected to beat, each that is expected to be little slower than the best contends, with its operands
+    laid block by block and, if it may place them, linearly. Which plans contend does not depend on the number of
+    tiles, which only bounds theirs: so a plan for fewer tiles stays in the race when there are more.
 
     Args:
-        spec: what is computed.
+        best: the plan `plan_convolution` makes; alone when the least memory is asked for.
         target: the machine.
-        best: the plan `plan_convolution` makes for them.
+        available_memory_proportion: as there; they meet the bound that the best one meets.
     """
-    if best.steps > 1 or best.memory_binds:
+    share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    if share == 0:
         return (best,)
-    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.cost.total_cycles)
+    spec, bound = _of_all_steps(best), share * target.bytes_per_tile
+    bound *= 2 ** _doublings(best, bound)
+    plans = [best] if best.steps > 1 else []
+    plans += _frugal(spec, target, best, bound)
+    if spec.lhs_is_free or spec.rhs_is_free:
+        found = _frugal(replace(spec, lhs_is_free=False, rhs_is_free=False), target, best, bound)
+        plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
+    return tuple(sorted(plans, key=lambda plan: plan.likely_least_cycles))
+
+
+def _frugal(spec: ConvSpec, target: Target, best: Plan, bound_bytes: float) -> list[Plan]:
+    """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
+    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles) + _FEW_CYCLES
     plans = [
         _plan(candidates, *choice)
         for candidates in (Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how))
-        for choice in candidates.frugal(max(best.temp_bytes, target.bytes_per_tile // 2), most)
+        for choice in candidates.frugal(bound_bytes, most)
     ]
-    front: list[Plan] = [best]
-    for plan in sorted(plans, key=_rank):
-        if plan.tiles_used < front[-1].tiles_used:
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (*_rank(plan), plan.tiles_used)):
+        if not front or plan.tiles_used < front[-1].tiles_used:
             front.append(plan)
-    return tuple(front[:_MOST_PLANS])
+    steps = {int(log(plan.cost.total_cycles) / _RELATIVE_STEP): plan for plan in front}
+    return list(steps.values())
 
 
 def _doublings(plan: Plan, bound_bytes: float) -> int:
@@ -251,6 +280,14 @@ def _one_step(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:
     extents[axis] //= steps
     in_field = (extents[FIELD],) if axis == FIELD else spec.in_field
     return replace(spec, extents=Dims.of(extents), in_field=in_field)
+
+
+def _of_all_steps(plan: Plan) -> ConvSpec:
+    """The convolution that all steps of a plan do together."""
+    extents = list(plan.spec.extents)
+    extents[plan.step_axis] *= plan.steps
+    in_field = (extents[FIELD],) if plan.steps > 1 and plan.step_axis == FIELD else plan.spec.in_field
+    return replace(plan.spec, extents=Dims.of(extents), in_field=in_field)
 
 
 def _join_cycles(spec: ConvSpec, target: Target) -> int:

@@ -7,43 +7,83 @@ operand contiguous. A trial adds the operation to a graph that holds nothing els
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.affine import Affine, Group
 from ipujax.runtime.clock_steps import clock_steps
 from ipujax.runtime.compile import leaf_costs
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.timeline import timeline
 
-Operand = tuple[tuple[int, ...], Any, bool]  # shape, dtype, whether the plan places it
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What an operand's part in a cost depends on.
+
+    Args:
+        shape: of the operand.
+        dtype: of the operand.
+        view: shape of the variable it is a view of, offset and dimensions of the view; None if not of one variable.
+        mapping: where that variable lies; None while that is open.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    view: tuple[tuple[int, ...], int, tuple[Group, ...]] | None
+    mapping: TileMapping | None
+
+    @staticmethod
+    def of(graph: Graph, tensor: Tensor) -> Operand:
+        """Describes an operand of a graph."""
+        affine = tensor.affine
+        if affine is None:
+            return Operand(tensor.shape, tensor.dtype, None, None)
+        view = affine.variable.shape, affine.offset, affine.dims
+        return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
+
+    def add_to(self, graph: Graph) -> Tensor:
+        """Adds such an operand; one of several variables lies linearly."""
+        if self.view is None:
+            tensor = graph.add_variable(self.shape, self.dtype, "operand")
+            map_linearly(graph, tensor)
+            return tensor
+        shape, offset, dims = self.view
+        (variable,) = graph.add_variable(shape, self.dtype, "operand", self.mapping).variables()
+        return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
 
 
 def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, target: Target) -> Plan:
     """The plan that is charged least cycles, the first of equals.
 
     Args:
-        plans: what to choose from; one is taken without a trial.
-        operands: shape, dtype and freedom of each operand; one that is not free lies linearly in the trial.
+        plans: what to choose from, by rising `likely_least_cycles`: once that is more than the best so far was charged,
+            no more are tried. One plan is taken without a trial.
+        operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
     """
-    if len(plans) == 1:
-        return plans[0]
-    return min(plans, key=lambda plan: _charged_cycles(plan, operands, add, target))
+    best, charged = plans[0], float("inf")
+    for plan in plans if len(plans) > 1 else ():
+        if plan.likely_least_cycles >= charged:
+            break
+        cycles = _charged_cycles(plan, operands, add, target)
+        if cycles < charged:
+            best, charged = plan, cycles
+    return best
 
 
 def _charged_cycles(plan: Plan, operands: Sequence[Operand], add: Add, target: Target) -> int:
     graph, prog = Graph(target), ProgramSequence()
-    tensors = [graph.add_variable(shape, dtype, "operand") for shape, dtype, _ in operands]
-    for tensor, (_, _, is_free) in zip(tensors, operands, strict=True):
-        if not is_free:
-            map_linearly(graph, tensor)
-    add(graph, tensors, plan, prog)
+    add(graph, [operand.add_to(graph) for operand in operands], plan, prog)
     steps, slots = clock_steps(prog, leaf_costs(graph, prog), EffectsOf(graph), target)
     return timeline(prog, steps, target.num_ipus, slots).cycles

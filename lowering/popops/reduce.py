@@ -135,7 +135,9 @@ def partial_product(lengths: Sequence[np.ndarray], dims: Sequence[int], start: n
     return start
 
 
-def reduce_partials(graph: Graph, partials: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def reduce_partials(
+    graph: Graph, partials: Tensor, prog: ProgramSequence, name: str, most_tiles: int | None = None
+) -> Tensor:
     """Combines dimension 0 of a tensor of partial results by its variable's monoid, in one to three stages.
 
     Args:
@@ -143,6 +145,7 @@ def reduce_partials(graph: Graph, partials: Tensor, prog: ProgramSequence, name:
         partials: [slots, …], all of a variable with a monoid.
         prog: program the compute sets are added to.
         name: debug name.
+        most_tiles: how many tiles may combine, default those of one IPU.
 
     Returns:
         A new tensor of shape `partials.shape[1:]`.
@@ -150,9 +153,9 @@ def reduce_partials(graph: Graph, partials: Tensor, prog: ProgramSequence, name:
     (variable,) = partials.variables()
     assert variable.monoid is not None, "partials carry their monoid"
     slots, shape = partials.shape[0], partials.shape[1:]
-    flat = partials.reshape((slots, prod(shape)))
+    flat, tiles = partials.reshape((slots, prod(shape))), most_tiles or graph.target.tiles_per_ipu
     for keep in _kept_slots(slots):
-        flat = _combine(graph, flat, keep, variable.monoid, shape if keep == 1 else None, prog, name)
+        flat = _combine(graph, flat, keep, tiles, variable.monoid, shape if keep == 1 else None, prog, name)
     return flat
 
 
@@ -170,6 +173,7 @@ def _combine(
     graph: Graph,
     partials: Tensor,
     keep: int,
+    tiles: int,
     monoid: str,
     shape: tuple[int, ...] | None,
     prog: ProgramSequence,
@@ -178,8 +182,8 @@ def _combine(
     slots, size = partials.shape
     slot_cuts = even_cuts(slots, keep)
     keep = len(slot_cuts) - 1
-    cuts = _spread_outputs(size, slots, keep, partials.dtype, graph.target)
-    tile = frozen(np.arange(keep * (len(cuts) - 1)).reshape(keep, -1) % graph.target.tiles_per_ipu, np.int32)
+    cuts = _spread_outputs(size, slots, keep, partials.dtype, tiles)
+    tile = frozen(np.arange(keep * (len(cuts) - 1)).reshape(keep, -1) % tiles, np.int32)
     if shape is None:
         placed: TileMapping = blocked_mapping((even_cuts(keep, keep), cuts), tile)
         out = graph.add_variable((keep, size), partials.dtype, f"{name}/partials", placed, monoid)
@@ -201,12 +205,12 @@ def _combine(
     return out
 
 
-def _spread_outputs(size: int, slots: int, keep: int, dtype: Any, target: Target) -> np.ndarray:
-    """Cuts of `size` outputs for a stage that combines `slots` partials of each into `keep`."""
+def _spread_outputs(size: int, slots: int, keep: int, dtype: Any, tiles: int) -> np.ndarray:
+    """Cuts of `size` outputs for a stage that combines `slots` partials of each into `keep`, on at most `tiles`."""
     width_bytes = element_bytes(dtype)
     grain = max(1, 8 // width_bytes)
     per_tile = max(grain, -(-_MIN_RECEIVED_BYTES // (width_bytes * (slots // keep))))
-    return even_cuts(size, max(1, min(target.tiles_per_ipu // keep, -(-size // per_tile))), grain)
+    return even_cuts(size, max(1, min(tiles // keep, -(-size // per_tile))), grain)
 
 
 def _first_stage(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Blocked]:
@@ -274,7 +278,7 @@ def _cost_cycles(mapping: Blocked, reduced: tuple[int, ...], dtype: Any, target:
     cycles = _stage_cycles(outputs, depth, dtype, target, moved)
     for keep in _kept_slots(slots) if slots > 1 else ():
         depth = -(-slots // keep)
-        received = int(np.diff(_spread_outputs(size, slots, keep, dtype, target)).max(initial=0))
+        received = int(np.diff(_spread_outputs(size, slots, keep, dtype, target.tiles_per_ipu)).max(initial=0))
         cycles += _stage_cycles(received, depth, dtype, target, moved=True)
         slots = keep
     return cycles

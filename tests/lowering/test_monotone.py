@@ -23,6 +23,7 @@ from ipujax.runtime.profile import Profile
 from tests.lowering.helpers import lowered, small_target
 
 TILES = (64, 100, 256, 777, 1024, 1216, 1472)
+FEW_TILES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 64, 187, 1150, 1472)
 STEP_SLACK = 1.05  # a step is many small operations, each planned by itself
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 Struct = jax.ShapeDtypeStruct
@@ -88,6 +89,56 @@ OPERATIONS: dict[str, Call] = {
 def test_more_tiles_never_slow_an_operation(name: str) -> None:
     cycles = [cost(OPERATIONS[name], tiles)[0] for tiles in TILES]
     slower = [(a, b) for a, b in pairwise(zip(TILES, cycles, strict=True)) if b[1] > a[1]]
+    assert not slower
+
+
+def weight_gradient(image: tuple[int, ...], outputs: int, kernel: int, dtype: Any = np.float32) -> Call:
+    """The gradient of a convolution by its weights."""
+
+    def gradient(x: Any, cotangent: Any) -> Any:
+        weights = jnp.zeros((kernel, kernel, image[-1], outputs), dtype)
+        return jax.vjp(lambda w: convolve(x, w), weights)[1](cotangent)[0]
+
+    return gradient, (Struct(image, dtype), Struct((*image[:-1], outputs), dtype))
+
+
+def input_gradient(image: tuple[int, ...], outputs: int, kernel: int) -> Call:
+    """The gradient of a convolution by its input: the weights are read backwards."""
+
+    def gradient(weights: Any, cotangent: Any) -> Any:
+        return jax.vjp(lambda x: convolve(x, weights), jnp.zeros(image, np.float32))[1](cotangent)[0]
+
+    weights = Struct((kernel, kernel, image[-1], outputs), np.float32)
+    return gradient, (weights, Struct((*image[:-1], outputs), np.float32))
+
+
+def convolve(x: Any, weights: Any, groups: int = 1) -> Any:
+    """A convolution that keeps the size of the image."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, weights, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups)
+
+
+SMALL_OPERATIONS: dict[str, Call] = {
+    "half": product(7, 7, 7, np.float16),
+    "half-square": product(64, 64, 64, np.float16),
+    "bfloat16": product(33, 65, 17, jnp.bfloat16),
+    "heads": (partial(jnp.einsum, "bhqd,bhkd->bhqk"), (Struct((2, 4, 50, 16), np.float32),) * 2),
+    "heads-last": (partial(jnp.einsum, "bqhd,bkhd->bhqk"), (Struct((2, 50, 4, 16), np.float16),) * 2),
+    "depthwise": (partial(convolve, groups=5), (Struct((1, 3, 3, 5), np.float32), Struct((3, 3, 1, 5), np.float32))),
+    "half-convolution": convolution(12, 9, 9, 19, dtype=np.float16),
+    "strided": convolution(5, 4, 3, 8, kernel=1, stride=2),
+    "weight-gradient": weight_gradient((5, 3, 3, 18), 5, 1),
+    "pointwise-weight-gradient": weight_gradient((7, 13, 13, 17), 2, 1),
+    "half-weight-gradient": weight_gradient((3, 5, 5, 1), 21, 3, np.float16),
+    "input-gradient": input_gradient((1, 1, 1, 1), 7, 3),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_OPERATIONS)
+def test_more_tiles_never_slow_a_small_operation(name: str) -> None:
+    """From one tile on, where fixed costs weigh as much as the work."""
+    cycles = [cost(SMALL_OPERATIONS[name], tiles)[0] for tiles in FEW_TILES]
+    slower = [(a, b) for a, b in pairwise(zip(FEW_TILES, cycles, strict=True)) if b[1] > a[1]]
     assert not slower
 
 
