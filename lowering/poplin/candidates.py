@@ -7,9 +7,8 @@ choice is the same as if all were costed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -26,6 +25,8 @@ from ipujax.lowering.poplin.vertex_kinds import (
     output_lengths,
     weight_lengths,
 )
+from ipujax.lowering.poputil.grids import grids, split_candidates
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
@@ -33,7 +34,6 @@ from ipujax.runtime.variable import element_bytes
 _CANDIDATES = {1: 256, 2: 128, 3: 48, 4: 20, 5: 11, 6: 8, 7: 7}
 _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
-MIN_BYTES_PER_TILE = 128  # poplibs Convolution.cpp: least of an operand worth a tile (reference machine.md §3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,35 +210,3 @@ class Candidates:
     @cached_property
     def _operand_bytes(self) -> np.ndarray:
         return self._input_bytes + self._weight_bytes
-
-
-@lru_cache(maxsize=4096)
-def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
-    """Numbers of blocks worth trying for one dimension: those that change the largest block, evenly thinned.
-
-    Args:
-        extent: elements of the dimension, at least 1.
-        grain: boundaries are multiples of it.
-        limit: most candidates; the same for any number of tiles.
-
-    Returns:
-        Rising numbers of blocks from 1, int64[≤ limit].
-    """
-    whole = -(-extent // grain)
-    blocks = np.unique(-(-whole // np.arange(1, whole + 1)))
-    if len(blocks) <= limit:
-        return blocks
-    wanted = np.geomspace(1, whole, limit)
-    nearest = np.clip(np.searchsorted(blocks, wanted), 0, len(blocks) - 1)
-    return np.unique(blocks[nearest])
-
-
-def grids(values: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """All combinations of one value a dimension whose product is at most `most`, int64[dimensions, combinations]."""
-    total, chosen = np.ones(1, np.int64), np.zeros((0, 1), np.int64)
-    for options in values:
-        products = total[:, None] * options[None, :]
-        rows, columns = np.nonzero(products <= most)
-        total = products[rows, columns]
-        chosen = np.concatenate([chosen[:, rows], options[columns][None]])
-    return chosen

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poplin.candidates import MIN_BYTES_PER_TILE
 from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, map_linearly
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.program import Copy
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, concat

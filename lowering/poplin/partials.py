@@ -17,17 +17,13 @@ from jax import lax
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
-from ipujax.lowering.popops.reduce import reduce_partials
+from ipujax.lowering.popops.partials import kept_slots, longest_share, reduce_partials
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import element_bytes
-
-_STAGES = ((16, 1), (125, 2))  # popops.reduce: one stage below 16 partials, two below 125, then three
-_MAX_STAGES = 3
-_MIN_RECEIVED_BYTES = 256  # popops.reduce: least a combining tile receives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,30 +66,30 @@ def partials_cost(
         out_dtype: of the result.
         target: the machine.
     """
-    exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(3))
-    width, grain = element_bytes(dtype), max(1, 8 // element_bytes(dtype))
-    stages = np.select(
-        [slots == 1, *(slots < bound for bound, _ in _STAGES)], [0, *(n for _, n in _STAGES)], _MAX_STAGES
-    )
-    left, share = slots, np.full(len(slots), outputs)
-    for stage in range(_MAX_STAGES, 0, -1):
-        there = stages >= stage
-        if not there.any():
-            continue
-        keep = np.where(there, np.maximum(1, np.round(left ** ((stage - 1) / stage))).astype(np.int64), left)
-        per_tile = np.maximum(grain, ceil_div(_MIN_RECEIVED_BYTES, width * np.maximum(1, left // keep)))
-        blocks = np.maximum(1, np.minimum(tiles // keep, ceil_div(outputs, per_tile)))
-        share, depth = np.minimum(outputs, ceil_div(ceil_div(outputs, grain), blocks) * grain), ceil_div(left, keep)
-        received = ceil_div(share * depth * width, int(target.exchange_bytes_per_cycle))
-        exchange += np.where(there, target.exchange_startup_cycles + received, 0)
-        compute += np.where(there, reduce_cycles(monoid_of(dtype), dtype, share, depth, target), 0)
-        sync += np.where(there, target.internal_sync_cycles, 0)
+    parts = np.zeros((3, len(slots)), np.int64)
+    for count in np.unique(slots):
+        here = slots == count
+        parts[:, here] = _cost(int(count), tiles[here], outputs, dtype, out_dtype, target)
+    return PartialsCost(*parts)
+
+
+def _cost(
+    slots: int, tiles: np.ndarray, outputs: int, dtype: np.dtype[Any], out_dtype: np.dtype[Any], target: Target
+) -> np.ndarray:
+    """Exchange, compute and sync cycles of combining one number of partial results, int64[3, candidates]."""
+    cycles, left = np.zeros((3, len(tiles)), np.int64), slots
+    for keep in kept_slots(slots):
+        share, depth = longest_share(outputs, left, keep, dtype, tiles), ceil_div(left, keep)
+        received = ceil_div(share * depth * element_bytes(dtype), int(target.exchange_bytes_per_cycle))
+        reducing = reduce_cycles(monoid_of(dtype), dtype, share, np.asarray(depth), target)
+        cycles += np.stack(np.broadcast_arrays(
+            target.exchange_startup_cycles + received, reducing, target.internal_sync_cycles
+        )).astype(np.int64)  # fmt: skip
         left = keep
-    if out_dtype != dtype:
-        cast = elementwise_cycles("convert_element_type", dtype, 1, 0, share, target)
-        compute += np.where(stages > 0, cast, 0)
-        sync += np.where(stages > 0, target.internal_sync_cycles, 0)
-    return PartialsCost(exchange, compute, sync)
+    if slots > 1 and out_dtype != dtype:
+        cycles[1] += elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
+        cycles[2] += int(target.internal_sync_cycles)
+    return cycles
 
 
 def combine(

@@ -12,16 +12,13 @@ from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.affine import Affine, Group
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.timeline import timeline
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], object]
 
@@ -76,14 +73,13 @@ def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, targe
     for plan in plans if len(plans) > 1 else ():
         if plan.likely_least_cycles >= charged:
             break
-        cycles = _charged_cycles(plan, operands, add, target)
+        cycles = _charged(plan, operands, add, target)
         if cycles < charged:
             best, charged = plan, cycles
     return best
 
 
-def _charged_cycles(plan: Plan, operands: Sequence[Operand], add: Add, target: Target) -> int:
-    graph, prog = Graph(target), ProgramSequence()
-    add(graph, [operand.add_to(graph) for operand in operands], plan, prog)
-    steps, slots = clock_steps(prog, leaf_costs(graph, prog), EffectsOf(graph), target)
-    return timeline(prog, steps, target.num_ipus, slots).cycles
+def _charged(plan: Plan, operands: Sequence[Operand], add: Add, target: Target) -> int:
+    graph = Graph(target)
+    tensors = [operand.add_to(graph) for operand in operands]
+    return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))

@@ -1,8 +1,8 @@
 """Index of the largest or smallest element along one dimension.
 
-Other dimensions are cut first. A long dimension that is reduced is cut too: each tile then finds its own best value and
-where it is, and a second compute set picks among these pairs. The first of equal values wins and NaN beats all, in each
-stage and so in all, as in `lax.argmax`.
+Where the dimension that is searched is cut, each tile finds its own best value and where it is, and a second compute
+set picks among these pairs. The first of equal values wins and NaN beats all, in each stage and so in all, as in
+`lax.argmax`. Boxes are chosen by the charge of both.
 
 The cost is twice that of the reduction to the value (assumed: value and index advance together).
 """
@@ -10,8 +10,8 @@ The cost is twice that of the reduction to the value (assumed: value and index a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt, prod
 from typing import Any
 
 import jax
@@ -19,13 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.work import Work, spans
+from ipujax.lowering.poputil.grids import Grids
+from ipujax.lowering.poputil.mapping import mapping_like
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, even_cuts, frozen
+from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -33,8 +36,6 @@ from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name, element_bytes
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
-# A shorter reduced dimension is not worth a second compute set (assumed: an exchange, a sync, a vertex start).
-_MIN_CUT_EXTENT = 512
 _PASSES = 2  # assumed, see above
 
 # The search, the reduction to the value, and the monoid whose cost that is.
@@ -62,12 +63,30 @@ def arg_reduce(
     Returns:
         A new tensor of the shape without `axis`.
     """
-    map_linearly(graph, x)
     kept = [d for d in range(x.ndim) if d != axis]
-    order = [*kept, axis] if x.shape[axis] >= _MIN_CUT_EXTENT else kept
-    # As many blocks as elements in each: both stages then go through as much.
-    most = ((axis, isqrt(x.shape[axis])),)
-    placement = place(graph, x.shape, order, element_bytes(x.dtype), [(x, range(x.ndim))], most)
+    read = spans(x.shape, range(x.ndim))
+    codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
+    work = Work(codelet, (read, tuple(read[d] for d in kept)), (source_of(graph, x), "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, read, placement)
+        return _searched(graph, x, axis, placement, monoid, index_dtype, prog, name)
+
+    after = _Picking(axis, x.dtype, index_dtype, monoid)
+    return add(graph, prog, choose(graph, x.shape, range(x.ndim), work, [x], add, after=after))
+
+
+def _searched(
+    graph: Graph,
+    x: Tensor,
+    axis: int,
+    placement: Blocked,
+    monoid: str,
+    index_dtype: Any,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    kept = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
     shape, slots = tuple(x.shape[d] for d in kept), axes[axis].blocks
@@ -98,23 +117,44 @@ def _partials(
     name: str,
 ) -> Tensor:
     """A variable with one result for each block of the reduced dimension, on the tile that computes it."""
-    cuts = (frozen(np.arange(slots + 1), np.int64), *(placement.cuts[d] for d in kept))
-    tile = frozen(np.transpose(placement.tile, [axis, *kept]), np.int32)
-    return graph.add_variable((slots, *shape), dtype, f"{name}/partials", Blocked(cuts, tile), monoid)
+    cuts = (even_cuts(slots, slots), *(placement.cuts[d] for d in kept))
+    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *kept]))
+    return graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
 
 
 def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: ProgramSequence, name: str) -> Tensor:
-    """Chooses among the slots of pairs."""
+    """Chooses among the slots of pairs: each box of results on the tile that has its first pairs."""
+    mapping = mapping_like(graph, values)
+    assert isinstance(mapping, Blocked), "partials lie in boxes"
     slots, *shape = values.shape
-    size = prod(shape)
-    cuts = even_cuts(size, graph.target.tiles_per_ipu)
-    tiles = frozen(np.arange(len(cuts) - 1), np.int32)
-    out = graph.add_variable(shape, indices.dtype, name, Flat(size, cuts[:-1], tiles))
-    axes = [Axis("slot", frozen([0, slots], np.int64), "reduce"), Axis("element", cuts)]
-    pairs = (along(t.reshape((slots, size)), (0, 1)) for t in (values, indices))
+    cuts, tile = mapping.cuts[1:], mapping.tile[:1]
+    out = graph.add_variable(shape, indices.dtype, name, blocked_mapping(cuts, tile[0]))
+    axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
+    pairs = (along(t, range(t.ndim)) for t in (values, indices))
     codelet = _pick_codelet(monoid, values.dtype, indices.dtype)
-    _add(graph, codelet, axes, (*pairs, along(out.flatten(), (1,))), tiles[None], (), prog, f"{name}/pick")
+    _add(graph, codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile, (), prog, f"{name}/pick")
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Picking:
+    """What the choice among the slots of pairs is charged on each candidate grid of the search."""
+
+    axis: int
+    dtype: Any
+    index_dtype: Any
+    monoid: str
+
+    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+        slots = grids.blocks[self.axis]
+        size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
+        pair_bytes = element_bytes(self.dtype) + element_bytes(self.index_dtype)
+        compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
+        copied = np.ceil(size * pair_bytes / target.memcpy_bytes_per_cycle) + 2 * target.copy_fragment_cycles
+        payload = np.ceil((slots - 1) * size * pair_bytes / target.exchange_bytes_per_cycle)
+        payload = np.maximum(payload, 2 * (slots - 1) * target.exchange_fragment_cycles)
+        fixed = target.exchange_startup_cycles + target.internal_sync_cycles
+        return np.where(slots > 1, fixed + payload + copied + compute, 0.0)
 
 
 def _add(

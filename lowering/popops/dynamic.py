@@ -19,16 +19,17 @@ from jax import lax
 from ipujax.lowering.popops.blocks import (
     along,
     follow,
-    map_like_blocks,
     mapped_variable,
-    place,
+    place_operand,
     placed_axes,
     scalar,
+    spread,
     tile_grid,
     whole_axis,
 )
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import slice_cycles
+from ipujax.lowering.popops.work import spans
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
@@ -104,7 +105,8 @@ def dynamic_update_slice_in_place(
         return
     map_for_slicing(graph, buffer, dims)
     placement = _placement(graph, buffer, dims)
-    map_like_blocks(graph, update, [None if d in dims else d for d in range(buffer.ndim)], placement)
+    update_dims = [None if d in dims else d for d in range(buffer.ndim)]
+    place_operand(graph, update, spans(update.shape, update_dims), placement)
     codelet = _update_codelet(buffer.dtype, buffer.ndim, dims, starts[0].dtype)
     _add(graph, codelet, buffer, update, starts, dims, placement, prog, name)
 
@@ -135,7 +137,8 @@ def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
         dims: the dimensions that are going to be sliced.
     """
     if not graph.is_mapped(tensor) and tensor.size:
-        map_like_blocks(graph, tensor, range(tensor.ndim), _placement(graph, tensor, dims))
+        whole = spans(tensor.shape, range(tensor.ndim))
+        place_operand(graph, tensor, whole, _placement(graph, tensor, dims))
     map_linearly(graph, tensor)
 
 
@@ -149,10 +152,10 @@ def _moving(
 
 
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
-    order = [d for d in range(x.ndim) if d not in dims]
+    order = tuple(d for d in range(x.ndim) if d not in dims)
     # What lies right is sliced where it lies, however it is spread: to move it costs more than any slice of it.
-    followed = follow(graph, x, range(x.ndim), x.shape, order) if graph.is_mapped(x) else None
-    return followed or place(graph, x.shape, order, element_bytes(x.dtype))
+    followed = follow(graph, x, spans(x.shape, range(x.ndim)), x.shape, order) if graph.is_mapped(x) else None
+    return followed or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
 
 
 def _add(

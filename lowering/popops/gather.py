@@ -1,10 +1,9 @@
 """Look-ups of rows of a table by computed indices, as `lax.gather`.
 
 Every vertex reads a static block of the table, whole along indexed dimensions, and static blocks of the indices.
-Batching dimensions and those that a look-up copies whole are cut first, since that divides the table as well. Then
-either the look-ups are cut, each tile needing a whole table, or the rows: every tile then goes through all look-ups,
-answers those that fall in its rows and gives zeros for the others, and the answers are added up. The cheaper by
-estimate is taken.
+Cutting batching dimensions and those that a look-up copies whole divides the table as well. Where look-ups are cut,
+each tile needs all rows; where rows are cut, a tile goes through all look-ups, answers those that fall in its rows and
+gives zeros for the others, and the answers are added up. What is cut, and how often, is chosen by the charge.
 
 Source: poplibs `popops/EmbeddingPlan.cpp` splits the same three ways; cycles from `indexing_cycles`.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import jax
@@ -22,30 +20,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import (
-    along,
-    map_like_blocks,
-    mapped_variable,
-    place,
-    placed_axes,
-    whole_axis,
-)
+from ipujax.lowering.popops.blocks import along, place_operand, placed_axes, whole_axis
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
-from ipujax.lowering.popops.reduce import reduce_partials
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
+from ipujax.lowering.popops.work import Work, spans
+from ipujax.lowering.poputil.grids import Grids
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, even_cuts, frozen
+from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
+from ipujax.runtime.variable import dtype_name, is_key_dtype
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
 Mode = lax.GatherScatterMode
-_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,159 +101,86 @@ def gather(
         A new tensor of shape `out_shape` and the table's dtype.
     """
     table_dims, index_dims = spec.out_dims()
-    placement, cut_tile = _plan(graph, table, indices, tuple(out_shape), spec)
-    row_dim, tile = (None, placement.tile) if cut_tile is None else (spec.row_dim(), cut_tile)
-    rows = 1 if cut_tile is None else cut_tile.shape[-1]
-    axes, table_axes = _axes(table.shape, table_dims, indices.shape[-1], placement, row_dim, rows)
-    map_like_blocks(graph, indices, [*index_dims, None], placement)
-    map_linearly(graph, indices)
-    _map_table(graph, table, table_dims, row_dim, placement, tile)
-    out, out_access = _result(graph, tuple(out_shape), table.dtype, placement, tile, row_dim, table_axes, name)
-    accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
+    out_shape, rank = tuple(out_shape), len(out_shape)
+    row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
+    space = out_shape if row_dim is None else (*out_shape, table.shape[row_dim])
+    table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
+    index_spans = spans(indices.shape, [*index_dims, None])
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim)
-    origins = () if row_dim is None else (axes[table_axes[row_dim]].name,)
-    grid = tile.reshape([axis.blocks for axis in axes])
+    fields = (table_spans, index_spans, spans(out_shape, range(rank)))
+    work = Work(codelet, fields, (source_of(graph, table), source_of(graph, indices), "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, table, table_spans, placement)
+        place_operand(graph, indices, index_spans, placement)
+        return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
+
+    after = _After(table.dtype, rank)
+    return add(graph, prog, choose(graph, space, range(len(space)), work, [table, indices], add, after=after))
+
+
+def _looked_up(
+    graph: Graph,
+    table: Tensor,
+    indices: Tensor,
+    spec: GatherSpec,
+    row_dim: int | None,
+    placement: Blocked,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds the vertices on a placement of the result's dimensions and, if rows may be cut, these behind them."""
+    table_dims, index_dims = spec.out_dims()
+    rank = spec.out_rank
+    axes, table_axes = placed_axes(placement), list[int]()
+    for d, (n, dim) in enumerate(zip(table.shape, table_dims, strict=True)):
+        table_axes.append(rank if d == row_dim else len(axes) if dim is None else dim)
+        if dim is None and d != row_dim:
+            axes.append(whole_axis(f"table{d}", n))
+    rows = 1 if row_dim is None else axes[rank].blocks
+    if row_dim is not None:
+        axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if rows > 1 else "map")
+    axes.append(whole_axis("index", indices.shape[-1]))
+    out, out_access = _result(graph, table.dtype, placement, rank, rows, name)
+    accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
+    origins = (axes[rank].name,) if rows > 1 else ()
+    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
+    grid = placement.tile.reshape([axis.blocks for axis in axes])
     compute_set = graph.add_compute_set(name)
     graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, grid, origins, graph.origin))
     prog.add(Execute(compute_set))
-    return out if row_dim is None else reduce_partials(graph, out, prog, name)
+    return out if rows == 1 else reduce_partials_in_place(graph, out, prog, name)
 
 
-def _axes(
-    table_shape: Sequence[int],
-    table_dims: Sequence[int | None],
-    index_length: int,
-    placement: Blocked,
-    row_dim: int | None,
-    rows: int,
-) -> tuple[list[Axis], list[int]]:
-    """The axes: those of the result, table dimensions it lacks, index vectors. And the axis of each table dimension."""
-    axes, table_axes = placed_axes(placement), []
-    for d, (n, dim) in enumerate(zip(table_shape, table_dims, strict=True)):
-        table_axes.append(len(axes) if dim is None else dim)
-        if dim is None:
-            name = f"table{d}"
-            axes.append(Axis(name, even_cuts(n, rows), "reduce") if d == row_dim else whole_axis(name, n))
-    axes.append(whole_axis("index", index_length))
-    return axes, table_axes
-
-
-def _result(
-    graph: Graph,
-    shape: tuple[int, ...],
-    dtype: Any,
-    placement: Blocked,
-    tile: np.ndarray,
-    row_dim: int | None,
-    table_axes: Sequence[int],
-    name: str,
-) -> tuple[Tensor, Access]:
+def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, name: str) -> tuple[Tensor, Access]:
     """The result, or partial results for each block of rows, and how vertices write it."""
-    rank = len(shape)
-    if row_dim is None:
-        out = mapped_variable(graph, shape, dtype, name, range(rank), placement)
+    cuts, shape = placement.cuts[:rank], placement.shape[:rank]
+    boxes = placement.tile.reshape([*placement.tile.shape[:rank], rows])
+    if rows == 1:
+        out = graph.add_variable(shape, dtype, name, blocked_mapping(cuts, boxes[..., 0]))
         return out, along(out, range(rank))
-    slots = tile.shape[-1]
-    mapping = Blocked((even_cuts(slots, slots), *placement.cuts), frozen(np.moveaxis(tile, -1, 0), np.int32))
-    monoid = "or" if dtype == np.bool_ else "add"
-    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
-    return out, Access(out, (block(table_axes[row_dim]), *map(element, range(rank))))
+    mapping = blocked_mapping((even_cuts(rows, rows), *cuts), np.moveaxis(boxes, -1, 0))
+    out = graph.add_variable((rows, *shape), dtype, f"{name}/partials", mapping, _monoid(dtype))
+    return out, Access(out, (block(rank), *map(element, range(rank))))
 
 
-def _map_table(
-    graph: Graph,
-    table: Tensor,
-    dims: Sequence[int | None],
-    row_dim: int | None,
-    placement: Blocked,
-    tile: np.ndarray,
-) -> None:
-    """Maps an unmapped table so that each vertex finds its block at home."""
-    if row_dim is not None:
-        rows = even_cuts(table.shape[row_dim], tile.shape[-1])
-        dims = [len(placement.cuts) if d == row_dim else dim for d, dim in enumerate(dims)]
-        placement = Blocked((*placement.cuts, rows), tile)
-    map_like_blocks(graph, table, dims, placement)
-    map_linearly(graph, table)
+def _monoid(dtype: Any) -> str:
+    """How answers of blocks of rows are added up, of which all but one are zero."""
+    return "or" if dtype == np.bool_ else "add"
 
 
-# --- planning ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _After:
+    """What adding up the answers of blocks of rows is charged on each candidate grid."""
 
+    dtype: Any
+    rank: int
 
-def _plan(
-    graph: Graph, table: Tensor, indices: Tensor, out_shape: tuple[int, ...], spec: GatherSpec
-) -> tuple[Blocked, np.ndarray | None]:
-    """Where boxes of the result are looked up; if rows are cut also the tile of each box and block of rows."""
-    table_dims, index_dims = spec.out_dims()
-    width, target = element_bytes(table.dtype), graph.target
-    shared = [d for d in index_dims if d in table_dims]
-    offsets = [d for d in table_dims if d is not None and d not in index_dims]
-    lookups = [d for d in index_dims if d not in table_dims]
-    weight = max(width, -(-table.size * width // prod(out_shape)))  # a point of the result has its share of the table
-    mapped = [(x, dims) for x, dims in ((indices, [*index_dims, None]), (table, table_dims)) if graph.is_mapped(x)]
-    by_lookup = place(graph, out_shape, shared + offsets + lookups, weight, mapped)
-    row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
-    if row_dim is None:
-        return by_lookup, None
-    order = [*map(table_dims.index, shared + offsets), row_dim]
-    held = place(graph, table.shape, order, width, [(table, range(table.ndim))] if graph.is_mapped(table) else [])
-    if len(held.cuts[row_dim]) <= 2:
-        return by_lookup, None
-    by_row, tile = _as_result(held, table_dims, row_dim, out_shape)
-    costs = _lookup_cost(by_lookup, table, spec, lookups, target), _row_cost(by_row, tile, table, spec, target)
-    return (by_lookup, None) if costs[0] <= costs[1] else (by_row, tile)
-
-
-def _as_result(
-    held: Blocked, table_dims: Sequence[int | None], row_dim: int, out_shape: tuple[int, ...]
-) -> tuple[Blocked, np.ndarray]:
-    """A placement of the table as one of the result, and with the tile of each block of rows in a last dimension."""
-    cuts = [even_cuts(n, 1) for n in out_shape]
-    for d, out in enumerate(table_dims):
-        if out is not None:
-            cuts[out] = held.cuts[d]
-    kept = sorted((out, d) for d, out in enumerate(table_dims) if out is not None)
-    rest = [d for d, out in enumerate(table_dims) if out is None and d != row_dim]
-    tile = np.transpose(held.tile, [*(d for _, d in kept), *rest, row_dim])
-    tile = tile.reshape([*(len(cut) - 1 for cut in cuts), held.tile.shape[row_dim]])
-    return Blocked(tuple(cuts), frozen(tile[..., 0], np.int32)), frozen(tile, np.int32)
-
-
-def _largest(placement: Blocked, dims: Sequence[int]) -> int:
-    return prod(int(np.diff(placement.cuts[d]).max()) for d in dims)
-
-
-def _lookup_cost(placement: Blocked, table: Tensor, spec: GatherSpec, lookups: Sequence[int], target: Target) -> float:
-    """Estimated cycles when look-ups are cut; infinite if a tile would hold more of the table than planners may use."""
-    table_dims, index_dims = spec.out_dims()
-    block = _largest(placement, [d for d in table_dims if d is not None])
-    rows = prod(n for n, d in zip(table.shape, table_dims, strict=True) if d is None)
-    part_bytes = block * rows * element_bytes(table.dtype)
-    if part_bytes > target.available_memory_proportion * target.bytes_per_tile:
-        return np.inf
-    # Cutting the look-ups sends the table to all parts; in one part it stays where it is.
-    received = part_bytes if any(len(placement.cuts[d]) > 2 for d in lookups) else 0
-    count, row = _largest(placement, index_dims), _row_elements(placement, spec)
-    compute = gather_cycles(np.asarray(count), np.asarray(1.0), np.asarray(row), table.dtype, target)
-    return received / target.exchange_bytes_per_cycle + float(compute)
-
-
-def _row_cost(placement: Blocked, tile: np.ndarray, table: Tensor, spec: GatherSpec, target: Target) -> float:
-    """Estimated cycles when rows are cut: every tile sees all look-ups, and partial results are added up."""
-    _, index_dims = spec.out_dims()
-    rows, shape = tile.shape[-1], placement.shape
-    count, row = _largest(placement, index_dims), _row_elements(placement, spec)
-    partial_bytes = prod(shape) * element_bytes(table.dtype) * rows / target.tiles_per_ipu
-    received = (_INDEX_BYTES * count + partial_bytes) / target.exchange_bytes_per_cycle
-    fixed = target.exchange_startup_cycles + target.internal_sync_cycles + target.supervisor_overhead_cycles
-    adding = partial_bytes / target.vector_width_bytes
-    compute = gather_cycles(np.asarray(count), np.asarray(1.0 / rows), np.asarray(row), table.dtype, target)
-    return received + fixed + adding + float(compute)
-
-
-def _row_elements(placement: Blocked, spec: GatherSpec) -> int:
-    """Elements one look-up copies on one tile."""
-    return _largest(placement, spec.numbers.offset_dims)
+    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+        slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
+        rows = zip(slots.tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
+        cycles = [combined_cycles(n, tuple(longest), self.dtype, _monoid(self.dtype), target) for n, longest in rows]
+        return np.array(cycles, np.float64)
 
 
 # --- codelet ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes, spread
+from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
+from ipujax.lowering.popops.choice import choose
+from ipujax.lowering.popops.work import Work, spans
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -40,14 +43,18 @@ def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) 
     Returns:
         A new tensor of shape (size,), spread over tiles.
     """
-    placement = spread((size,), (0,), element_bytes(dtype), graph.target.tiles_per_ipu)
-    out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
-    axes = tuple(placed_axes(placement))
-    group = VertexGroup(_codelet(dtype), axes, (along(out, (0,)),), placement.tile, ("d0",), graph.origin)
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, group)
-    prog.add(Execute(compute_set))
-    return out
+    codelet, field = _codelet(dtype), spans((size,), (0,))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
+        axes = tuple(placed_axes(placement))
+        group = VertexGroup(codelet, axes, (along(out, (0,)),), placement.tile, ("d0",), graph.origin)
+        compute_set = graph.add_compute_set(name)
+        graph.add_vertices(compute_set, group)
+        prog.add(Execute(compute_set))
+        return out
+
+    return add(graph, prog, choose(graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
 
 
 @lru_cache(maxsize=64)

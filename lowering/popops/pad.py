@@ -15,17 +15,20 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes, scalar
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, scalar
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import immediate_of
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
+from ipujax.runtime.variable import dtype_name
 from ipujax.runtime.vertices import Access, Dim, Term, VertexGroup
 
 Config = Sequence[tuple[int, int, int]]
@@ -54,24 +57,31 @@ def pad(
     Returns:
         A new tensor of shape `out_shape`.
     """
-    map_linearly(graph, x)
     rank, constant = x.ndim, immediate_of(value)
-    same = [d if c == (0, 0, 0) else None for d, c in enumerate(map(tuple, config))]
-    placement = place(graph, out_shape, range(rank), element_bytes(x.dtype), [(x, same)])
-    out = mapped_variable(graph, out_shape, x.dtype, name, range(rank), placement)
-    dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
-    fill = np.zeros((), x.dtype) if constant is None else constant
-    accesses = [Access(x, dims, fill), along(out, range(rank))]
-    if constant is None:
-        map_linearly(graph, value)
-        accesses.append(scalar(value))
-    frozen = None if constant is None else (constant.dtype.name, constant.tobytes())
-    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), frozen)
-    group = VertexGroup(codelet, tuple(placed_axes(placement)), tuple(accesses), placement.tile, origin=graph.origin)
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, group)
-    prog.add(Execute(compute_set))
-    return out
+    known = None if constant is None else (constant.dtype.name, constant.tobytes())
+    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), known)
+    read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
+    fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
+    sources: list[Source] = [source_of(graph, x), "here"] + ["elsewhere"] * (constant is None)
+    work = Work(codelet, tuple(fields), tuple(sources))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, read, placement)
+        out = mapped_variable(graph, out_shape, x.dtype, name, range(rank), placement)
+        dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
+        accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
+        if constant is None:
+            map_linearly(graph, value)
+            accesses.append(scalar(value))
+        axes = tuple(placed_axes(placement))
+        compute_set = graph.add_compute_set(name)
+        group = VertexGroup(codelet, axes, tuple(accesses), placement.tile, origin=graph.origin)
+        graph.add_vertices(compute_set, group)
+        prog.add(Execute(compute_set))
+        return out
+
+    operands = [x, value] if constant is None else [x]
+    return add(graph, prog, choose(graph, out_shape, range(rank), work, operands, add))
 
 
 @lru_cache(maxsize=512)

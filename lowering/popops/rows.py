@@ -17,16 +17,18 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.work import Source, Span, Work
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
+from ipujax.runtime.variable import dtype_name
 from ipujax.runtime.vertices import VertexGroup
 
 CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
@@ -109,12 +111,33 @@ def _rowwise(
     name: str,
 ) -> list[Tensor]:
     """Runs a codelet on rows; results are given by the extent of their rows and dtype."""
-    for tensor in operands:
-        map_linearly(graph, tensor)
     shape, rank = operands[0].shape, operands[0].ndim
-    order = [d for d in range(rank) if d != axis]
-    width = sum(element_bytes(x.dtype) for x in operands)
-    placement = place(graph, shape, order, width, [(x, range(rank)) for x in operands])
+    row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
+    out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
+    here: Source = "here"
+    sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
+    work = Work(codelet, (*[row] * len(operands), *out_rows), tuple(sources))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+        for tensor in operands:
+            place_operand(graph, tensor, row, placement)
+        return _add_rows(graph, codelet, operands, results, axis, placement, prog, name)
+
+    placement = choose(graph, shape, [d for d in range(rank) if d != axis], work, operands, add)
+    return add(graph, prog, placement)
+
+
+def _add_rows(
+    graph: Graph,
+    codelet: Codelet,
+    operands: Sequence[Tensor],
+    results: Sequence[tuple[int, Any]],
+    axis: int,
+    placement: Blocked,
+    prog: ProgramSequence,
+    name: str,
+) -> list[Tensor]:
+    shape, rank = operands[0].shape, operands[0].ndim
     extents = sorted({extent for extent, _ in results if extent != shape[axis]})
     axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in extents]
     accesses = [along(x, range(rank)) for x in operands]

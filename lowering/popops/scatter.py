@@ -21,26 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import (
-    along,
-    map_like_blocks,
-    mapped_variable,
-    place,
-    placed_axes,
-    tile_grid,
-    whole_axis,
-)
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import immediate_of
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.work import Source, Work, spans
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
+from ipujax.runtime.variable import dtype_name
 from ipujax.runtime.vertices import VertexGroup
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
@@ -109,31 +103,38 @@ def scatter(
         A new tensor like `table`.
     """
     constant, rank = immediate_of(table), table.ndim
-    for tensor in (indices, updates):
-        map_linearly(graph, tensor)
-    candidates = [(table, range(rank))] if constant is None and graph.is_mapped(table) else []
-    placement = place(graph, table.shape, spec.cuttable(), element_bytes(table.dtype), candidates)
-    if constant is None:
-        map_like_blocks(graph, table, range(rank), placement)
-    out = mapped_variable(graph, table.shape, table.dtype, name, range(rank), placement)
-    axes = placed_axes(placement)
-    index_axes, update_axes = _extra_axes(spec, indices.shape, rank)
-    axes += [whole_axis(f"index{d}", indices.shape[d]) for d in index_axes if index_axes[d] >= rank]
-    axes += [whole_axis(f"update{d}", updates.shape[d]) for d in _own(spec, update_axes, index_axes, rank)]
-    read = [] if constant is not None else [along(table, range(rank))]
-    accesses = (
-        *read,
-        along(indices, [index_axes[d] for d in range(indices.ndim)]),
-        along(updates, [update_axes[d] for d in range(updates.ndim)]),
-        along(out, range(rank)),
-    )
     codelet = _codelet(table.dtype, indices.dtype, spec, None if constant is None else constant.item())
-    tile = tile_grid(placement, len(axes) - rank)
-    origins = tuple(f"d{d}" for d in spec.indexed)
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origins, graph.origin))
-    prog.add(Execute(compute_set))
-    return out
+    index_axes, update_axes = _extra_axes(spec, indices.shape, rank)
+    whole = spans(table.shape, range(rank))
+    index_spans, update_spans = (
+        spans(t.shape, [at[d] if at[d] < rank else None for d in range(t.ndim)])
+        for t, at in ((indices, index_axes), (updates, update_axes))
+    )
+    reads = [*([(table, whole)] if constant is None else []), (indices, index_spans), (updates, update_spans)]
+    sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
+    work = Work(codelet, (*(read for _, read in reads), whole), (*sources, "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        for tensor, read in reads:
+            place_operand(graph, tensor, read, placement)
+        out = mapped_variable(graph, table.shape, table.dtype, name, range(rank), placement)
+        axes = placed_axes(placement)
+        axes += [whole_axis(f"index{d}", indices.shape[d]) for d in index_axes if index_axes[d] >= rank]
+        axes += [whole_axis(f"update{d}", updates.shape[d]) for d in _own(spec, update_axes, index_axes, rank)]
+        accesses = (
+            *([along(table, range(rank))] if constant is None else []),
+            along(indices, [index_axes[d] for d in range(indices.ndim)]),
+            along(updates, [update_axes[d] for d in range(updates.ndim)]),
+            along(out, range(rank)),
+        )
+        tile, origins = tile_grid(placement, len(axes) - rank), tuple(f"d{d}" for d in spec.indexed)
+        compute_set = graph.add_compute_set(name)
+        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origins, graph.origin))
+        prog.add(Execute(compute_set))
+        return out
+
+    operands = [tensor for tensor, _ in reads]
+    return add(graph, prog, choose(graph, table.shape, spec.cuttable(), work, operands, add))
 
 
 def _extra_axes(spec: ScatterSpec, index_shape: Sequence[int], rank: int) -> tuple[dict[int, int], dict[int, int]]:

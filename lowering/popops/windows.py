@@ -1,7 +1,9 @@
 """Reductions over sliding windows, and the gradient of a maximum over windows (pooling and its backward pass).
 
-The results are cut in boxes along every dimension; a box reads the hull of its windows, halo included, and what lies
-outside of the tensor is padding that the codelet adds. The gradient is cut along dimensions without windows only.
+Results are cut in boxes along every dimension. A box reads the hull of its windows, halo included; what lies outside of
+the tensor is padding that the codelet adds. The gradient is cut where windows begin: a box of it reads all windows that
+cover one of its elements and what these cover, so that each tile decides alone which elements they select. Grids of
+boxes are chosen by their charge.
 
 Source of the costs: poplibs `popnn` pooling is a reduction of window elements a result, charged as a strided reduction
 (reference machine.md §1.3); that it reaches that rate is assumed.
@@ -10,26 +12,38 @@ Source of the costs: poplibs `popnn` pooling is a reduction of window elements a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.blocks import (
+    along,
+    block_mapping,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    tile_grid,
+    whole_axis,
+)
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup
+from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.vertices import Access, Dim, Term, VertexGroup
 
 Pads = Sequence[tuple[int, int]]
 
@@ -61,9 +75,23 @@ class Windows:
             sizes.append(max(0, (padded - reach) // self.strides[d] + 1))
         return tuple(sizes)
 
-    def is_plain(self, d: int) -> bool:
-        """Whether dimension `d` has windows of one element, each at its own place."""
-        return (self.sizes[d], self.strides[d], self.base_dilation[d], self.padding[d]) == (1, 1, 1, (0, 0))
+    def span(self, d: int, extent: int) -> Span:
+        """How dimension `d` of a tensor follows the windows."""
+        reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
+        return Span(d, extent, self.strides[d], reach, -self.padding[d][0], self.base_dilation[d])
+
+    def cell_span(self, d: int, extent: int) -> Span:
+        """How dimension `d` of a tensor follows cells of one stride, in each of which one window begins."""
+        return Span(d, extent, self.strides[d], self.strides[d], -self.padding[d][0])
+
+    def windows_over_cell(self, d: int, extent: int) -> Span:
+        """How the windows along dimension `d`, `extent` in number, follow the cells that they cover."""
+        return Span(d, extent, 1, 1 + (self.sizes[d] - 1) // self.strides[d])
+
+    def halo(self, d: int) -> tuple[int, int]:
+        """Elements before and after a row of cells that are in a window with one of the row."""
+        stride = self.strides[d]
+        return (self.sizes[d] - 1) // stride * stride, max(0, self.sizes[d] - stride)
 
 
 # What a window reduces by: the function of `lax`'s reduce_window family with keyword geometry, and its monoid.
@@ -93,28 +121,28 @@ def reduce_window(
     Returns:
         A new tensor of `windows.result_shape(shape)`, dtype of the last operand.
     """
-    x = operands[0]
-    for tensor in operands:
-        map_linearly(graph, tensor)
-    shape = windows.result_shape(x.shape)
-    rank = len(shape)
-    plain = [d for d in range(rank) if windows.is_plain(d)]
-    order = plain + [d for d in range(rank) if d not in plain]
-    halo = prod(min(n, size) for n, size in zip(x.shape, windows.strides, strict=True))
-    follow = [d if d in plain else None for d in range(rank)]
-    placement = place(graph, shape, order, element_bytes(x.dtype) * max(1, halo), [(x, follow)])
-    dtype = operands[-1].dtype
-    out = mapped_variable(graph, shape, dtype, name, range(rank), placement)
-    windowed = [d for d in range(rank) if windows.sizes[d] > 1]
-    axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
-    dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-    accesses = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), along(out, range(rank)))
+    x, dtype = operands[0], operands[-1].dtype
+    shape, rank = windows.result_shape(x.shape), x.ndim
     codelet = _codelet(tuple(t.dtype for t in operands), windows, monoid, reducer)
-    tile = tile_grid(placement, len(windowed))
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
-    return out
+    read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
+    sources: list[Source] = [source_of(graph, t) for t in operands]
+    work = Work(codelet, (*[read] * len(operands), spans(shape, range(rank))), (*sources, "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        for tensor in operands:
+            place_operand(graph, tensor, read, placement)
+        out = mapped_variable(graph, shape, dtype, name, range(rank), placement)
+        windowed = [d for d in range(rank) if windows.sizes[d] > 1]
+        axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
+        dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
+        accesses = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), along(out, range(rank)))
+        tile = tile_grid(placement, len(windowed))
+        compute_set = graph.add_compute_set(name)
+        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
+        prog.add(Execute(compute_set))
+        return out
+
+    return add(graph, prog, choose(graph, shape, range(rank), work, operands, add))
 
 
 def _zero(dtype: Any) -> np.ndarray:
@@ -168,30 +196,63 @@ def select_and_scatter_add(
     Returns:
         A new tensor like `x`.
     """
-    for tensor in (x, source):
-        map_linearly(graph, tensor)
     rank = x.ndim
-    plain = [d for d in range(rank) if windows.is_plain(d)]
-    windowed = [d for d in range(rank) if d not in plain]
-    follow = [d if d in plain else None for d in range(rank)]
-    # Only plain dimensions are cut: a point of the index space is a whole image of one batch element and channel.
-    placement = place(graph, x.shape, plain, 3 * element_bytes(x.dtype), [(x, follow), (source, follow)])
-    out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), placement)
-    axes: list[Axis] = placed_axes(placement) + [whole_axis(f"window{d}", source.shape[d]) for d in windowed]
-    source_dims = [rank + windowed.index(d) if d in windowed else d for d in range(rank)]
-    accesses = (along(source, source_dims), along(x, range(rank)), along(out, range(rank)))
+    cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
+    over = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
+    read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
     codelet = _scatter_codelet(x.dtype, windows, scatter)
-    compute_set = graph.add_compute_set(name)
-    tile = tile_grid(placement, len(windowed))
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
-    return out
+    work = Work(codelet, (over, read, tuple(cells)), (source_of(graph, source), source_of(graph, x), "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, cells, placement)
+        place_operand(graph, source, over, placement)
+        boxes = Blocked(*block_mapping(cells, placement))
+        out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), boxes)
+        axes, source_dims, x_dims = placed_axes(boxes), list[Dim](), list[Dim]()
+        for d in range(rank):
+            (low, high), (size, stride) = windows.halo(d), (windows.sizes[d], windows.strides[d])
+            # The windows that cover element i begin at i - size + 1 + padding … i + padding.
+            begins, reached = [Term(d)], [Term(d)]
+            if size > 1:
+                begins.append(Term(len(axes)))
+                axes.append(whole_axis(f"window{d}", size))
+            if low + high:
+                reached.append(Term(len(axes)))
+                axes.append(whole_axis(f"halo{d}", 1 + low + high))
+            source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
+            x_dims.append(Dim(tuple(reached), -low))
+        fill, tile = _zero(x.dtype), tile_grid(boxes, len(axes) - rank)
+        accesses = (
+            Access(source, tuple(source_dims), fill),
+            Access(x, tuple(x_dims), fill),
+            along(out, range(rank)),
+        )
+        compute_set = graph.add_compute_set(name)
+        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
+        prog.add(Execute(compute_set))
+        return out
+
+    shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
+    return add(graph, prog, choose(graph, shape, range(rank), work, [source, x], add))
 
 
 @lru_cache(maxsize=1024)
 def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array]) -> Codelet:
-    def compute(source: jax.Array, x: jax.Array) -> jax.Array:
-        return scatter(source, x, windows)
+    def compute(
+        source: jax.Array, x: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
+    ) -> jax.Array:
+        if 0 in source.shape:  # no window covers the block
+            return lax.full(shapes[0], 0, dtype)
+        box = [_local(windows, d, *sizes) for d, sizes in enumerate(zip(source.shape, x.shape, *pads, strict=True))]
+        starts, stops = ([max(0, ends[n]) for ends in box] for n in (0, 1))
+        stops = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]
+        padding = [(start - begin, end - stop) for (begin, end), start, stop in zip(box, starts, stops, strict=True)]
+        inner = replace(windows, padding=tuple(padding))
+        found = scatter(source, lax.slice(x, starts, stops), inner)
+        # From what the windows reach to what the block is: what is beside it goes, what no window reaches is zero.
+        lows = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
+        rows = zip(starts, lows, found.shape, shapes[0], strict=True)
+        return lax.pad(found, jnp.zeros((), dtype), [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
@@ -200,7 +261,16 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
 
     fields = (Field("source", "in", dtype), Field("x", "in", dtype), Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, state_bytes=48, code_bytes=900)
+    return Codelet(title, fields, compute, cycles, state_bytes=48, code_bytes=900, takes=("pads", "shapes"))
+
+
+def _local(
+    windows: Windows, d: int, count: int, size: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
+) -> tuple[int, int]:
+    """Where the windows of a block begin and end in what it has of x, along one dimension."""
+    low, _ = windows.halo(d)
+    begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
+    return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]
 
 
 @lru_cache(maxsize=64)

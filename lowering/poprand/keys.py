@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.popops.work import Source, Work, spans
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -66,12 +68,35 @@ def per_key(
     Returns:
         New tensors, one for each result.
     """
-    for tensor in operands:
-        map_linearly(graph, tensor)
-    shape, dtype = results[0]
+    shape, _ = results[0]
     order = range(len(shape) if cut_results else keys_rank)
-    candidates = [(x, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
-    placement = place(graph, shape, order, element_bytes(dtype), [] if cut_results else candidates)
+    key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
+    dtypes = tuple(x.dtype for x in operands)
+    codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
+    fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
+    here: Source = "here"
+    sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
+    work = Work(codelet, fields, tuple(sources))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+        for tensor, at in zip(operands, key_spans, strict=True):
+            place_operand(graph, tensor, at, placement)
+        return _add_keys(graph, codelet, operands, keys_rank, results, placement, prog, name)
+
+    return add(graph, prog, choose(graph, shape, order, work, operands, add))
+
+
+def _add_keys(
+    graph: Graph,
+    codelet: Codelet,
+    operands: Sequence[Tensor],
+    keys_rank: int,
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    placement: Blocked,
+    prog: ProgramSequence,
+    name: str,
+) -> list[Tensor]:
+    shape = results[0][0]
     axes, accesses, rank, outs = placed_axes(placement), [], len(shape), []
     for number, x in enumerate(operands):
         extra = range(len(axes), len(axes) + x.ndim - keys_rank)
@@ -81,8 +106,6 @@ def per_key(
         assert out_shape == shape, "results are shaped alike"
         outs.append(mapped_variable(graph, shape, out_dtype, name, range(rank), placement))
         accesses.append(along(outs[-1], range(rank)))
-    dtypes = tuple(x.dtype for x in operands)
-    codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
     tile = tile_grid(placement, len(axes) - rank)
     origins = tuple(axis.name for axis in axes[keys_rank:rank])
     compute_set = graph.add_compute_set(name)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
-from ipujax.lowering.poplin.candidates import Candidates, grids, split_candidates
+from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block
 from ipujax.lowering.poplin.spec import Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.poputil.grids import grids, split_candidates
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipujax.lowering.popops.partials import combined_cycles, reduce_partials, reduce_partials_in_place
 from ipujax.lowering.popops.reduce import REDUCERS, reduce
+from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.interpreter import interpret
@@ -129,29 +131,46 @@ def test_any_box_layout(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, x.sum(axes))
 
 
-@pytest.mark.parametrize(("slots", "stages"), [(1, 0), (2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)])
-def test_number_of_stages(slots: int, stages: int) -> None:
-    """The first stage leaves one partial a tile; 1, 2 or 3 more combine them."""
-    x = whole_numbers(slots, 300)
-    mapping = grid((slots, 300), (slots, 1))
-    graph, prog = Graph(small_target(512)), Sequence()
-    variable = graph.add_variable(x.shape, x.dtype, "x", mapping)
+@pytest.mark.parametrize("combination", [reduce_partials, reduce_partials_in_place])
+@pytest.mark.parametrize(("slots", "stages"), [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)])
+def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages: int) -> None:
+    x = whole_numbers(slots, 7, 30)
+    graph, prog = Graph(small_target(64)), Sequence()
+    one_each = grid((slots, 7, 30), (slots, 1, 1))
+    mapping = Blocked(one_each.cuts, one_each.tile % 64)
+    partials = graph.add_variable(x.shape, x.dtype, "partials", mapping, "add")
     source = HostStream("x", x.shape, x.dtype)
-    prog.add(StreamIn(source, variable))
-    out = reduce(graph, variable, (0,), "add", prog, "reduce")
+    prog.add(StreamIn(source, partials))
+    out = combination(graph, partials, prog, "sum")
     sink = HostStream("out", out.shape, out.dtype)
     prog.add(StreamOut(out, sink))
-    executed = [node for node in prog.children() if isinstance(node, Execute)]
-    assert len(executed) in (1, 1 + stages)  # a planned grid may leave nothing to combine
-    for exact in (False, True):
-        got = engine_function(graph, prog, exact_splits=exact)({source: x})[sink]
+    assert sum(isinstance(node, Execute) for node in prog.children()) == stages
+    for got in (
+        engine_function(graph, prog)({source: x})[sink],
+        engine_function(graph, prog, exact_splits=True)({source: x})[sink],
+        interpret(graph, prog, {source: x}, seed=slots)[sink],
+    ):
         np.testing.assert_array_equal(got, x.sum(0))
 
 
-def test_partials_of_a_tall_column_are_combined_in_three_stages() -> None:
+@pytest.mark.parametrize("slots", [2, 7, 16, 40, 125, 260])
+@pytest.mark.parametrize("boxes", [(1, 1), (5, 1), (1, 3), (3, 2)])
+def test_partials_combined_in_place_are_charged_what_the_plan_expects(slots: int, boxes: tuple[int, int]) -> None:
+    for shape, dtype in (((11, 24), np.float32), ((6, 301), np.float16), ((5, 3), np.int32)):
+        mapping = grid((slots, *shape), (slots, *boxes))
+        tiles = mapping.tile.size
+        for target in (small_target(tiles), small_target(tiles + 300)):
+            graph = Graph(target)
+            partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
+            charged = charged_cycles(graph, lambda g, p, t=partials: reduce_partials_in_place(g, t, p, "sum"))
+            longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
+            assert charged == combined_cycles(slots, longest, np.dtype(dtype), "add", target)
+
+
+def test_a_tall_column_is_combined_in_several_stages() -> None:
     x = whole_numbers(60000)
     program = lowered(lambda x: x.sum(), (x,), small_target(1472))
-    assert sum(isinstance(node, Execute) for node in program.program.children()) == 4
+    assert sum(isinstance(node, Execute) for node in program.program.children()) >= 3
     check(lambda x: x.sum(), x, tiles=(16,))
 
 

@@ -63,6 +63,33 @@ def test_gradient_of_max(geometry: str) -> None:
     check(jax.grad(lambda x: (pool("max", geometry)(x) ** 2).sum()), IMAGE, tiles=(7,), rtol=1e-5, atol=1e-6)
 
 
+EDGES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
+    "gaps": ((1, 2, 1, 1), (1, 3, 2, 1), "VALID"),
+    "rest": ((1, 2, 3, 1), (1, 3, 4, 1), "VALID"),
+    "wide": ((1, 5, 4, 1), (1, 2, 3, 1), ((0, 0), (4, 3), (3, 3), (0, 0))),
+    "all-dimensions": ((2, 3, 2, 2), (1, 2, 1, 1), "SAME"),
+    "steep": ((1, 7, 1, 1), (1, 1, 1, 1), ((0, 0), (6, 6), (0, 0), (0, 0))),
+    "much-padding": ((1, 3, 2, 1), (1, 3, 2, 1), ((0, 0), (2, 2), (1, 1), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("edges", EDGES)
+def test_gradient_of_max_cut_in_space(edges: str) -> None:
+    """Blocks read the windows that cover them, halos included, whatever the strides and the padding."""
+    window, strides, padding = EDGES[edges]
+    image = RNG.permutation(1 * 13 * 9 * 2).reshape(1, 13, 9, 2).astype(np.float32)
+
+    def fun(x: Any, g: Any) -> Any:
+        return jax.vjp(lambda x: lax.reduce_window(x, -np.inf, lax.max, window, strides, padding), x)[1](g)
+
+    shape = jax.eval_shape(lambda x: lax.reduce_window(x, -np.inf, lax.max, window, strides, padding), image).shape
+    cotangent = RNG.integers(-4, 5, shape).astype(np.float32)  # sums are exact in any order
+    program = lowered(fun, (image, cotangent), small_target(16))
+    (group,) = [g for groups in program.graph.groups.values() for g in groups]
+    assert group.axes[1].blocks * group.axes[2].blocks > 2, "height and width are cut"
+    check(fun, image, cotangent, tiles=(1, 7, 16))
+
+
 def test_gradient_with_ties_and_of_min() -> None:
     flat = np.round(IMAGE)
     for op in ("max", "min"):  # `<=` selects for a minimum

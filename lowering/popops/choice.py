@@ -1,0 +1,142 @@
+"""Chooses the boxes of an operation's index space and their tiles by what they are charged.
+
+Candidates are even grids, and the boxes in which operands lie already. Grids that use fewer tiles stay candidates
+however many tiles there are, and their charge does not depend on that. Where halos are read, the cheapest few are tried
+on a scratch graph; all other choices are by closed formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ipujax.lowering.popops.blocks import follow, nowhere
+from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.work import Source, Work
+from ipujax.lowering.poputil.digits import view_digits
+from ipujax.lowering.poputil.grids import Grids, even_grids
+from ipujax.lowering.poputil.trial import charged_cycles, cheapest
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import element_bytes
+
+_FIRST_COSTED = 64
+_MOST_TRIALS = 8  # grids tried where halos are read, which an estimate does not know to the cycle
+_CROWDED_CYCLES = 1e12  # more than anything takes
+
+# Adds the operation by a placement to a graph and a program.
+Add = Callable[[Graph, ProgramSequence, Blocked], object]
+# Cycles of what follows on a grid, such as the combination of partial results: float[candidates].
+After = Callable[[Grids, Target], np.ndarray]
+
+
+def source_of(graph: Graph, tensor: Tensor) -> Source:
+    """Whether an operation may place an operand: no tile mapping yet, and a view of one whole variable."""
+    return "elsewhere" if graph.is_mapped(tensor) or view_digits(tensor) is None else "free"
+
+
+def choose(
+    graph: Graph,
+    shape: Sequence[int],
+    order: Sequence[int],
+    work: Work,
+    operands: Sequence[Tensor],
+    add: Add,
+    after: After | None = None,
+) -> Blocked:
+    """Cuts an index space in boxes and puts each on a tile, as cheaply as can be.
+
+    Args:
+        graph: gives the target, and the mappings of the operands.
+        shape: extents of the index space, each at least 1.
+        order: the dimensions that may be cut.
+        work: what is done on a box.
+        operands: the tensor of each field that is read, in the order of fields.
+        add: adds the operation by a placement to a graph and a program, for trials.
+        after: cycles of what `add` adds behind the work itself; hashable.
+
+    Returns:
+        A placement of `shape`; dimensions not in `order` are whole.
+    """
+    shape, order = tuple(shape), tuple(order)
+    if 0 in shape:
+        return nowhere(shape)
+    read = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
+    followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read, operands, strict=True)}
+    few = 1 if work.is_exact or "elsewhere" in work.sources else _MOST_TRIALS
+    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few)
+    candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
+    exact = [work.is_exact] * len(candidates)
+    for placement in dict.fromkeys(p for p in followed.values() if p is not None):
+        at_home = work.with_free([n for n, own in followed.items() if own is placement])
+        candidates.append(placement)
+        bounds.append(_cycles_of(placement, at_home, after, graph.target))
+        exact.append(at_home.is_exact)
+    return cheapest(candidates, bounds, exact, lambda placement: _charge(graph, add, placement), few)
+
+
+def _charge(graph: Graph, add: Add, placement: Blocked) -> int:
+    return charged_cycles(graph, lambda scratch, prog: add(scratch, prog, placement))
+
+
+@lru_cache(maxsize=4096)
+def _ranked(
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    work: Work,
+    target: Target,
+    after: After | None,
+    few: int,
+) -> tuple[Grids, tuple[int, ...], tuple[float, ...]]:
+    """The cheapest grids by estimate: of equals that with the smallest blocks worth a tile, then of fewest tiles."""
+    grids = even_grids(shape, order, target.tiles_per_ipu)
+    cycles = _cycles(work, grids, after, target) + _crowding(work, grids, target)
+    tiles, block_bytes = np.prod(grids.blocks, axis=0), _block_bytes(work, grids)
+    first = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:few]
+    return grids, tuple(int(n) for n in first), tuple(float(cycles[n]) for n in first)
+
+
+def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
+    """Bytes of the longest block of all fields."""
+    total = np.zeros(grids.blocks.shape[1:], np.int64)
+    for spans, field in zip(work.fields, work.codelet.fields, strict=True):
+        total = total + total_elements([span.lengths(grids.lengths) for span in spans]) * element_bytes(field.dtype)
+    return total
+
+
+def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np.ndarray:
+    """Cycles of an operation with what follows; infinite for grids that are dearer than another without that."""
+    cycles = work.cycles(grids, target)
+    if after is None:
+        return cycles
+    total = np.full(cycles.shape, np.inf)
+    first = np.argsort(cycles, kind="stable")[:_FIRST_COSTED]
+    total[first] = cycles[first] + after(grids.of(first), target)
+    left = np.flatnonzero(np.isinf(total) & (cycles <= total.min()))
+    total[left] = cycles[left] + after(grids.of(left), target)
+    return total
+
+
+def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
+    """More than any cycles, for each doubling by which a block exceeds what planners may use of a tile's memory."""
+    most = target.available_memory_proportion * target.bytes_per_tile
+    largest = np.full(grids.blocks.shape[1:], most)
+    for spans, field in zip(work.fields, work.codelet.fields, strict=True):
+        elements = total_elements([span.lengths(grids.lengths) for span in spans])
+        largest = np.maximum(largest, elements * element_bytes(field.dtype))
+    return np.ceil(np.log2(largest / most)) * _CROWDED_CYCLES
+
+
+def _cycles_of(placement: Blocked, work: Work, after: After | None, target: Target) -> float:
+    """Cycles on one placement; the boxes of one tile are worked on one after the other."""
+    blocks = np.array([[len(cut) - 1] for cut in placement.cuts], np.int64).reshape(-1, 1)
+    longest = np.array([[int(np.diff(cut).max())] for cut in placement.cuts], np.int64).reshape(-1, 1)
+    grid = Grids(placement.shape, blocks, longest)
+    cycles = _cycles(work, grid, after, target) + _crowding(work, grid, target)
+    more_boxes = int(np.bincount(placement.tile.ravel()).max()) - 1
+    return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(longest, target))[0])

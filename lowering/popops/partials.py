@@ -1,0 +1,246 @@
+"""Combination of partial results by a monoid, in one to three stages, and what that is charged.
+
+Two layouts. `reduce_partials` spreads the results of a stage evenly over all tiles of the IPU, wherever partials lie.
+Results of `reduce_partials_in_place` lie among the partials they come from: every box of results is cut in parts, and
+each part is combined on one of the tiles that hold a partial of it. That needs no tile that has none, so what it is
+charged does not depend on how many tiles there are.
+
+Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machine.md §1.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.reducers import reduce_codelet
+from ipujax.lowering.poputil.grids import cut_again
+from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
+from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+
+# Most partials of one output that are combined in one stage: 1 stage below 16 partials, 2 below 125, then 3.
+_STAGES = ((16, 1), (125, 2))
+_MAX_STAGES = 3
+_MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its exchange code
+
+
+@lru_cache(maxsize=4096)
+def kept_slots(slots: int) -> tuple[int, ...]:
+    """How many partials of one output each stage leaves; 1 after the last. No stage for one partial."""
+    if slots <= 1:
+        return ()
+    stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
+    kept, left = [], slots
+    for stage in range(stages - 1, 0, -1):
+        left = max(2, round(left ** (stage / (stage + 1))))
+        kept.append(left)
+    return (*kept, 1)
+
+
+def spread_blocks(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> Any:
+    """Over how many tiles, for each slot that is kept, a stage of `reduce_partials` spreads its outputs.
+
+    Args:
+        size: outputs.
+        slots: partials of each.
+        keep: how many of them are left after it.
+        dtype: of the partials.
+        tiles: how many tiles there are, an int or int64 array.
+    """
+    return np.maximum(1, np.minimum(tiles // keep, -(-size // _least_outputs(slots, keep, dtype))))
+
+
+def longest_share(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> Any:
+    """Outputs of the busiest tile of a stage; arguments as `spread_blocks`."""
+    grains = -(-size // _grain(dtype))
+    return np.minimum(size, -(-grains // spread_blocks(size, slots, keep, dtype, tiles)) * _grain(dtype))
+
+
+def _least_outputs(slots: int, keep: int, dtype: Any) -> int:
+    """Outputs that are worth a tile."""
+    return max(_grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
+
+
+def _grain(dtype: Any) -> int:
+    return max(1, 8 // element_bytes(dtype))
+
+
+def reduce_partials(
+    graph: Graph, partials: Tensor, prog: ProgramSequence, name: str, most_tiles: int | None = None
+) -> Tensor:
+    """Combines dimension 0 of a tensor of partial results by its variable's monoid, spread evenly over tiles.
+
+    Args:
+        graph: graph to add to.
+        partials: [slots, …], all of a variable with a monoid.
+        prog: program the compute sets are added to.
+        name: debug name.
+        most_tiles: how many tiles may combine, default those of one IPU.
+
+    Returns:
+        A new tensor of shape `partials.shape[1:]`.
+    """
+    monoid, shape, tiles = _monoid(partials), partials.shape[1:], most_tiles or graph.target.tiles_per_ipu
+    flat = partials.reshape((partials.shape[0], prod(shape)))
+    for keep in kept_slots(partials.shape[0]) or (1,):
+        slots, size = flat.shape
+        slot_cuts = even_cuts(slots, keep)
+        kept = len(slot_cuts) - 1
+        cuts = even_cuts(size, int(spread_blocks(size, slots, kept, flat.dtype, tiles)), _grain(flat.dtype))
+        counts = kept, len(cuts) - 1
+        tile = frozen(np.arange(prod(counts)).reshape(counts) % tiles, np.int32)
+        is_last = keep == 1
+        placed: TileMapping = blocked_mapping((even_cuts(keep, keep), cuts), tile)
+        if is_last:
+            placed = flat_mapping(size, cuts[:-1], tile[0])
+        flat = _stage(graph, flat, monoid, (slot_cuts, cuts), tile, placed, shape if is_last else None, prog, name)
+    return flat
+
+
+def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+    """Combines dimension 0 of a tensor of partial results by its variable's monoid, on the tiles that hold them.
+
+    Arguments and result are those of `reduce_partials`, which is what happens where partials lie in no boxes.
+    """
+    mapping, monoid = mapping_like(graph, partials), _monoid(partials)
+    if not isinstance(mapping, Blocked) or len(mapping.cuts[0]) - 1 != partials.shape[0] or not partials.size:
+        return reduce_partials(graph, partials, prog, name)
+    for keep in kept_slots(partials.shape[0]):
+        slots, cuts, owners = partials.shape[0], list(mapping.cuts[1:]), mapping.tile
+        longest = tuple(int(np.diff(cut).max()) for cut in cuts)
+        parts = stage_parts(slots, keep, longest, partials.dtype, monoid, graph.target)
+        slot_cuts = even_cuts(slots, keep)
+        if cuts:
+            cuts[parts.dim], block, part = cut_again(cuts[parts.dim], parts.count)
+            owners = np.take(owners, block, 1 + parts.dim)
+        else:
+            part = np.zeros(1, np.int64)
+        first, depth = slot_cuts[:-1, None], np.diff(slot_cuts)[:, None]
+        slot = first + part % depth
+        shape = [len(slot), *[1] * len(cuts)]
+        if cuts:
+            shape[1 + parts.dim] = len(part)
+        tile = frozen(np.take_along_axis(owners, slot.reshape(shape), 0), np.int32)
+        kept = blocked_mapping((even_cuts(keep, keep), *cuts), tile)
+        if keep == 1:
+            placed = blocked_mapping(cuts, tile[0])
+            return _stage(graph, partials, monoid, (slot_cuts, *cuts), tile, placed, partials.shape[1:], prog, name)
+        partials = _stage(graph, partials, monoid, (slot_cuts, *cuts), tile, kept, None, prog, name)
+        mapping = kept
+    return partials.reshape(partials.shape[1:])
+
+
+def _monoid(partials: Tensor) -> str:
+    (variable,) = partials.variables()
+    assert variable.monoid is not None, "partials carry their monoid"
+    return variable.monoid
+
+
+def _stage(
+    graph: Graph,
+    partials: Tensor,
+    monoid: str,
+    cuts: Sequence[np.ndarray],
+    tile: np.ndarray,
+    placed: TileMapping,
+    shape: tuple[int, ...] | None,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds one stage on a grid of slots and elements; `shape` is that of the result after the last."""
+    elements = [element(d) for d in range(1, partials.ndim)]
+    if shape is None:
+        kept = (len(cuts[0]) - 1, *partials.shape[1:])
+        out = graph.add_variable(kept, partials.dtype, f"{name}/partials", placed, monoid)
+        access = Access(out, (Dim((Term(0, 1, "block"),)), *elements))
+    else:
+        out = graph.add_variable(shape, partials.dtype, name, placed)
+        access = Access(out.reshape(partials.shape[1:]), tuple(elements))
+    axes = (Axis("slot", cuts[0], "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts[1:])))
+    group = VertexGroup(
+        reduce_codelet(monoid, partials.dtype, (0,)),
+        axes,
+        (Access(partials, (element(0), *elements)), access),
+        tile,
+        origin=graph.origin,
+    )
+    compute_set = graph.add_compute_set(f"{name}/reduce")
+    graph.add_vertices(compute_set, group)
+    prog.add(Execute(compute_set))
+    return out
+
+
+# --- charges of `reduce_partials_in_place` ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How the boxes of results are cut again in a stage.
+
+    Args:
+        dim: which dimension, of those behind the slots.
+        count: in how many parts.
+        longest: lengths of the longest part.
+        cycles: what the stage is charged.
+    """
+
+    dim: int
+    count: int
+    longest: tuple[int, ...]
+    cycles: int
+
+
+@lru_cache(maxsize=65536)
+def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> int:
+    """What `reduce_partials_in_place` is charged for partials that each lie on a tile of their own.
+
+    Args:
+        slots: partials of each result.
+        longest: lengths of the largest box of results.
+        dtype: of the partials.
+        monoid: how they combine.
+        target: the machine.
+    """
+    total = 0
+    for keep in kept_slots(slots):
+        parts = stage_parts(slots, keep, longest, dtype, monoid, target)
+        total, slots, longest = total + parts.cycles, keep, parts.longest
+    return total
+
+
+@lru_cache(maxsize=65536)
+def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> Parts:
+    """The cheapest number of parts for one stage: at most one for each partial that is combined."""
+    dim = int(np.argmax(longest)) if longest else 0
+    depth, width = -(-slots // keep), element_bytes(dtype)
+    size = prod(longest)
+    extent = longest[dim] if longest else 1
+    most = max(1, min(slots // keep, extent, -(-size * width * depth // _MIN_RECEIVED_BYTES)))
+    count = np.unique(np.minimum(most, 2 ** np.arange(most.bit_length() + 1)))
+    length, shortest = -(-extent // count), extent // count
+    inner = size // extent
+    runs = np.where(count > 1, prod(longest[:dim]), 1)
+    elements = length * inner
+    compute = reduce_cycles(monoid, dtype, elements, np.asarray(depth), target)
+    copied = np.ceil(elements * width / target.memcpy_bytes_per_cycle) + runs * target.copy_fragment_cycles
+    # A tile that combines no part itself sends all it has.
+    sent = np.where(count < depth, size, size - shortest * inner) * width
+    payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)
+    work = np.maximum(payload, (depth - 1) * runs * target.exchange_fragment_cycles)
+    cycles = target.internal_sync_cycles + target.exchange_startup_cycles + work + copied + compute
+    best = int(np.argmin(cycles))
+    lengths = tuple(int(length[best]) if d == dim else n for d, n in enumerate(longest))
+    return Parts(dim, int(count[best]), lengths, int(cycles[best]))

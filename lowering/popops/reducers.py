@@ -1,0 +1,49 @@
+"""The monoids of reductions, and the codelet that reduces dimensions of its block by one.
+
+Source of the cost: `reduce_cycles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target
+from ipujax.runtime.variable import dtype_name
+
+REDUCERS: dict[str, Callable[..., jax.Array]] = {
+    "add": lax.reduce_sum,
+    "mul": lax.reduce_prod,
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+    "xor": lax.reduce_xor,
+}
+
+
+@lru_cache(maxsize=1024)
+def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
+    """The codelet that reduces dimensions `axes` of its block by `monoid`."""
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        ones = np.ones((), np.int64)
+        outputs = _partial_product(shapes[0], [d for d in range(len(shapes[0])) if d not in axes], ones)
+        return reduce_cycles(monoid, dtype, outputs, _partial_product(shapes[0], axes, ones), target)
+
+    title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
+    fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
+    return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)
+
+
+def _partial_product(lengths: Sequence[np.ndarray], dims: Sequence[int], start: np.ndarray) -> np.ndarray:
+    for d in dims:
+        start = start * lengths[d]
+    return start

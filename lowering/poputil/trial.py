@@ -1,0 +1,64 @@
+"""What an operation is charged in one layout or another, tried on a graph of its own.
+
+An estimate leaves out what depends on where operands lie: fragments, and copies on the tile that make a scattered
+operand contiguous. A trial adds the operation to a scratch graph that knows where its operands lie, and asks the cost
+model. It takes a few milliseconds, so it is for the last few candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ipujax.runtime.clock_steps import clock_steps
+from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.timeline import timeline
+
+Candidate = TypeVar("Candidate")
+
+
+def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
+    """Cycles of what `add` adds to a graph and a program.
+
+    Args:
+        graph: holds the target and the mappings of the operands; not changed.
+        add: adds the operation; operands that lie nowhere yet it may place.
+    """
+    scratch, prog = Graph(graph.target), ProgramSequence()
+    scratch.mappings = dict(graph.mappings)
+    add(scratch, prog)
+    steps, slots = clock_steps(prog, leaf_costs(scratch, prog), EffectsOf(scratch), graph.target)
+    return timeline(prog, steps, graph.target.num_ipus, slots).cycles
+
+
+def cheapest(
+    candidates: Sequence[Candidate],
+    bounds: Sequence[float],
+    exact: Sequence[bool],
+    charge: Callable[[Candidate], int],
+    most_trials: int,
+) -> Candidate:
+    """The candidate that is charged least, of those that are expected to be cheapest.
+
+    Args:
+        candidates: what to choose from, one or more.
+        bounds: of each candidate what it costs at least; one that is not below the least charge found is not tried.
+        exact: of each candidate whether that is what it costs.
+        charge: cycles of a candidate.
+        most_trials: most candidates to look at.
+    """
+    order = sorted(range(len(candidates)), key=lambda n: bounds[n])[:most_trials]
+    best = order[0]
+    if len(order) == 1 or exact[best]:
+        return candidates[best]
+    least: float = charge(candidates[best])
+    for number in order[1:]:
+        if bounds[number] >= least:
+            break
+        cycles = bounds[number] if exact[number] else charge(candidates[number])
+        if cycles < least:
+            best, least = number, cycles
+    return candidates[best]
