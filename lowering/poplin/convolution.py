@@ -9,6 +9,7 @@ input that read zero. Padding may be negative, which XLA's own CPU convolution r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +39,15 @@ from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A convolution by a plan, in a layout of its operands, with a window for each field dimension."""
+
+    plan: Plan
+    params: ConvParams
+    windows: tuple[Window, ...]
 
 
 def convolution(
@@ -102,8 +112,7 @@ def convolution(
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
     plan = _chosen(plan, graph.target, available_memory_proportion, *operands, params, tuple(windows))
-    _map_operands(graph, x, w, plan, params)
-    return _in_steps(graph, x, w, plan, params, windows, prog, name).reshape(out_shape)
+    return _in_steps(graph, x, w, _Planned(plan, params, tuple(windows)), prog, name).reshape(out_shape)
 
 
 @lru_cache(maxsize=4096)
@@ -120,8 +129,7 @@ def _chosen(
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
         x, w = tensors
-        _map_operands(graph, x, w, plan, params)
-        _in_steps(graph, x, w, plan, params, windows, prog, "trial")
+        _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
 
     return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
 
@@ -145,41 +153,25 @@ def _extents(
     return Dims(batch, groups, w.shape[rhs.batch], channels, field, kernel)
 
 
-def _in_steps(
-    graph: Graph,
-    x: Tensor,
-    w: Tensor,
-    plan: Plan,
-    params: ConvParams,
-    windows: Sequence[Window],
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
-    """Adds all steps of a plan and joins their results, in the layout `params.out`."""
+def _in_steps(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
+    """Maps the operands, adds all steps of a plan and joins their results, in the layout `params.out`."""
+    plan, params = planned.plan, planned.params
+    _map_operands(graph, x, w, plan, params)
     if plan.steps == 1:
-        return _step(graph, x, w, plan, params, windows, prog, name)
+        return _step(graph, x, w, planned, prog, name)
     over_batch = plan.step_axis == BATCH
     inputs = parts(x, params.lhs.batch, plan.steps) if over_batch else [x] * plan.steps
     weights = [w] * plan.steps if over_batch else parts(w, params.rhs.batch, plan.steps)
     results = [
-        _step(graph, one, weight, plan, params, windows, prog, f"{name}/step{number}")
+        _step(graph, one, weight, planned, prog, f"{name}/step{number}")
         for number, (one, weight) in enumerate(zip(inputs, weights, strict=True))
     ]
     return joined(graph, results, params.out.batch if over_batch else params.out.channel, prog, name)
 
 
-def _step(
-    graph: Graph,
-    x: Tensor,
-    w: Tensor,
-    plan: Plan,
-    params: ConvParams,
-    windows: Sequence[Window],
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
+def _step(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
-    out = _add_vertices(graph, x, w, plan, params, windows, prog, name)
+    out, plan = _add_vertices(graph, x, w, planned, prog, name), planned.plan
     return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used) if plan.slots > 1 else out
 
 
@@ -239,17 +231,9 @@ def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> 
     return [rows[position] for position in sorted(rows)]
 
 
-def _add_vertices(
-    graph: Graph,
-    x: Tensor,
-    w: Tensor,
-    plan: Plan,
-    params: ConvParams,
-    windows: Sequence[Window],
-    prog: ProgramSequence,
-    name: str,
-) -> Tensor:
+def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
     """Adds the compute set of the blocks; returns the result, or its partials with a leading slot dimension."""
+    plan, params, windows = planned.plan, planned.params, planned.windows
     spec, grid, rank = plan.spec, plan.grid(), len(plan.spec.in_field)
     field, kernel = range(FIELD, FIELD + rank), range(FIELD + rank, FIELD + 2 * rank)
     kept, reduced = _axis_of(params.out, BATCH, OUT_CHANNELS, field), (IN_CHANNELS, *kernel)
