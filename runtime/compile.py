@@ -27,8 +27,9 @@ from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
+from ipujax.runtime.memory import MemoryReport, memory_report
 from ipujax.runtime.options import Options
+from ipujax.runtime.out_of_memory import check_memory
 from ipujax.runtime.program import (
     ComputeSet,
     Copy,
@@ -129,8 +130,8 @@ def compile(graph: Graph, program: Program, *, options: Options | None = None) -
         costs = leaf_costs(graph, program)
     with _timed("memory", timings):
         memory = memory_report(graph, program, effects, costs)
-    if not options.allow_out_of_memory:
-        check_memory(memory, graph.target)
+        if not options.allow_out_of_memory:
+            check_memory(memory)
     with _timed("clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
     frozen = MappingProxyType

@@ -95,7 +95,7 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         block = Dims(one, groups, columns, inner, (rows,), (one,))
         return np.asarray(block_cycles(kind, spec, block, target))
 
-    fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), Field("out", "out", out_dtype))
+    fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), _result(kind, out_dtype))
     return Codelet(_title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES)
 
 
@@ -146,9 +146,14 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
         )
         return np.asarray(block_cycles(kind, spec, block, target))
 
-    fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), Field("out", "out", out_dtype))
+    fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), _result(kind, out_dtype))
     name = _title(kind, spec, out_dtype)
     return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",))
+
+
+def _result(kind: VertexKind, dtype: Any) -> Field:
+    """The field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
+    return Field("out", "out", dtype, interleaved=kind.uses_amp)
 
 
 def _title(kind: VertexKind, spec: ConvSpec, out_dtype: Any) -> str:

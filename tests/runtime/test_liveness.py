@@ -1,20 +1,15 @@
-"""Liveness against a simulation of live sets over unrolled programs, and tile memory against sums over them."""
+"""Liveness against a simulation of live sets over unrolled programs."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipujax.runtime.compile import compile, leaf_costs
 from ipujax.runtime.effects import EffectsOf
-from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.liveness import liveness, step_effects
 from ipujax.runtime.mapping import grid, on_one_tile
-from ipujax.runtime.memory import CATEGORIES, CONTROL_BYTES_PER_STEP, STACK_BYTES, memory_report
-from ipujax.runtime.options import Options
 from ipujax.runtime.presets import preset
 from ipujax.runtime.program import (
     Call,
@@ -256,94 +251,3 @@ def test_nested_functions_hold_what_only_they_touch():
     names = [{i.variable.name for i in frame.intervals} for frame in (found, found.functions[outer])]
     assert names == [{"v0", "v1"}, {"v3"}]
     assert {i.variable.name for i in found.functions[inner].intervals} == {"v2"}
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def report_of(graph, program):
-    return memory_report(graph, program, EffectsOf(graph), leaf_costs(graph, program))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(0, 10))
-def test_peak_of_every_tile_equals_the_largest_live_sum(data, length):
-    graph, tensors = new_graph()
-    body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
-    program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), Repeat(2, body))
-    report = report_of(graph, program)
-    found = liveness(program, EffectsOf(graph))
-    sums = [
-        sum(graph.mappings[v].elements_per_tile(4) * 4 for v in found.live_at(step)) for step in range(len(found.steps))
-    ]
-    np.testing.assert_array_equal(report.by_category["variable"], np.max(sums, axis=0))
-    np.testing.assert_array_equal(report.tile_bytes, sum(report.by_category[name] for name in CATEGORIES))
-    assert sum(item.num_bytes for item in report.largest) == report.max_tile_bytes
-    assert report.tile_bytes[report.worst_tile] == report.max_tile_bytes
-
-
-def test_every_byte_by_hand():
-    graph = Graph(TARGET)
-    a = graph.add_variable((SIZE,), F32, "a", on_one_tile(SIZE, 1))
-    b = graph.add_variable((SIZE,), F32, "b", on_one_tile(SIZE, 2))
-    k = graph.add_constant(np.ones(SIZE, np.float16), "k", grid((SIZE,), (4,)))
-    c = graph.add_variable((SIZE,), np.dtype("float16"), "c", grid((SIZE,), (4,)))
-    graph.add_variable((10**6,), F32, "never used", on_one_tile(10**6, 0))
-    program = Sequence(
-        StreamIn(stream(), a),
-        Copy(a, b),
-        Copy(k, c),
-        StreamOut(c, HostStream("c", (SIZE,), c.dtype)),
-        StreamOut(b, stream()),
-    )
-    report = report_of(graph, program)
-    assert report.by_category["variable"].tolist() == [4, 32, 32 + 4, 4]
-    assert report.by_category["constant"].tolist() == [4, 4, 4, 4]
-    assert report.by_category["controlCode"].tolist() == [5 * CONTROL_BYTES_PER_STEP] * 4
-    assert report.by_category["stack"].tolist() == [STACK_BYTES] * 4
-    # One fragment received by tile 2 (three control slots), one send on tile 1, four bytes an instruction.
-    assert report.by_category["internalExchangeCode"].tolist() == [0, 4, 12, 0]
-    assert report.worst_tile == 2
-
-
-def test_frame_of_a_function_counts_at_its_calls_only():
-    graph, (a, b, c, d) = new_graph()
-    body = Sequence(Copy(a, c), Copy(c, b))
-    called = Sequence(StreamIn(stream(), a), Call(Function(body)), Copy(b, d), StreamOut(d, stream()))
-    inlined = Sequence(StreamIn(stream(), a), body, Copy(b, d), StreamOut(d, stream()))
-    size = {t: graph.mappings[t.variables()[0]].elements_per_tile(4) * 4 for t in (a, b, c, d)}
-    expected = np.maximum(size[a] + size[b] + size[c], size[b] + size[d])
-    np.testing.assert_array_equal(report_of(graph, called).by_category["variable"], expected)
-    assert report_of(graph, inlined).max_tile_bytes <= report_of(graph, called).max_tile_bytes
-    report = report_of(graph, called)
-    assert {item.name for item in report.largest if item.category == "variable"} == {
-        repr(t.variables()[0]) for t in (a, b, c)
-    }
-
-
-def test_out_of_memory_tells_where_what_and_when():
-    graph = Graph(TARGET)
-    big = graph.add_variable((200_000,), F32, "activations", on_one_tile(200_000, 3))
-    program = Sequence(
-        StreamIn(HostStream("x", (200_000,), F32), big), StreamOut(big, HostStream("y", (200_000,), F32))
-    )
-    need = 800_000 + STACK_BYTES + 2 * CONTROL_BYTES_PER_STEP
-    with pytest.raises(TileMemoryError, match=r"out of memory on 1 of 4 tiles, worst on tile 3") as error:
-        compile(graph, program)
-    text = str(error.value)
-    assert f"by {need - TARGET.bytes_per_tile:,} bytes" in text and f"got: {need:,} bytes" in text
-    assert f"expected: at most {TARGET.bytes_per_tile:,} bytes" in text
-    assert "Variable(activations: float32[200000])" in text and "while running x" in text
-    assert "make Variable(activations" in text and "% of their memory" in text
-    kept = compile(graph, program, options=Options(allow_out_of_memory=True))
-    assert kept.memory.max_tile_bytes == need
-
-
-def test_out_of_memory_of_the_whole_chip_asks_for_more_ipus():
-    graph = Graph(TARGET)
-    size = 4 * TARGET.bytes_per_tile  # floats: four times the chip
-    big = graph.add_variable((size,), F32, "table", grid((size,), (4,)))
-    program = StreamOut(big, HostStream("y", (size,), F32))
-    with pytest.raises(TileMemoryError, match=r"(?s)on 4 of 4 tiles.*a smaller batch") as error:
-        compile(graph, Sequence(StreamIn(HostStream("x", (size,), F32), big), program))
-    assert error.value.hint is not None

@@ -1,0 +1,167 @@
+"""Packing of what lives at different times into the same memory: an address for every item, on many tiles at once.
+
+Input: the bytes of each item on each tile, and the steps during which it lives. Output: its address on each tile, such
+that no two items that live at the same step share a byte. An item has one address for all the steps it lives.
+
+Items are placed one after the other, those that must lie first before the others, each at the lowest address where it
+fits. Longest-lived first, lives that contain each other or do not meet stack up without a gap; earliest first, items of
+one size leave none; largest first leaves small ones. Which is best only trying tells.
+Source: first fit and the left-edge algorithm for dynamic storage allocation; Poplar & PopLibs user guide, "Memory use":
+"variables can be overlapped with others, because they are not live at the same time".
+Limits: a heuristic, as the problem is NP-hard; the result is at least the peak of what lives, and the `gap` of the
+memory profile says by how much it is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+ALIGNMENT_BYTES = 8  # published: a 64-bit load; `in` of poplibs ConvPartial1x1Out.cpp is aligned to 8 bytes
+WIDE_ALIGNMENT_BYTES = 16  # published: a 128-bit load; `out` of the same vertex is aligned to 16 bytes
+_KEY_BITS = 31  # an address and an end in one sortable int64
+
+Span = tuple[int, int]  # first and last step, both included
+Order = Literal["longest", "earliest", "largest"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """Where items lie; arrays are int64[classes, items], a class being tiles that hold the same bytes of every item.
+
+    Args:
+        start: address of each item, 0 where there are no bytes of it.
+        end: address behind it.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+
+    def extent(self, items: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """The address behind the last of some items in each class, int64[classes]."""
+        return self.end[:, items].max(1, initial=0)
+
+
+def round_up(num_bytes: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> np.ndarray:
+    """Sizes with the padding that alignment needs."""
+    return -(-num_bytes // alignment_bytes) * alignment_bytes
+
+
+def pack(
+    sizes: np.ndarray,
+    spans: Sequence[Sequence[Span]],
+    wide: np.ndarray,
+    first: np.ndarray,
+    order: Order = "longest",
+) -> Packing:
+    """Finds an address for each item.
+
+    Args:
+        sizes: bytes of each item in each class of tiles, padding included, int64[items, classes].
+        spans: the steps during which each item lives, of one item without overlap.
+        wide: which items are accessed 128 bits at a time, bool[items].
+        first: which items are placed before all others, bool[items].
+        order: which of the others is placed before which: longest-lived, earliest, or largest first.
+    """
+    items, classes = sizes.shape
+    start, end = np.zeros((classes, items), np.int64), np.zeros((classes, items), np.int64)
+    of, begin, stop = flat(spans)
+    placed = np.zeros(items, bool)
+    for item in _in_order(order, sizes, spans, first):
+        where = np.flatnonzero(sizes[item])
+        meets = np.zeros(items, bool)
+        for low, high in spans[item]:
+            meets[of[(begin <= high) & (stop >= low)]] = True
+        others = np.flatnonzero(meets & placed)
+        if len(others):
+            taken, size = (where[:, None], others), sizes[item, where]
+            unit = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
+            address = place(start[taken], end[taken], size, unit)
+            start[where, item], end[where, item] = address, address + size
+        else:
+            end[where, item] = sizes[item, where]
+        placed[item] = True
+    return Packing(start, end)
+
+
+def _in_order(order: Order, sizes: np.ndarray, spans: Sequence[Sequence[Span]], first: np.ndarray) -> np.ndarray:
+    """The items, int64[items], in the order in which they are placed."""
+    life = np.array([sum(high - low + 1 for low, high in own) for own in spans], np.int64)
+    begin, size = np.array([own[0][0] for own in spans], np.int64), sizes.max(1, initial=0)
+    keys = {"longest": (-size, -life), "earliest": (-life, begin), "largest": (-life, -size)}
+    return np.lexsort((*keys[order], ~first))
+
+
+def flat(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The item, the first and the last step of each span."""
+    of = np.repeat(np.arange(len(spans)), [len(own) for own in spans])
+    begin = np.array([low for own in spans for low, _ in own], np.int64)
+    stop = np.array([high for own in spans for _, high in own], np.int64)
+    return of, begin, stop
+
+
+def place(start: np.ndarray, end: np.ndarray, size: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> np.ndarray:
+    """The lowest address at which one more item fits between those that are there.
+
+    Args:
+        start: addresses of what is there, multiples of 8, int64[tiles, items]; what has no bytes starts and ends at 0.
+        end: addresses behind it.
+        size: bytes of the new item, int64[tiles].
+        alignment_bytes: what its address is a multiple of.
+
+    Returns:
+        int64[tiles].
+    """
+    if not start.shape[1]:
+        return np.zeros(len(size), np.int64)
+    start, end = _by_address(start, end)
+    below = np.zeros((len(end), end.shape[1] + 1), np.int64)  # how far memory is taken below each gap, and on top
+    np.maximum.accumulate(end, axis=1, out=below[:, 1:])
+    if alignment_bytes != ALIGNMENT_BYTES:
+        below = round_up(below, alignment_bytes)
+    fits = below[:, :-1] + size[:, None] <= start
+    gap = np.where(fits.any(1), fits.argmax(1), start.shape[1])
+    return below[np.arange(len(gap)), gap]
+
+
+def _by_address(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both in rising order of `start`, row by row; in one sort of numbers where both halves fit one."""
+    if end.max(initial=0) >> _KEY_BITS:
+        order = start.argsort(1, kind="stable")
+        return np.take_along_axis(start, order, 1), np.take_along_axis(end, order, 1)
+    key = np.sort(start << _KEY_BITS | end, axis=1)
+    return key >> _KEY_BITS, key & ((1 << _KEY_BITS) - 1)
+
+
+def classes_of(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the tiles that hold the same bytes of every item.
+
+    Args:
+        sizes: int64[items, tiles].
+
+    Returns:
+        One tile of each class, int64[classes], and the class of each tile, int64[tiles].
+    """
+    tiles = sizes.shape[1]
+    # A random sum for each tile, modulo 2**64: only tiles of one sum are compared in full.
+    weights = np.random.default_rng(0).integers(1, 2**63, len(sizes), dtype=np.uint64)
+    sums = (sizes.astype(np.uint64) * weights[:, None]).sum(0, dtype=np.uint64)
+    _, example, of_tile = np.unique(sums, return_index=True, return_inverse=True)
+    if not (sizes[:, example[of_tile]] == sizes).all():
+        return np.arange(tiles), np.arange(tiles)
+    return example, of_tile
+
+
+def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same steps as few spans, in order."""
+    merged: list[Span] = []
+    for low, high in sorted(spans):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
+        else:
+            merged.append((low, high))
+    return tuple(merged)
