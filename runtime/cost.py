@@ -2,7 +2,10 @@
 
 Input: a graph and a compute set of it. Output: `ComputeSetCost`.
 
-    compute set ::= sync ; exchange of operands ; rearrangement and vertices ; (sync ; exchange of results)?
+    compute set ::= sync ; exchange of operands ; copies of operands, vertices, copies of results ;
+                    (sync ; exchange of results)?
+
+Operands arrive one after the other; a tile sends meanwhile.
 
 The vertices of supervisor codelets on one tile run one after the other, each on all workers. The vertices of worker
 codelets go to the six workers longest first, ties by order; a tile issues for one worker a cycle in turn, so they take
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.codelet import BlockShapes
-from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, traffic
+from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, receive_cycles, traffic
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.target import Target
@@ -54,6 +57,7 @@ class ComputeSetCost:
         first_ipu: the IPU of the first tile of the arrays.
         compute_cycles: cycles of the compute phase: vertices and rearrangement.
         rearrangement_cycles: the part of `compute_cycles` that copies elements on their own tile.
+        rearrangement_after_cycles: the part of those that copies results, after the vertices.
         rearrangement_bytes: bytes so copied.
         active_cycles: cycles in which a worker issues an instruction; the rest of `compute_cycles` are idle slots.
         active_by_codelet: active cycles of all tiles, by name of the codelet.
@@ -66,6 +70,7 @@ class ComputeSetCost:
     first_ipu: int
     compute_cycles: np.ndarray
     rearrangement_cycles: np.ndarray
+    rearrangement_after_cycles: np.ndarray
     rearrangement_bytes: np.ndarray
     active_cycles: np.ndarray
     active_by_codelet: tuple[tuple[str, int], ...]
@@ -134,13 +139,16 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
     window = Window.of(ranges, target)
     reads, writes = _traffics(graph, groups, False), _traffics(graph, groups, True)
-    copied_bytes, copied_cycles = _rearrangement((*reads, *writes), window, target)
+    operand_bytes, operand_cycles = _rearrangement(reads, window, target)
+    result_bytes, result_cycles = _rearrangement(writes, window, target)
+    copied_bytes, copied_cycles = operand_bytes + result_bytes, operand_cycles + result_cycles
     vertex_cycles, active, by_codelet, vertices = _vertices(groups, window, target)
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
         compact(vertex_cycles + copied_cycles),
         compact(copied_cycles),
+        compact(result_cycles),
         compact(copied_bytes),
         compact(active),
         by_codelet,
@@ -157,7 +165,12 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     if not received.any() and not sent.any():
         return ExchangeCost(window.zeros, window.zeros, window.zeros, window.zeros)
     fragments = window.total(t.fragments for t in traffics)
-    cycles = exchange_cycles(received, sent, fragments, target)
+    receiving, here = window.zeros, slice(window.first_tile, window.first_tile + window.tiles)
+    for t in traffics:
+        if t.received_bytes[here].any():
+            operand = receive_cycles(t.received_bytes[here], t.shared_bytes[here], t.fragments[here], target)
+            receiving = receiving + operand
+    cycles = exchange_cycles(receiving, sent, target)
     return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
 
 
@@ -171,11 +184,10 @@ def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> lis
 
 
 def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes and cycles of copying scattered operands and results on their own tile."""
-    here = slice(window.first_tile, window.first_tile + window.tiles)
-    if not any(t.fragments[here].any() or (t.local_fragments[here] > 1).any() for t in traffics):
-        return window.zeros, window.zeros
+    """Bytes and cycles of copying scattered operands, or results, on their own tile."""
     copied_bytes = window.total(t.copied_bytes for t in traffics)
+    if not copied_bytes.any():
+        return window.zeros, window.zeros
     fragments = window.total(t.copied_fragments for t in traffics)
     return copied_bytes, copy_cycles(copied_bytes, fragments, target)
 

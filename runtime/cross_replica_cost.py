@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from ipujax.runtime.cost import ExchangeCost
-from ipujax.runtime.exchange import exchange_cycles
+from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.links import link_cycles
 from ipujax.runtime.mapping import moved
@@ -49,7 +49,8 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     # Of the two replicas one sends and one receives; one that does both does as the first and as the second together.
     parts = {name: _all_tiles(getattr(between.exchange, name), between.first_ipu, graph) for name in _COUNTS}
     both = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
-    ports = exchange_cycles(both["received_bytes"], both["sent_bytes"], both["fragments"], target)
+    receiving = receive_cycles(both["received_bytes"], np.zeros(tiles, np.int64), both["fragments"], target)
+    ports = exchange_cycles(receiving, both["sent_bytes"], target)
     exchange = ExchangeCost(**{name: compact(values) for name, values in both.items()}, cycles=compact(ports))
     none = compact(np.zeros(tiles, np.int64))
     return CopyCost(0, exchange, none, none, of_pair, cycles)

@@ -5,17 +5,17 @@ Input: a vertex group and one of its fields, or the two tensors of a copy, and t
 boxes (`exchange_boxes`), and by flat runs for everything else (`exchange_count`). `messages` lists the same exchange.
 
 An element that several tiles need is sent once (multicast) and received by each; one that is needed several times on
-one tile, by several vertices or through a broadcast, is received once.
+one tile, by several vertices or through a broadcast, is received once. What all tiles of an exchange bus need arrives
+at the rate of all of them together (`exchange_shared`).
 
 Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
-Limits: all pairs of tiles are equally far; the doubled width of paired tiles that receive the same data is not used;
-reordering inside an operand (a transposed read) is not charged. Views whose elements are scattered singly over a `Flat`
-mapping (a flattened transpose) take time by element: 0.15 s a million.
+Limits: all pairs of tiles are equally far; reordering inside an operand (a transposed read) is not charged. Views whose
+elements are scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.15 s a million.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from dataclasses import field as member
 from functools import lru_cache
 
@@ -25,6 +25,7 @@ from ipujax.runtime.affine import Affine
 from ipujax.runtime.exchange_boxes import count_boxes
 from ipujax.runtime.exchange_count import Counts, count
 from ipujax.runtime.exchange_demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
+from ipujax.runtime.exchange_shared import Buses
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping
 from ipujax.runtime.target import Target
@@ -44,6 +45,9 @@ class Traffic:
         fragments: contiguous parts that arrive (contiguous in the memory they leave and in the operand they become).
         local_bytes: bytes needed that are already on the tile.
         local_fragments: contiguous parts of those.
+        shared_bytes: the part of `received_bytes` that all other tiles of the same exchange bus receive too.
+        copied_bytes: local bytes copied to make the operands of vertices contiguous, once an operand.
+        copied_fragments: contiguous parts of those.
     """
 
     received_bytes: np.ndarray
@@ -51,21 +55,9 @@ class Traffic:
     fragments: np.ndarray
     local_bytes: np.ndarray
     local_fragments: np.ndarray
-
-    @property
-    def is_scattered(self) -> np.ndarray:
-        """Whether local bytes must be copied, because a vertex' edge is contiguous and its elements are not, bool."""
-        return (self.local_bytes > 0) & (self.fragments + self.local_fragments > 1)
-
-    @property
-    def copied_bytes(self) -> np.ndarray:
-        """Local bytes copied to make edges contiguous."""
-        return np.where(self.is_scattered, self.local_bytes, 0)
-
-    @property
-    def copied_fragments(self) -> np.ndarray:
-        """Contiguous parts of `copied_bytes`."""
-        return np.where(self.is_scattered, self.local_fragments, 0)
+    shared_bytes: np.ndarray
+    copied_bytes: np.ndarray
+    copied_fragments: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +71,7 @@ class _Question:
     num_tiles: int
     item_bytes: int
     writes: bool
+    buses: Buses
 
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
@@ -119,7 +112,11 @@ def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
     if grid is not None:
         return _traffic(*grid, graph, False)
     wanted = element_demand(source, destination, graph)
-    return _in_bytes(count(wanted, mappings_of(source, graph), False), element_bytes(source.dtype))
+    return _in_bytes(count(wanted, mappings_of(source, graph), False, _buses(graph)), element_bytes(source.dtype))
+
+
+def _buses(graph: Graph) -> Buses:
+    return Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
 
 
 def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> Traffic:
@@ -133,10 +130,13 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
         return _widen(_in_place(mappings[0], item_bytes), first, num_tiles)
     ends = [_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)]
     first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    buses = _buses(graph)
+    first -= first % buses.period
     tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
     grid = grid_of(group.axes, tile)
     mappings = tuple(_moved_down(mapping, first) for mapping in mappings)
-    return _widen(_recalled(grid, access, mappings, last - first + 1, item_bytes, writes), first, num_tiles)
+    part = _recalled(grid, access, mappings, last - first + 1, item_bytes, writes, buses)
+    return _widen(part, first, num_tiles)
 
 
 def _ends(tiles: np.ndarray) -> tuple[int, int]:
@@ -164,7 +164,8 @@ def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
     if len(part.local_bytes) == num_tiles:
         return part
     none, members = _zeros(num_tiles), []
-    for values in (part.received_bytes, part.sent_bytes, part.fragments, part.local_bytes, part.local_fragments):
+    for item in fields(Traffic):
+        values = getattr(part, item.name)
         if not values.any():
             members.append(none)
             continue
@@ -181,17 +182,18 @@ def _recalled(
     num_tiles: int,
     item_bytes: int,
     writes: bool,
+    buses: Buses,
 ) -> Traffic:
     """The answer to a question, from memory where the same geometry was asked for before."""
     tensor = access.tensor
     blanks = {v: Variable(v.shape, tensor.dtype) for v in tensor.variables()}
     node = _nameless(tensor.node, blanks)
     if node is None:
-        return _answer(_Question((), grid, access, mappings, num_tiles, item_bytes, writes))
+        return _answer(_Question((), grid, access, mappings, num_tiles, item_bytes, writes, buses))
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     key = (_geometry(node, list(blanks.values())), access.dims, cuts, grid.tile.tobytes())
     asked = Access(Tensor(node, tensor.shape, tensor.dtype), access.dims)
-    return _remembered(_Question(key, grid, asked, mappings, num_tiles, item_bytes, writes))
+    return _remembered(_Question(key, grid, asked, mappings, num_tiles, item_bytes, writes, buses))
 
 
 def _nameless(node: Node, blanks: dict[Variable, Variable]) -> Node | None:
@@ -253,7 +255,7 @@ def _zeros(num_tiles: int) -> np.ndarray:
 @lru_cache(maxsize=16)
 def _nothing(num_tiles: int) -> Traffic:
     none = _zeros(num_tiles)
-    return Traffic(none, none, none, none, none)
+    return Traffic(none, none, none, none, none, none, none, none)
 
 
 @lru_cache(maxsize=1024)
@@ -261,7 +263,8 @@ def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
     """Everything a mapping holds stays where it is; over the tiles from its first to its last."""
     first, last = _tile_range(mapping)
     none, held = _zeros(last - first + 1), _moved_down(mapping, first).elements_per_tile(last - first + 1)
-    return Traffic(none, none, none, _read_only(held * item_bytes), _read_only((held > 0).astype(np.int64)))
+    local = _read_only(held * item_bytes), _read_only((held > 0).astype(np.int64))
+    return Traffic(none, none, none, *local, none, none, none)
 
 
 def _answer(question: _Question) -> Traffic:
@@ -269,9 +272,9 @@ def _answer(question: _Question) -> Traffic:
     group, access, mappings, num_tiles = question.group, question.access, question.mappings, question.num_tiles
     counts = None
     if len(mappings) == 1:
-        counts = count_boxes(group, access, mappings[0], num_tiles, question.writes)
+        counts = count_boxes(group, access, mappings[0], num_tiles, question.writes, question.buses)
     if counts is None:
-        counts = count(access_demand(group, access, num_tiles), mappings, question.writes)
+        counts = count(access_demand(group, access, num_tiles), mappings, question.writes, question.buses)
     return _in_bytes(counts, question.item_bytes)
 
 
@@ -285,6 +288,9 @@ def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
         counts.fragments,
         counts.local * item_bytes,
         counts.local_fragments,
+        counts.shared * item_bytes,
+        counts.copied * item_bytes,
+        counts.copied_fragments,
     )
     return Traffic(*map(_read_only, members))
 
@@ -292,24 +298,40 @@ def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
 # --- cycles -----------------------------------------------------------------------------------------------------------
 
 
-def exchange_cycles(
-    received_bytes: np.ndarray, sent_bytes: np.ndarray, fragments: np.ndarray, target: Target
+def receive_cycles(
+    received_bytes: np.ndarray, shared_bytes: np.ndarray, fragments: np.ndarray, target: Target
 ) -> np.ndarray:
+    """Cycles each tile spends to receive one operand, int64[num_tiles].
+
+    Args:
+        received_bytes: bytes that arrive, int64[num_tiles].
+        shared_bytes: the part of them that all tiles of the same exchange bus receive, int64[num_tiles].
+        fragments: contiguous parts that arrive, int64[num_tiles].
+        target: gives width and control costs.
+
+    Source: reference A2, payload over width or the control slots of each fragment, whichever is more; reference A1, §2
+    for the width of tiles that share a bus.
+    """
+    alone_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
+    payload = np.ceil(alone_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    return np.maximum(payload, fragments * target.exchange_fragment_cycles)
+
+
+def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target: Target) -> np.ndarray:
     """Cycles each tile spends in one internal exchange, the sync before it not included.
 
     Args:
-        received_bytes: bytes that arrive, all fields of the exchange together, int64[num_tiles].
+        receiving_cycles: `receive_cycles` of all operands together, int64[num_tiles].
         sent_bytes: bytes that leave, int64[num_tiles].
-        fragments: contiguous parts that arrive, int64[num_tiles].
-        target: gives width, start-up and control costs.
+        target: gives width and start-up cost.
 
     Returns:
         int64[num_tiles], 0 where a tile neither sends nor receives.
 
-    Source: reference A2, payload over width or the control slots of each fragment, whichever is more; B5 for the start.
+    Source: a tile sends and receives at once (reference A2); B5 for the start.
     """
-    payload = np.ceil(np.maximum(received_bytes, sent_bytes) / target.exchange_bytes_per_cycle).astype(np.int64)
-    work = np.maximum(payload, fragments * target.exchange_fragment_cycles)
+    sending = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    work = np.maximum(receiving_cycles, sending)
     return np.where(work > 0, work + target.exchange_startup_cycles, 0)
 
 
@@ -319,7 +341,7 @@ def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: 
     Args:
         copied_bytes: bytes copied, as `Traffic.copied_bytes`, int64[num_tiles].
         copied_fragments: contiguous parts of those, int64[num_tiles].
-        target: gives the cost of a byte and of a part.
+        target: gives the cost of a byte, of a part, and of starting at all.
 
     Returns:
         int64[num_tiles], 0 where nothing is copied.
@@ -327,4 +349,5 @@ def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: 
     Source: reference B5, a fit to copies before and after an exchange on Mk1.
     """
     streamed = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
-    return np.where(copied_bytes > 0, streamed + copied_fragments * target.copy_fragment_cycles, 0)
+    work = target.copy_startup_cycles + streamed + copied_fragments * target.copy_fragment_cycles
+    return np.where(copied_bytes > 0, work, 0)

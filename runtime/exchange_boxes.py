@@ -21,6 +21,7 @@ import numpy as np
 from ipujax.runtime.affine import Affine
 from ipujax.runtime.exchange_count import Counts
 from ipujax.runtime.exchange_digits import Placed, box_of_tile, box_tiles, place
+from ipujax.runtime.exchange_shared import Buses, shared_boxes
 from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.vertices import Access, VertexGroup, extents
 
@@ -190,7 +191,7 @@ def _local(lines: Sequence[Line], box: np.ndarray) -> _Local:
 
 
 def count_boxes(
-    group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int, writes: bool
+    group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int, writes: bool, buses: Buses
 ) -> Counts | None:
     """Counts the exchange of one access axis by axis.
 
@@ -200,6 +201,7 @@ def count_boxes(
         mapping: of the view's variable.
         num_tiles: tiles of the target.
         writes: the vertices send the elements home instead of receiving them.
+        buses: which tiles share an exchange bus.
 
     Returns:
         The counts, or None where this way does not apply (see the module's limits).
@@ -218,14 +220,26 @@ def count_boxes(
     needed = np.broadcast_to(_product([line.length for line in lines]), tile.shape)
     by_vertex = _by_tile(needed - local.elements, tile, num_tiles)
     here, parts = (_by_tile(part, tile, num_tiles) for part in (local.elements, local.fragments))
+    fragments = _by_tile(_fragments([_tally(line) for line in lines]), tile, num_tiles)
+    scattered = (here > 0) & (fragments > 1)
+    copied = np.where(scattered, here, 0), np.where(scattered, parts, 0)
     if writes:
-        received, fragments = (_by_tile(part, box_tiles(mapping), num_tiles) for part in _arriving(lines, copies))
-        return Counts(received - here, by_vertex, fragments - parts, here, parts)
+        received, arriving = (_by_tile(part, box_tiles(mapping), num_tiles) for part in _arriving(lines, copies))
+        none = np.zeros(num_tiles, np.int64)
+        return Counts(received - here, by_vertex, arriving - parts, here, parts, none, *copied)
     sent = _by_tile(_wanted(lines), box_tiles(mapping), num_tiles)
     if copies == 1:
         sent -= _by_tile(_wanted_here_only(lines, local), tile, num_tiles)
-    fragments = _fragments([_tally(line) for line in lines])
-    return Counts(by_vertex, sent, _by_tile(fragments - local.fragments, tile, num_tiles), here, parts)
+    vertex_of_tile = np.full(num_tiles, -1, np.int64)
+    vertex_of_tile[tile.ravel()] = np.arange(tile.size)
+    starts, lengths = (
+        [np.broadcast_to(part, tile.shape).ravel() for part in parts]
+        for parts in ([line.start for line in lines], [line.length for line in lines])
+    )
+    spread = list(zip(starts, lengths, strict=True))
+    edges = [line.edges for line in lines]
+    shared = shared_boxes(spread, edges, boxes[tile].ravel(), vertex_of_tile, buses.tiles(num_tiles))
+    return Counts(by_vertex, sent, fragments - parts, here, parts, shared, *copied)
 
 
 def _by_tile(values: np.ndarray, tile: np.ndarray, num_tiles: int) -> np.ndarray:

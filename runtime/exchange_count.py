@@ -3,6 +3,9 @@
 Input: `Demand`, runs of flat elements by box and the tiles that need each box, and `Homes`, where the elements live.
 Output: `Counts`, elements and fragments a tile. Linear in the number of runs and of pieces of the mapping.
 
+The operand of a vertex is contiguous, so what is received goes right there, and what the tile has is copied there
+unless it is the whole operand in one piece. Vertices of one tile that need the same box share one copy of it.
+
 A fragment is a part that is contiguous in the memory of the tile it comes from and in the operand it goes to, both of
 which keep the row-major order of the variable: a whole box that moves is one fragment, a part of it one for each row.
 Limits: an operand of another order (a transposed read) counts the same.
@@ -16,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from ipujax.runtime.exchange_runs import Runs, covered, pick, ragged, tidy, total
+from ipujax.runtime.exchange_shared import Buses, shared_runs
 from ipujax.runtime.mapping import TileMapping
 
 
@@ -29,6 +33,9 @@ class Counts:
         fragments: contiguous parts that arrive.
         local: elements already on their tile.
         local_fragments: contiguous parts of those.
+        shared: elements that arrive here and on all other tiles of the same exchange bus, counted in `received` too.
+        copied: local elements that are copied to make operands contiguous, once an operand.
+        copied_fragments: contiguous parts of those.
     """
 
     received: np.ndarray
@@ -36,6 +43,9 @@ class Counts:
     fragments: np.ndarray
     local: np.ndarray
     local_fragments: np.ndarray
+    shared: np.ndarray
+    copied: np.ndarray
+    copied_fragments: np.ndarray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,10 +72,27 @@ class Demand:
     Args:
         runs: sorted and disjoint in each box.
         box_of_tile: the box a tile needs, −1 for none, int64[num_tiles].
+        operands: where tiles need several boxes, which `runs` then has joined: these boxes one by one.
     """
 
     runs: Runs
     box_of_tile: np.ndarray
+    operands: Operands | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operands:
+    """The boxes that vertices need, each once a tile.
+
+    Args:
+        runs: sorted and disjoint in each box.
+        box: the box of each operand, int64[n].
+        tile: its tile, int64[n].
+    """
+
+    runs: Runs
+    box: np.ndarray
+    tile: np.ndarray
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -164,7 +191,7 @@ def demand(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> De
     tiles, box = np.divmod(pairs, len(tile))
     merged = tidy([pick(runs, box, tiles, len(tile))], size)
     box_of_tile = np.where(np.bincount(tiles, minlength=num_tiles) > 0, np.arange(num_tiles), -1)
-    return Demand(merged, box_of_tile)
+    return Demand(merged, box_of_tile, Operands(runs, box, tiles))
 
 
 def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
@@ -172,13 +199,14 @@ def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     return np.bincount(index, values, size).astype(np.int64)
 
 
-def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool) -> Counts:
+def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses) -> Counts:
     """Counts the exchange of a demand.
 
     Args:
         wanted: which tiles read, or write, which elements.
         mappings: of the variables, in the order of the flat space.
         writes: the tiles send the elements home instead of receiving them.
+        buses: which tiles share an exchange bus.
     """
     pieces, num_tiles = cut(wanted.runs, mappings), len(wanted.box_of_tile)
     vertex_tiles = np.flatnonzero(wanted.box_of_tile >= 0)
@@ -190,10 +218,33 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool) -> Co
     moved, parts = -local, -local_fragments
     moved[vertex_tiles] += sums(pieces.box, pieces.length, num_boxes)[box_of]
     parts[vertex_tiles] += sums(pieces.box, pieces.first, num_boxes)[box_of]
+    if wanted.operands is None:
+        scattered = (local > 0) & (parts + local_fragments > 1)
+        copies = np.where(scattered, local, 0), np.where(scattered, local_fragments, 0)
+    else:
+        copies = _copied(wanted.operands, mappings, num_tiles)
     others = np.bincount(box_of, minlength=num_boxes)[pieces.box] - at_home  # other tiles that need a piece
-    if writes:
-        received = sums(pieces.home, pieces.length * others, num_tiles)
-        return Counts(received, moved, sums(pieces.home, pieces.first * others, num_tiles), local, local_fragments)
+    if writes:  # an element has one home, so no two tiles receive it
+        received, none = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
+        arriving = sums(pieces.home, pieces.first * others, num_tiles)
+        return Counts(received, moved, arriving, local, local_fragments, none, *copies)
     start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
     home = homes(mappings).tile[home_run(start, mappings)]
-    return Counts(moved, sums(home, length, num_tiles), parts, local, local_fragments)
+    needs = Runs(pieces.box, pieces.start, pieces.length)
+    shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
+    return Counts(moved, sums(home, length, num_tiles), parts, local, local_fragments, shared, *copies)
+
+
+def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Elements and fragments of operands that are on their tile but not in one piece, int64[num_tiles] each."""
+    pieces = cut(operands.runs, mappings)
+    parts = sums(pieces.box, pieces.first, int(operands.box.max(initial=0)) + 1)
+    key, wanted = pieces.box * num_tiles + pieces.home, operands.box * num_tiles + operands.tile
+    order = np.argsort(wanted)
+    at = np.minimum(np.searchsorted(wanted[order], key), len(order) - 1)
+    at_home = wanted[order][at] == key
+    operand = order[at[at_home]]
+    scattered = parts[operands.box[operand]] > 1
+    tile = operands.tile[operand[scattered]]
+    elements, first = pieces.length[at_home][scattered], pieces.first[at_home][scattered]
+    return sums(tile, elements, num_tiles), sums(tile, first, num_tiles)

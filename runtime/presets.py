@@ -41,10 +41,21 @@ _COMMON: Mapping[str, Row] = {
     "exchange_startup_cycles": _row(
         115,
         "fitted",
-        "middle of 100 to 130, fitted to an Mk1 blur together with bytes/2.9; Mk2 and Bow: carried over (reference B5)",
+        "middle of 100 to 130, fitted to the exchanges of an Mk1 blur, which with 4 B/cycle an operand are met within "
+        "20 % (reference B5); route delays are part of it; Mk2 and Bow: carried over",
+    ),
+    "copy_startup_cycles": _row(
+        100,
+        "fitted",
+        "fitted with copy_fragment_cycles to the copies of an Mk1 blur, which 100 to 390 suit alike (reference B5), "
+        "and to the 5,071 cycles of tutorial 7 on the IPU Model, which allow no more than about 110 (reference B4); an "
+        "IPU21 compiler's own copy call takes 288 (ipu21-rs, reference A1); Mk2 and Bow: carried over",
     ),
     "copy_fragment_cycles": _row(
-        30, "fitted", "fitted to an Mk1 blur together with bytes/5 to 8; Mk2 and Bow: carried over (reference B5)"
+        6,
+        "fitted",
+        "fitted to the copies of an Mk1 blur, counting the pieces of its program: 8 phases within 29 % (reference B5); "
+        "pieces before compute alone would give 4, those after it 9; Mk2 and Bow: carried over",
     ),
     "global_exchange": _row("lockstep", "assumed", "as PopART: all IPUs of a sync group meet (design, section 5)"),
     "ipu_link_bytes_per_second": _row(
@@ -54,13 +65,14 @@ _COMMON: Mapping[str, Row] = {
         "both directions, is 16e9; an Mk1 C2 card's 64 GB/s a link is about twice this (reference A3)",
     ),
     "ipu_link_efficiency": _row(0.85, "published", "poplibs_test Util.cpp (reference 1.5)"),
+    "ipus_per_pod": _row(64, "published", "a Pod64 is 16 machines of 4 on IPU-Links (data sheets, reference A3)"),
     "host_latency_seconds": _row(
         1e-5, "assumed", "UNVALIDATED: no readable source gives a host latency (reference A3); 10 us is a guess"
     ),
     "stream_buffer_limit_bytes": _row(
         128 * MIB,
-        "assumed",
-        "taken equal to the remote buffer limit; one stream of 149,766,584 B was refused (poptorch #9, reference 7)",
+        "published",
+        "Poplar & PopLibs user guide, 'Stream buffer size limit', 128 MBytes a copy, taken as MiB",
     ),
     "max_remote_transfer_bytes": _row(128 * MIB, "published", "ipu-hpc-cookbook (reference A3)"),
     "native_dtypes": _row(
@@ -92,6 +104,10 @@ _MK2_DIE: Mapping[str, Row] = {
     "ipu_links_per_ipu": _row(
         10, "published", "poplibs_test Util.cpp (4 + 2 + 2 + 2); charlieblake (reference 1.5, A3)"
     ),
+    "ipus_per_gateway": _row(4, "published", "IPUs of an M2000 and a Bow-2000 (data sheet, reference A3)"),
+    "gateway_bytes_per_second": _row(
+        25e9, "published", "GW-Link 2 x 100 Gbit/s a machine (Bow-2000 data sheet, reference A3), taken a direction"
+    ),
     "host_bytes_per_second": _row(
         20e9,
         "assumed",
@@ -118,7 +134,12 @@ _MK1: Mapping[str, Row] = {
     "load_bytes_per_cycle": _row(16, "published", "2 x 8 B: 31.1 TB/s, Citadel, second-hand (reference A1)"),
     "store_bytes_per_cycle": _row(8, "published", "45 TB/s with the loads: Citadel, second-hand (reference A1)"),
     "memcpy_bytes_per_cycle": _row(8, "derived", "inferred; ipu21-rs quotes it for ipu21 (reference 1.1)"),
-    "exchange_fragment_cycles": _row(3, "assumed", "the control slots of IPU21; no Mk1 figure (reference A2)"),
+    "exchange_fragment_cycles": _row(
+        2,
+        "fitted",
+        "IPU21 takes 3 (reference A2), which is 17 % too much for the half4 blur on 16 Mk1 IPUs (263 cycles, reference "
+        "B5) and 4 % for tutorial 7 (5,071, B4); 1 and 2 suit both",
+    ),
     "internal_sync_cycles": _row(
         90, "published", "poplibs CTCLossPlan.cpp:351; an lbm blur step measured 64 to 117 (reference A2, B5)"
     ),
@@ -126,6 +147,8 @@ _MK1: Mapping[str, Row] = {
         600, "assumed", "the ipu21 getter's; within the 501 to 642 lbm measured over 16 Mk1 IPUs (reference A2, B5)"
     ),
     "ipu_links_per_ipu": _row(10, "assumed", "as Mk2; known: 3 between the IPUs of a C2 card (reference A3)"),
+    "ipus_per_gateway": _row(4, "assumed", "as Mk2: C2 servers have no gateways, and no figure was found"),
+    "gateway_bytes_per_second": _row(25e9, "assumed", "as Mk2: C2 servers have no gateways, and no figure was found"),
     "host_bytes_per_second": _row(
         4.4e9,
         "assumed",

@@ -3,7 +3,7 @@
 Input: numbers, each with the `Source` it was taken from. Output: a validated, hashable `Target`, and derived figures.
 Source: the values live in `presets`, each beside where it was read; here are only names, units and what is sensible.
 Limits: on-chip exchange is one width for every pair of tiles (real latency depends on where the tiles are), IPU-Links
-are one rate for every link, and host figures are unvalidated in every preset.
+are one rate for every link, and host figures are unvalidated in every preset. `machine_page` prints all of it.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class Target:
     )
     store_bytes_per_cycle: int = constant(unit="B/cycle/tile", doc="SRAM store port")
     memcpy_bytes_per_cycle: float = constant(unit="B/cycle/tile", doc="ideal rate of an on-tile copy")
+    copy_startup_cycles: int = constant(unit="cycles", zero_ok=True, doc="on-tile copy: launch of the copying workers")
     copy_fragment_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="on-tile copy: cost of each contiguous piece, beside its bytes"
     )
@@ -129,10 +130,15 @@ class Target:
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
     ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
     ipu_link_efficiency: float = constant(unit="ratio", most=1.0, doc="payload share of an IPU-Link's rate")
+    ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
+    ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway")
+    gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")
     host_bytes_per_second: float = constant(unit="B/s", doc="host to IPU or back, one direction, for one IPU")
     host_latency_seconds: float = constant(unit="s", zero_ok=True, doc="fixed cost of one host exchange")
-    stream_buffer_limit_bytes: int = constant(unit="bytes", doc="largest single host stream")
-    max_remote_transfer_bytes: int = constant(unit="bytes", doc="largest single transfer of a remote buffer")
+    stream_buffer_limit_bytes: int = constant(
+        unit="bytes", doc="most a host stream moves at once for one IPU; more takes several host exchanges"
+    )
+    max_remote_transfer_bytes: int = constant(unit="bytes", doc="the same of a remote buffer")
 
     native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
     available_memory_proportion: float = constant(

@@ -7,13 +7,13 @@ Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A
 
 Bytes between IPUs are found by asking for the exchange of a system with one tile an IPU.
 Source: constants: `Target`; links: `links`.
-Limits: remote buffers cost as host streams do (assumed). Each stream transfer pays its own latency; transfers of
-different IPUs do not share anything.
+Limits: remote buffers cost as host streams do (assumed). What exceeds the limit of one transfer is moved in several,
+each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transfers of different IPUs share nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -89,19 +89,21 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     moved = copy_traffic(copy.source, copy.destination, graph)
-    exchange = exchange_cost([moved], window, target)
     copied, fragments = window.total([moved.local_bytes]), window.total([moved.local_fragments])
     copied_cycles = compact(copy_cycles(copied, fragments, target))
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
+        exchange = exchange_cost([moved], window, target)
         return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied))
+    # Only the exchange inside an IPU is known to join the tiles of a bus.
+    exchange = exchange_cost([replace(moved, shared_bytes=np.zeros_like(moved.shared_bytes))], window, target)
     return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied), flows, link_cycles(flows, target))
 
 
 def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False) -> StreamCost:
     """What one transfer between the host and a tensor costs, in either direction.
 
-    Every IPU has its own link to the host and pays the latency once a host exchange.
+    Every IPU has its own link to the host and pays the latency once a host exchange, of which large ones take several.
 
     Args:
         graph: holds the tile mappings.
@@ -112,8 +114,9 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
     target = graph.target
     tile_bytes = tensor_tile_bytes(graph, tensor)
     per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
-    latency_seconds = 0.0 if joins else target.host_latency_seconds
-    seconds = latency_seconds + per_ipu / target.host_bytes_per_second
+    limit = target.max_remote_transfer_bytes if isinstance(stream, RemoteBuffer) else target.stream_buffer_limit_bytes
+    exchanges = -(-per_ipu // limit) - joins
+    seconds = exchanges * target.host_latency_seconds + per_ipu / target.host_bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
     return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident))

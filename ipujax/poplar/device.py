@@ -165,12 +165,14 @@ class IPUModel:
         num_ipus: IPUs of the system.
         tiles_per_ipu: tiles of one IPU; those of the machine when None.
         bytes_per_tile: memory of one tile; that of the machine when None.
+        min_ipu_sync_delay: cycles of a sync of an IPU's tiles; those of the machine when None.
     """
 
     ipu_version: str = "ipu2"
     num_ipus: int = 1
     tiles_per_ipu: int | None = None
     bytes_per_tile: int | None = None
+    min_ipu_sync_delay: int | None = None
 
     def create_device(self) -> Device:
         """A device of this model.
@@ -181,7 +183,11 @@ class IPUModel:
         if self.ipu_version not in _ARCHS:
             hint = nearest(self.ipu_version, _ARCHS)
             raise TargetError(f"no IPU {self.ipu_version!r}", expected=f"one of {sorted(_ARCHS)}", hint=hint)
-        wanted = {"tiles_per_ipu": self.tiles_per_ipu, "bytes_per_tile": self.bytes_per_tile}
+        wanted = {
+            "tiles_per_ipu": self.tiles_per_ipu,
+            "bytes_per_tile": self.bytes_per_tile,
+            "internal_sync_cycles": self.min_ipu_sync_delay,
+        }
         changes = {name: value for name, value in wanted.items() if value is not None}
         target = preset(_ARCHS[self.ipu_version], self.num_ipus)
         return Device(target.replace(**changes) if changes else target)

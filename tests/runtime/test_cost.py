@@ -18,7 +18,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.links import link_cycles, route
 from ipujax.runtime.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.presets import preset
-from ipujax.runtime.program import Copy, Execute, HostStream, Repeat, Sequence, StreamIn
+from ipujax.runtime.program import Copy, Execute, HostStream, RemoteBuffer, Repeat, Sequence, StreamIn
 from ipujax.runtime.tensor import concat
 from ipujax.runtime.transfer_cost import copy_cost, stream_cost
 from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, block, element
@@ -185,7 +185,7 @@ def test_operands_and_results_elsewhere_are_exchanged():
     assert cost.before.cycles.tolist() == [4 + startup, max(12, 3 * 3) + startup, 4 + startup, 4 + startup]
     # The 16 bytes that are on the tile already are copied to make the operand contiguous.
     assert cost.rearrangement_bytes.tolist() == [0, 16, 0, 0]
-    copying = -(-16 // TARGET.memcpy_bytes_per_cycle) + TARGET.copy_fragment_cycles
+    copying = TARGET.copy_startup_cycles + -(-16 // TARGET.memcpy_bytes_per_cycle) + TARGET.copy_fragment_cycles
     assert cost.rearrangement_cycles.tolist() == [0, copying, 0, 0]
     assert cost.compute_cycles.tolist() == [0, 16 + copying, 0, 0]
     work = steps_of(graph, Execute(compute_set)).work[0]
@@ -263,10 +263,25 @@ def test_shuffling_a_variable_over_ipus_in_place_is_refused():
 
 
 def test_routes_on_the_ladder():
-    assert route(0, 1) == [(0, 0)] and route(3, 2) == [(3, 0)]
-    assert route(0, 4) == [(0, 2), (2, 2)] and route(5, 1) == [(5, 3), (3, 3)]
-    assert route(1, 4) == [(1, 1), (0, 2), (2, 2)]
-    assert route(2, 2) == []
+    assert route(0, 1, POD) == [(0, 0)] and route(3, 2, POD) == [(3, 0)]
+    assert route(0, 4, POD) == [(0, 2), (2, 2)] and route(5, 1, POD) == [(5, 3), (3, 3)]
+    assert route(1, 4, POD) == [(1, 1), (0, 2), (2, 2)]
+    assert route(2, 2, POD) == []
+
+
+def test_other_pods_are_reached_over_gateways():
+    pods = POD.replace(ipus_per_pod=8, ipus_per_gateway=4, num_ipus=16)
+    assert route(9, 12, pods) == [(9, 1), (8, 2), (10, 2)]  # as 1 and 4 of the first pod
+    assert route(6, 9, pods) == [(4, 4), (8, 5)]
+    per_cycle = pods.gateway_bytes_per_second / pods.clock_hz
+    flows = np.zeros((16, 16), np.int64)
+    flows[6, 9] = 1_000_000
+    assert link_cycles(flows, pods)[[6, 9]].tolist() == [int(np.ceil(1_000_000 / per_cycle))] * 2
+    flows[4, 13] = 500_000  # leaves by the same gateway and comes in by another
+    flows[8, 9] = 1_000_000  # stays on its rung
+    cycles, both = link_cycles(flows, pods), int(np.ceil(1_500_000 / per_cycle))
+    assert cycles[[4, 6, 9, 13]].tolist() == [both] * 4
+    assert cycles[8] == int(np.ceil(1_000_000 / (4 * POD.ipu_link_bytes_per_second * 0.85 / POD.clock_hz)))
 
 
 def test_links_are_shared_by_flows_that_cross_them():
@@ -325,6 +340,18 @@ def test_stream_costs_latency_and_bytes_of_each_ipu():
     assert cost.first_ipu == 0 and cost.tile_bytes.tolist() == [4000, 0, 0, 0, 0, 8000, 0, 0]
     step = steps_of(graph, StreamIn(HostStream("x", (3000,), F32), x))
     assert step.ipus == (0, 1) and step.work.sum() == cost.cycles.sum()
+
+
+@pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])
+def test_more_than_a_transfer_may_hold_takes_several(stream):
+    limits = {"stream_buffer_limit_bytes": 4096, "max_remote_transfer_bytes": 4096}
+    graph = Graph(POD.replace(**limits))
+    x = graph.add_variable((3000,), F32, "x", Flat(3000, np.array([0, 1000]), np.array([0, 5])))
+    seconds = [n * POD.host_latency_seconds + size / POD.host_bytes_per_second for n, size in ((1, 4000), (2, 8000))]
+    expected = [int(np.ceil(s * POD.clock_hz)) for s in seconds] + [0, 0]
+    assert stream_cost(graph, stream, x).cycles.tolist() == expected
+    joined = [int(np.ceil((s - POD.host_latency_seconds) * POD.clock_hz)) for s in seconds] + [0, 0]
+    assert stream_cost(graph, stream, x, joins=True).cycles.tolist() == joined
 
 
 def test_part_of_a_variable_streams_its_own_bytes():

@@ -9,10 +9,11 @@ import pytest
 
 from ipujax.runtime.codelet import Codelet, Field
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, exchange_cycles, traffic
+from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, exchange_cycles, receive_cycles, traffic
 from ipujax.runtime.exchange_boxes import count_boxes
 from ipujax.runtime.exchange_count import count
 from ipujax.runtime.exchange_demand import access_demand
+from ipujax.runtime.exchange_shared import Buses
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
 from ipujax.runtime.messages import copy_messages, messages
@@ -24,8 +25,8 @@ RNG_SEEDS = range(60)
 F32 = np.dtype(np.float32)
 
 
-def graph_of(num_tiles: int) -> Graph:
-    return Graph(preset("mk2").replace(tiles_per_ipu=num_tiles))
+def graph_of(num_tiles: int, bus: int = 2) -> Graph:
+    return Graph(preset("mk2").replace(tiles_per_ipu=num_tiles, tiles_per_exchange_bus=bus))
 
 
 def group_on(axes: list[Axis], access: Access, tile: np.ndarray, direction: str = "in") -> VertexGroup:
@@ -36,11 +37,14 @@ def group_on(axes: list[Axis], access: Access, tile: np.ndarray, direction: str 
 # --- oracle -----------------------------------------------------------------------------------------------------------
 
 
-def needs(group: VertexGroup, access: Access) -> set[tuple[int, int, int]]:
-    """(tile, variable number, element) by a Python loop over vertices."""
+Element = tuple[int, int]  # variable number, element
+
+
+def operands(group: VertexGroup, access: Access) -> dict[tuple[int, object], frozenset[Element]]:
+    """The elements of every box of the view that a vertex on a tile needs, by a Python loop."""
     which, index = (np.broadcast_to(a, access.tensor.shape) for a in access.tensor.flat_indices())
     per_dim = extents(group, access)
-    found: set[tuple[int, int, int]] = set()
+    found: dict[tuple[int, object], frozenset[Element]] = {}
     for at in np.ndindex(*group.grid):
         tile = int(group.tile[at])
         if tile >= 0:
@@ -49,13 +53,26 @@ def needs(group: VertexGroup, access: Access) -> set[tuple[int, int, int]]:
                 start, length = (int(np.broadcast_to(a, group.grid)[at]) for a in (extent.start, extent.length))
                 box.append(slice(start, start + length))
             pairs = zip(which[tuple(box)].ravel(), index[tuple(box)].ravel(), strict=True)
-            found |= {(tile, int(w), int(i)) for w, i in pairs}
+            key = tile, tuple((part.start, part.stop) for part in box)
+            found[key] = frozenset((int(w), int(i)) for w, i in pairs)
     return found
 
 
-def expected(wanted: set[tuple[int, int, int]], maps: list[TileMapping], num_tiles: int, writes: bool) -> np.ndarray:
-    """received, sent, fragments, local, local fragments; int[5, num_tiles], in elements."""
-    out = np.zeros((5, num_tiles), np.int64)
+def needs(group: VertexGroup, access: Access) -> set[tuple[int, int, int]]:
+    """(tile, variable number, element) of all vertices."""
+    return {(tile, *pair) for (tile, _), elements in operands(group, access).items() for pair in elements}
+
+
+def expected(
+    wanted: set[tuple[int, int, int]],
+    each: dict[tuple[int, object], frozenset[Element]],
+    maps: list[TileMapping],
+    graph: Graph,
+    writes: bool,
+) -> np.ndarray:
+    """received, sent, fragments, local, local fragments, shared, copied, copied fragments; int[8, num_tiles]."""
+    num_tiles, width = graph.target.num_tiles, graph.target.tiles_per_exchange_bus
+    out = np.zeros((8, num_tiles), np.int64)
     home = [owners(m) for m in maps]
     rank = []
     for own in home:
@@ -80,12 +97,22 @@ def expected(wanted: set[tuple[int, int, int]], maps: list[TileMapping], num_til
         if writes or (w, e) not in multicast:
             multicast.add((w, e))
             out[1, sender] += 1
+    arriving = [{(w, e) for t, w, e in wanted if t == tile and home[w][e] != tile} for tile in range(num_tiles)]
+    for first in range(0, num_tiles - width + 1, width) if width > 1 and not writes else ():
+        out[5, first : first + width] = len(set.intersection(*arriving[first : first + width]))
+    for (tile, _), elements in each.items():
+        places = [(int(home[w][e]), w, int(rank[w][e])) for w, e in sorted(elements)]
+        starts = [n == 0 or here != (*places[n - 1][:2], places[n - 1][2] + 1) for n, here in enumerate(places)]
+        if sum(starts) > 1:
+            out[6, tile] += sum(owner == tile for owner, *_ in places)
+            out[7, tile] += sum(start for start, (owner, *_) in zip(starts, places, strict=True) if owner == tile)
     return out
 
 
 def as_rows(found: Traffic, item_bytes: int) -> np.ndarray:
-    scale = np.array([item_bytes, item_bytes, 1, item_bytes, 1])[:, None]
+    scale = np.array([item_bytes, item_bytes, 1, item_bytes, 1, item_bytes, item_bytes, 1])[:, None]
     rows = [found.received_bytes, found.sent_bytes, found.fragments, found.local_bytes, found.local_fragments]
+    rows += [found.shared_bytes, found.copied_bytes, found.copied_fragments]
     assert not np.any(np.stack(rows) % scale)
     return np.stack(rows) // scale
 
@@ -95,12 +122,14 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> bool:
     access, num_tiles = group.accesses[0], graph.target.num_tiles
     maps = [graph.mappings[v] for v in access.tensor.variables()]
     wanted = needs(group, access)
-    right = expected(wanted, maps, num_tiles, writes)
+    right = expected(wanted, operands(group, access), maps, graph, writes)
+    buses = Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
     np.testing.assert_array_equal(as_rows(traffic(group, 0, graph, writes), 4), right)
-    general = count(access_demand(group, access, num_tiles), tuple(maps), writes)
-    fast = count_boxes(group, access, maps[0], num_tiles, writes) if len(maps) == 1 else None
+    general = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses)
+    fast = count_boxes(group, access, maps[0], num_tiles, writes, buses) if len(maps) == 1 else None
     for counts in [general] if fast is None else [general, fast]:
         rows = [counts.received, counts.sent, counts.fragments, counts.local, counts.local_fragments]
+        rows += [counts.shared, counts.copied, counts.copied_fragments]
         np.testing.assert_array_equal(np.stack(rows), right)
     listed = messages(graph, group, 0, writes)
     rows = [listed.which, listed.element, *((listed.destination, listed.source) if writes else listed[3:])]
@@ -216,8 +245,8 @@ def random_shape(rng: np.random.Generator) -> tuple[int, ...]:
 def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
     rng = np.random.default_rng([num_tiles, simple])
     fast = 0
-    for _ in RNG_SEEDS:
-        graph, shape = graph_of(num_tiles), random_shape(rng)
+    for number in RNG_SEEDS:
+        graph, shape = graph_of(num_tiles, (2, 2, 1, 3)[number % 4]), random_shape(rng)
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
         fast += check(graph, random_group(rng, tensor, num_tiles, simple), False)
@@ -289,8 +318,8 @@ def test_copies_equal_brute_force(num_tiles: int) -> None:
         tile = owners(graph.mappings[whole_to.variables()[0]])[index_to]
         wanted = {(int(t), int(w), int(i)) for t, w, i in zip(tile, which, index, strict=True)}
         maps = [graph.mappings[v] for v in source.variables()]
-        right = expected(wanted, maps, num_tiles, False)
-        np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4), right)
+        right = expected(wanted, {}, maps, graph, False)
+        np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4)[:6], right[:6])
         listed = copy_messages(graph, source, target)
         moves = {(w, i, int(owners(maps[w])[i]), t) for t, w, i in wanted}
         rows = zip(*(a.tolist() for a in listed[1:]), strict=True)
@@ -423,7 +452,7 @@ def test_tiles_of_a_later_ipu_count_as_those_of_the_first() -> None:
     tensors = [graph.add_variable((4, 6), F32, "x", grid((4, 6), (2, 2), 4 * ipu)) for ipu in range(3)]
     rows = [as_rows(elementwise(graph, x.transpose((1, 0)), m), 4) for x, m in zip(tensors, first, strict=True)]
     rows += [as_rows(elementwise(graph, x, graph.mappings[x.variables()[0]]), 4) for x in tensors]
-    assert rows[0][:, :4].any() and rows[0].shape == (5, 12)
+    assert rows[0][:, :4].any() and rows[0].shape == (8, 12)
     for ipu in range(3):
         np.testing.assert_array_equal(rows[ipu], np.roll(rows[0], 4 * ipu, axis=1))
         np.testing.assert_array_equal(rows[3 + ipu], np.roll(rows[3], 4 * ipu, axis=1))
@@ -458,16 +487,63 @@ def test_a_variable_without_mapping_is_refused() -> None:
             call()
 
 
+def test_tiles_of_a_bus_share_what_both_receive() -> None:
+    graph = graph_of(5)
+    x = graph.add_variable((12,), F32, "x", on_one_tile(12, 0))
+    whole = [Axis("i", even_cuts(12, 1)), Axis("copy", even_cuts(5, 5))]
+    everywhere = traffic(group_on(whole, Access(x, (element(0),)), np.arange(5)[None]), 0, graph)
+    # Tile 0 has it, so tile 1 receives alone; tile 4 has a bus to itself.
+    np.testing.assert_array_equal(everywhere.received_bytes, [0, 48, 48, 48, 48])
+    np.testing.assert_array_equal(everywhere.shared_bytes, [0, 0, 48, 48, 0])
+    windows = [Axis("i", np.array([0, 4, 8])), Axis("tap", np.array([0, 4]))]
+    overlap = Access(x, (Dim((Term(0), Term(1))),))
+    halves = traffic(group_on(windows, overlap, np.array([[2], [3]])), 0, graph)  # elements 0 to 6 and 4 to 10
+    np.testing.assert_array_equal(halves.received_bytes, [0, 0, 28, 28, 0])
+    np.testing.assert_array_equal(halves.shared_bytes, [0, 0, 12, 12, 0])
+    apart = traffic(group_on(windows, overlap, np.array([[1], [2]])), 0, graph)  # neighbours, but of two buses
+    assert not apart.shared_bytes.any()
+
+
+def test_a_bus_does_not_reach_beyond_an_ipu() -> None:
+    graph = Graph(preset("mk2", 2).replace(tiles_per_ipu=3))
+    x = graph.add_variable((4,), F32, "x", on_one_tile(4, 5))
+    whole = [Axis("i", even_cuts(4, 1)), Axis("copy", even_cuts(3, 3))]
+    for tiles, shared in (([2, 3, 4], [3, 4]), ([3, 4, 5], [3, 4]), ([1, 2, 3], [])):
+        found = traffic(group_on(whole, Access(x, (element(0),)), np.array([tiles])), 0, graph)
+        assert np.flatnonzero(found.shared_bytes).tolist() == shared
+
+
+def test_each_operand_is_copied_unless_it_lies_in_one_piece() -> None:
+    """Two vertices of a tile: columns of a matrix it holds are scattered, though all of it lies in one piece."""
+    graph = graph_of(2)
+    x = graph.add_variable((3, 4), F32, "x", on_one_tile(12, 0))
+    tile = np.array([[0, 0]])
+    columns = [Axis("i", even_cuts(3, 1)), Axis("j", even_cuts(4, 2))]
+    found = traffic(group_on(columns, Access(x, (element(0), element(1))), tile), 0, graph)
+    np.testing.assert_array_equal(found.copied_bytes, [48, 0])
+    np.testing.assert_array_equal(found.copied_fragments, [6, 0])
+    rows = [Axis("i", np.array([0, 1, 3])), Axis("j", even_cuts(4, 1))]
+    found = traffic(group_on(rows, Access(x, (element(0), element(1))), tile.T), 0, graph)
+    assert not found.copied_bytes.any() and found.local_bytes[0] == 48
+    # Rows 0 and 2 are two pieces of the tile, but each is the whole operand of a vertex.
+    apart = [Axis("i", even_cuts(2, 2)), Axis("j", even_cuts(4, 1))]
+    found = traffic(group_on(apart, Access(x[::2], (element(0), element(1))), tile.T), 0, graph)
+    assert not found.copied_bytes.any() and found.local_fragments[0] == 2
+
+
 def test_cycles_by_hand() -> None:
     target = preset("mk2").replace(
-        tiles_per_ipu=5,
+        tiles_per_ipu=6,
         exchange_startup_cycles=100,
         exchange_bytes_per_cycle=4,
         exchange_fragment_cycles=3,
         memcpy_bytes_per_cycle=8,
+        copy_startup_cycles=20,
         copy_fragment_cycles=30,
     )
-    received, sent, fragments = np.array([0, 41, 4, 0, 16]), np.array([0, 8, 40, 4, 0]), np.array([0, 1, 1, 0, 4])
-    cycles = exchange_cycles(received, sent, fragments, target)
-    np.testing.assert_array_equal(cycles, [0, 111, 110, 101, 112])
-    np.testing.assert_array_equal(copy_cycles(np.array([0, 17]), np.array([0, 2]), target), [0, 63])
+    received, shared = np.array([0, 41, 4, 0, 16, 41]), np.array([0, 0, 0, 0, 0, 33])
+    fragments, sent = np.array([0, 1, 1, 0, 4, 1]), np.array([0, 8, 40, 4, 0, 0])
+    receiving = receive_cycles(received, shared, fragments, target)
+    np.testing.assert_array_equal(receiving, [0, 11, 3, 0, 12, 7])  # the last: 8 bytes alone, 33 at twice the rate
+    np.testing.assert_array_equal(exchange_cycles(receiving, sent, target), [0, 111, 110, 101, 112, 107])
+    np.testing.assert_array_equal(copy_cycles(np.array([0, 17]), np.array([0, 2]), target), [0, 83])

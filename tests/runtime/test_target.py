@@ -62,7 +62,8 @@ def test_guesses_are_marked(name):
     sources = PRESETS[name].sources
     for field in ("host_bytes_per_second", "host_latency_seconds"):
         assert sources[field].kind == "assumed" and sources[field].text.startswith("UNVALIDATED")
-    assert {sources[field].kind for field in ("exchange_startup_cycles", "copy_fragment_cycles")} == {"fitted"}
+    fitted = ("exchange_startup_cycles", "copy_startup_cycles", "copy_fragment_cycles")
+    assert {sources[field].kind for field in fitted} == {"fitted"}
 
 
 # Tiles, MiB of a chip, TF fp16, TF fp32, TB/s SRAM, TB/s exchange, digits as in the sources (reference A1).
@@ -85,12 +86,20 @@ def test_published_peaks(name):
     assert target.exchange_bytes_per_second / 1e12 == pytest.approx(exchange, abs=0.011)
 
 
-def test_mk1_peaks_from_first_principles():
-    target = preset("mk1")
-    assert target.peak_fp16_flops == 1216 * 1.6e9 * 64
-    assert target.peak_fp32_flops == 1216 * 1.6e9 * 16
-    assert target.sram_bytes_per_second == 1216 * 1.6e9 * 24
-    assert target.exchange_bytes_per_second == 1216 * 1.6e9 * 4
+# Tiles, MHz, and a cycle and tile: flop fp16, flop fp32, bytes of SRAM, bytes of exchange (reference A1).
+WHOLE_NUMBERS = {
+    "mk1": (1216, 1600, 64, 16, 24, 4),
+    "mk2": (1472, 1325, 128, 32, 24, 4),
+    "bow": (1472, 1850, 128, 32, 24, 4),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_peaks_are_exact_from_whole_numbers_a_cycle(name):
+    tiles, megahertz, *per_cycle = WHOLE_NUMBERS[name]
+    t = preset(name)
+    peaks = t.peak_fp16_flops, t.peak_fp32_flops, t.sram_bytes_per_second, t.exchange_bytes_per_second
+    assert peaks == tuple(tiles * megahertz * 10**6 * number for number in per_cycle)
 
 
 def test_mk2_sram_agrees_with_measured_triad():

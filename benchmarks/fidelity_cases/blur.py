@@ -1,0 +1,212 @@
+"""A 3 × 3 Gaussian blur of a picture of 2,200 × 1,122 pixels on Mk1, phase by phase.
+
+Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and the eight things
+around it: rows, columns and corners, each an operand of its own. Outside the picture all is zero. One of 16 IPUs
+has 70 rows; what comes from its neighbours is left out, which concerns the tiles at its edge only.
+Source of the program: lbm-graphcore, `LowLevelStencil.cpp` and `StructuredGridUtils.hpp` (reference B5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fidelity_cases.case import Family, Row, compute_set_costs
+from ipujax import poplar
+from ipujax.poplar.estimate import OVERHEAD_CYCLES
+from ipujax.poplar.program import Execute, Program, Sequence
+from ipujax.runtime.cost import ComputeSetCost
+
+_CHANNELS = 4
+_WIDTH, _HEIGHT, _HEIGHT_OF_16 = 2200, 1122, 70
+_FEWEST_PIXELS = 6  # of a side of a tile's rectangle
+_WEIGHTS = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]], np.float32) / 16
+# A vector of results: 9 loads, 8 additions and 3 products, a store, 2 instructions of the loop; no two at once.
+_VECTOR_INSTRUCTIONS = 9 + 11 + 1 + 2
+_EDGES = ("n", "s", "w", "e", "nw", "ne", "sw", "se")
+# Cycles by number of IPUs and type: exchange on the chip, copies before, copies after, compute.
+_PUBLISHED = {
+    (1, "half4"): (637, 5741, 4826, 63531),
+    (1, "float2"): (1173, 8279, 6954, 100257),
+    (1, "float"): (1173, 8279, 6954, 210249),
+    (16, "half4"): (263, 1611, 882, 4446),
+    (16, "float2"): (397, 1897, 954, 7914),
+    (16, "float"): (397, 1894, 954, 13152),
+}
+_BARS = (0.20, 0.40, 0.40, 0.25)
+
+
+def blurred(n: Any, s: Any, w: Any, e: Any, nw: Any, ne: Any, sw: Any, se: Any, m: Any) -> Any:
+    """The blur of a rectangle from what lies around it, all flat; of the same size and type."""
+    rows, columns = w.size // _CHANNELS, n.size // _CHANNELS
+    corner, side, middle = (1, 1), (rows, 1), (rows, columns)
+    above = [part.reshape(*shape, _CHANNELS) for part, shape in ((nw, corner), (n, (1, columns)), (ne, corner))]
+    beside = [part.reshape(*shape, _CHANNELS) for part, shape in ((w, side), (m, middle), (e, side))]
+    below = [part.reshape(*shape, _CHANNELS) for part, shape in ((sw, corner), (s, (1, columns)), (se, corner))]
+    whole = jnp.concatenate([jnp.concatenate(parts, 1) for parts in (above, beside, below)], 0)
+    total = jnp.zeros((rows, columns, _CHANNELS), m.dtype)
+    for (dy, dx), weight in np.ndenumerate(_WEIGHTS):
+        total += whole[dy : dy + rows, dx : dx + columns] * m.dtype.type(weight)
+    return total.ravel()
+
+
+class BlurHalf4(poplar.Vertex):
+    """Four halves at once, as compiled from C++."""
+
+    n: poplar.Input[poplar.Vector[poplar.HALF]]
+    s: poplar.Input[poplar.Vector[poplar.HALF]]
+    w: poplar.Input[poplar.Vector[poplar.HALF]]
+    e: poplar.Input[poplar.Vector[poplar.HALF]]
+    nw: poplar.Input[poplar.Vector[poplar.HALF]]
+    ne: poplar.Input[poplar.Vector[poplar.HALF]]
+    sw: poplar.Input[poplar.Vector[poplar.HALF]]
+    se: poplar.Input[poplar.Vector[poplar.HALF]]
+    m: poplar.Input[poplar.Vector[poplar.HALF]]
+    out: poplar.Output[poplar.Vector[poplar.HALF]]
+
+    def compute(n, s, w, e, nw, ne, sw, se, m):
+        return blurred(n, s, w, e, nw, ne, sw, se, m)
+
+    def cycles(shapes, target):
+        return OVERHEAD_CYCLES + _VECTOR_INSTRUCTIONS * (shapes["m"][0] // 4)
+
+
+class BlurFloat2(poplar.Vertex):
+    """Two floats at once."""
+
+    n: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    s: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    w: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    e: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    nw: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    ne: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    sw: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    se: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    m: poplar.Input[poplar.Vector[poplar.FLOAT]]
+    out: poplar.Output[poplar.Vector[poplar.FLOAT]]
+
+    def compute(n, s, w, e, nw, ne, sw, se, m):
+        return blurred(n, s, w, e, nw, ne, sw, se, m)
+
+    def cycles(shapes, target):
+        return OVERHEAD_CYCLES + _VECTOR_INSTRUCTIONS * (shapes["m"][0] // 2)
+
+
+class BlurFloat(BlurFloat2):
+    """One float at a time."""
+
+    def cycles(shapes, target):
+        return OVERHEAD_CYCLES + _VECTOR_INSTRUCTIONS * shapes["m"][0]
+
+
+CODELETS = {"half4": (poplar.HALF, BlurHalf4), "float2": (poplar.FLOAT, BlurFloat2), "float": (poplar.FLOAT, BlurFloat)}
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Pixels from a first row and column on."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def around(self, name: str) -> Rectangle:
+        """What lies next to it: above ("n"), below, beside, or at a corner."""
+        top = self.top - 1 if "n" in name else self.top + self.height if "s" in name else self.top
+        left = self.left - 1 if "w" in name else self.left + self.width if "e" in name else self.left
+        height, width = 1 if set("ns") & set(name) else self.height, 1 if set("we") & set(name) else self.width
+        return Rectangle(top, left, height, width)
+
+    def workers(self, workers: int) -> Iterator[Rectangle]:
+        """Its parts: rows or columns, whichever divides more evenly."""
+        if self.height % workers / self.height <= self.width % workers / self.width:
+            for start, size in _shares(self.height, min(workers, self.height)):
+                yield Rectangle(self.top + start, self.left, size, self.width)
+            return
+        for start, size in _shares(self.width, min(workers, self.width)):
+            yield Rectangle(self.top, self.left + start, self.height, size)
+
+
+def _shares(length: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Start and size of parts of a length, the longer ones first."""
+    size, longer = divmod(length, parts)
+    for part in range(parts):
+        yield part * size + min(part, longer), size + (part < longer)
+
+
+def tiles_of(height: int, width: int, num_tiles: int) -> Iterator[Rectangle]:
+    """The rectangle of each tile, in a grid of about the picture's proportions."""
+    most_columns, most_rows = (min(num_tiles, max(1, n // _FEWEST_PIXELS)) for n in (width, height))
+    columns = min(most_columns, int(np.ceil(np.sqrt(num_tiles * width / height))))
+    rows = min(most_rows, num_tiles // columns)
+    for top, tall in _shares(height, rows):
+        for left, wide in _shares(width, columns):
+            yield Rectangle(top, left, tall, wide)
+
+
+def blur(
+    target: poplar.Target, height: int, width: int, name: str
+) -> tuple[poplar.Graph, poplar.Tensor, poplar.Tensor, Program]:
+    """The program of one step with codelets of `CODELETS`; returns graph, picture, result and program."""
+    graph, (dtype, codelet) = poplar.Graph(target), CODELETS[name]
+    graph.add_codelets(codelet)
+    picture, result = (graph.add_variable(dtype, [height, width, _CHANNELS], name) for name in ("img", "tmpImg"))
+    compute_set = graph.add_compute_set("inToOut")
+    for tile, rectangle in enumerate(tiles_of(height, width, target.get_num_tiles())):
+        for image in (picture, result):
+            graph.set_tile_mapping(_part(image, rectangle), tile)
+        for part in rectangle.workers(target.get_num_worker_contexts()):
+            fields = {name: _or_zeros(graph, picture, part.around(name), dtype, tile) for name in _EDGES}
+            fields |= {"m": _part(picture, part).flatten(), "out": _part(result, part).flatten()}
+            graph.set_tile_mapping(graph.add_vertex(compute_set, codelet.__name__, fields), tile)
+    return graph, picture, result, Sequence(Execute(compute_set))
+
+
+def _part(image: Any, part: Rectangle) -> Any:
+    return image[part.top : part.top + part.height, part.left : part.left + part.width]
+
+
+def _or_zeros(graph: poplar.Graph, image: Any, part: Rectangle, dtype: Any, tile: int) -> Any:
+    """Pixels of an image, or zeros on a tile where it has none."""
+    height, width, _ = image.shape
+    if 0 <= part.top <= height - part.height and 0 <= part.left <= width - part.width:
+        return _part(image, part).flatten()
+    zeros = np.zeros(part.height * part.width * _CHANNELS, dtype)
+    constant = graph.add_constant(dtype, zeros.shape, zeros, "zeros")
+    graph.set_tile_mapping(constant, tile)
+    return constant
+
+
+def cost(ipus: int, name: str) -> ComputeSetCost:
+    """What a step costs each tile of one of so many IPUs."""
+    target = poplar.IPUModel("ipu1").create_device().get_target()
+    graph, _, _, program = blur(target, _HEIGHT if ipus == 1 else _HEIGHT_OF_16, _WIDTH, name)
+    (found,) = compute_set_costs(graph, program)
+    return found
+
+
+def family() -> Family:
+    """Each phase of each type, the slowest tile."""
+    rows = []
+    for (ipus, name), figures in _PUBLISHED.items():
+        found = cost(ipus, name)
+        after = found.rearrangement_after_cycles
+        copies = found.rearrangement_cycles
+        parts = (found.before.cycles, copies - after, after, found.compute_cycles - copies)
+        names = ("exchange on the chip", "copies before", "copies after", "compute")
+        for phase, published, cycles, bar in zip(names, figures, parts, _BARS, strict=True):
+            number = "1 IPU" if ipus == 1 else f"{ipus} IPUs"
+            rows.append(Row(f"{number}, {name}: {phase}", published, int(cycles.max()), bar))
+    source = "lbm-graphcore, Mk1 hardware, cycles of one step by phase (reference B5)."
+    how = (
+        "A worker a part of a tile's rectangle, nine operands; the slowest tile of each phase. The codelets are "
+        f"counted: {_VECTOR_INSTRUCTIONS} instructions for each vector of results and {OVERHEAD_CYCLES} a vertex. What "
+        "a copy and a piece of it cost, and the start and control slots of an exchange, are `fitted` to these rows "
+        "(docs/machine.md); the counts of bytes and pieces, and compute, are not."
+    )
+    return Family("Blur 3 × 3 on Mk1", source, how, rows)

@@ -1,0 +1,134 @@
+"""A published case: what was measured, what is simulated, and how far apart they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ipujax import poplar
+from ipujax.poplar.program import Program
+from ipujax.runtime.cost import ComputeSetCost
+
+_MEASURING = {"debug.allowOutOfMemory": "true"}  # a published case ran, so it fitted
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Args:
+        name: what it is.
+        measured: the published figure.
+        simulated: the same of the simulated machine.
+        bar: largest error that is allowed; None where a bar is set for many rows together, see `Bar`.
+        unit: of both figures.
+    """
+
+    name: str
+    measured: float
+    simulated: float
+    bar: float | None = None
+    unit: str = "cycles"
+
+    @property
+    def error(self) -> float:
+        """Simulated against measured: above 0 is too much."""
+        return self.simulated / self.measured - 1
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the error is within the row's bar, if it has one."""
+        return self.bar is None or abs(self.error) <= self.bar
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar for a figure of many rows.
+
+    Args:
+        name: what it is a figure of.
+        value: the figure, a ratio.
+        bar: what it may be.
+        at_least: whether the value must reach the bar, instead of staying within it.
+    """
+
+    name: str
+    value: float
+    bar: float
+    at_least: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value is on the right side of the bar."""
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of one source.
+
+    Args:
+        title: of its section.
+        source: where the figures were published.
+        how: how the case is written, and what is compared.
+        rows: the figures.
+        bars: bars for many rows together.
+    """
+
+    title: str
+    source: str
+    how: str
+    rows: Sequence[Row]
+    bars: Sequence[Bar] = field(default=())
+
+    @property
+    def is_met(self) -> bool:
+        """Whether every bar is met."""
+        return all(one.is_met for one in (*self.rows, *self.bars))
+
+    def markdown(self) -> str:
+        """The section of the page."""
+        lines = [f"## {self.title}\n", f"Source: {self.source}\n", f"{self.how}\n"]
+        lines += ["| case | measured | simulated | error | bar |", "| --- | ---: | ---: | ---: | ---: |"]
+        for row in self.rows:
+            bar = "" if row.bar is None else f"{_verdict(row.is_met)} {_within(row.bar)}"
+            figures = (_figure(value, row.unit) for value in (row.measured, row.simulated))
+            lines.append(f"| {row.name} | {' | '.join(figures)} | {100 * row.error:+.1f} % | {bar} |")
+        for one in self.bars:
+            sign = "≥" if one.at_least else "≤"
+            verdict = f"{_verdict(one.is_met)} {sign} {100 * one.bar:.3g} %"
+            lines.append(f"| **{one.name}** | | | {100 * one.value:.2f} % | {verdict} |")
+        return "\n".join(lines) + "\n"
+
+
+def _verdict(is_met: bool) -> str:
+    return "met:" if is_met else "**missed**:"
+
+
+def _within(bar: float) -> str:
+    return "exact" if bar == 0 else f"± {100 * bar:.3g} %"
+
+
+def _figure(value: float, unit: str) -> str:
+    shown = f"{value:,.0f}" if value == int(value) or value >= 1e4 else f"{value:,.1f}"
+    return f"{shown} {unit}" if unit != "cycles" else shown
+
+
+def errors(rows: Sequence[Row]) -> np.ndarray:
+    """The size of each row's error."""
+    return np.abs([row.error for row in rows])
+
+
+def phase_cycles(graph: poplar.Graph, program: Program) -> dict[str, int]:
+    """Cycles of each phase of a program on the simulated machine, without running it."""
+    return poplar.Engine(graph, program, _MEASURING).profile.phase_cycles
+
+
+def compute_set_costs(graph: poplar.Graph, program: Program) -> list[ComputeSetCost]:
+    """What each compute set of a program costs, tile by tile, in the order they run."""
+    costs = poplar.Engine(graph, program, _MEASURING).profile.executable.costs
+    return [cost for cost in costs.values() if isinstance(cost, ComputeSetCost)]

@@ -1,0 +1,166 @@
+"""The published cases: their programs compute what they should, bars tell what is missed, and quick cases are met."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ipujax import poplar
+from tests.poplar.helpers import run_both
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "fidelity.md"
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture(scope="module")
+def case() -> Iterator[Load]:
+    """Loads modules of `benchmarks/fidelity_cases/`, as the script beside them does."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield lambda name: importlib.import_module(f"fidelity_cases.{name}")
+    sys.path.remove(str(BENCHMARKS))
+    for name in [name for name in sys.modules if name.startswith("fidelity_cases")]:
+        del sys.modules[name]
+
+
+# --- what a bar says --------------------------------------------------------------------------------------------------
+
+
+def test_rows_and_bars_tell_what_is_missed(case):
+    parts = case("case")
+    rows = [parts.Row("low", 100, 96, 0.05), parts.Row("high", 100, 106, 0.05), parts.Row("free", 2.5, 5, unit="%")]
+    assert [row.is_met for row in rows] == [True, False, True]
+    assert [round(row.error, 3) for row in rows] == [-0.04, 0.06, 1.0]
+    bars = [parts.Bar("mean", 0.07, 0.06), parts.Bar("share", 0.7, 2 / 3, at_least=True)]
+    assert [bar.is_met for bar in bars] == [False, True]
+    family = parts.Family("Title", "a source", "how", rows, bars)
+    text = family.markdown()
+    assert not family.is_met and parts.Family("Title", "a source", "how", [rows[0]], [bars[1]]).is_met
+    assert "| low | 100 | 96 | -4.0 % | met: ± 5 % |" in text
+    assert "| high | 100 | 106 | +6.0 % | **missed**: ± 5 % |" in text
+    assert "| free | 2.5 % | 5 % | +100.0 % |  |" in text
+    assert "| **mean** | | | 7.00 % | **missed**: ≤ 6 % |" in text and "met: ≥ 66.7 % |" in text
+    assert "exact" in parts.Family("T", "s", "h", [parts.Row("x", 3, 3, 0)]).markdown()
+
+
+def test_a_case_nobody_knows_is_refused():
+    script = [sys.executable, str(BENCHMARKS / "fidelity.py"), "amp", "blurr"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2 and "no case is called blurr; known: peaks, amp" in done.stderr
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur")]
+
+
+@pytest.mark.parametrize("name", ["peaks", *SLOW])
+def test_bars_are_met(case, name):
+    family = case(name).family()
+    assert family.is_met, family.markdown()
+
+
+@pytest.mark.parametrize(("rows", "measured"), [(16, 402.00), (512, 2381.3), (2048, 8525.3)])
+def test_amp_as_measured(case, rows, measured):
+    assert abs(case("amp").compute_cycles(rows) / measured - 1) < 0.02
+
+
+def test_triad_uses_the_port_as_measured(case):
+    assert abs(case("triad").share(tiles=8) - 0.991) < 0.02
+
+
+@pytest.mark.parametrize(("dtype", "n", "measured"), [("float16", 64, 5452), ("float32", 128, 17003)])
+def test_a_matrix_multiplication_as_measured(case, dtype, n, measured):
+    assert abs(case("gemm").cycles(dtype, 1024, 1024, n) / measured - 1) < 0.15
+
+
+@pytest.mark.slow
+def test_small_matrix_multiplications_are_within_their_bars(case):
+    family = case("gemm").family()
+    assert len(family.rows) == 41
+    by_name = {bar.name: bar for bar in family.bars}
+    for name in ("n < 256: points within 15 %", "n < 256: worst error"):
+        assert by_name[name].is_met, family.markdown()
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_script_prints():
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "fidelity.py")], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout == PAGE.read_text(encoding="utf-8"), "run: python benchmarks/fidelity.py > docs/fidelity.md"
+
+
+# --- the blur ---------------------------------------------------------------------------------------------------------
+
+
+def convolved(image: np.ndarray) -> np.ndarray:
+    """The blur by shifts of a padded picture, in double precision."""
+    padded = np.pad(image.astype(np.float64), ((1, 1), (1, 1), (0, 0)))
+    height, width, _ = image.shape
+    shifts = [(dy, dx, (2 - abs(dy - 1)) * (2 - abs(dx - 1)) / 16) for dy in range(3) for dx in range(3)]
+    return sum(weight * padded[dy : dy + height, dx : dx + width] for dy, dx, weight in shifts)
+
+
+@pytest.mark.parametrize("name", ["half4", "float2"])
+def test_the_blur_blurs(case, name):
+    target = poplar.IPUModel("ipu1", tiles_per_ipu=2).create_device().get_target()
+    graph, picture, result, program = case("blur").blur(target, 7, 13, name)
+    image = np.random.default_rng(0).integers(0, 64, picture.shape).astype(picture.dtype)
+    (got,) = run_both(graph, program, {picture: image}, [result])
+    np.testing.assert_array_equal(got.astype(np.float64), convolved(image))  # small whole numbers: no rounding
+
+
+@pytest.mark.parametrize(("height", "width", "tiles"), [(1122, 2200, 1176), (70, 2200, 1176), (14, 19, 6), (5, 3, 1)])
+def test_rectangles_cover_the_picture_once(case, height, width, tiles):
+    """1,176 of 1,216 tiles are what the source reports, for one IPU and for each of 16."""
+    blur, seen = case("blur"), np.zeros((height, width), np.int64)
+    rectangles = list(blur.tiles_of(height, width, 6 if tiles < 100 else 1216))
+    assert len(rectangles) == tiles
+    for rectangle in rectangles:
+        parts = list(rectangle.workers(6))
+        assert 1 <= len(parts) <= 6
+        for part in parts:
+            seen[part.top : part.top + part.height, part.left : part.left + part.width] += 1
+    assert np.all(seen == 1)
+
+
+def test_what_lies_around_a_rectangle(case):
+    blur = case("blur")
+    middle = blur.Rectangle(10, 20, 3, 4)
+    around = {name: middle.around(name) for name in ("n", "s", "w", "e", "nw", "se")}
+    assert around["n"] == blur.Rectangle(9, 20, 1, 4) and around["s"] == blur.Rectangle(13, 20, 1, 4)
+    assert around["w"] == blur.Rectangle(10, 19, 3, 1) and around["e"] == blur.Rectangle(10, 24, 3, 1)
+    assert around["nw"] == blur.Rectangle(9, 19, 1, 1) and around["se"] == blur.Rectangle(13, 24, 1, 1)
+
+
+# --- the other programs -----------------------------------------------------------------------------------------------
+
+
+def test_the_dot_product_multiplies(case):
+    tutorial = case("tutorial7")
+    device = poplar.IPUModel("ipu2", tiles_per_ipu=4).create_device()
+    graph = poplar.Graph(device)
+    graph.add_codelets([tutorial.DotProductVertex, tutorial.ReduceVertex])
+    matrix, vector, out = (graph.add_variable(poplar.FLOAT, shape, "x") for shape in ([6, 5], [5], [6]))
+    program = tutorial._tutorial().build_multiply_program(graph, matrix, vector, out, 2)
+    a, x = np.arange(30, dtype=np.float32).reshape(6, 5), np.arange(5, dtype=np.float32)
+    (got,) = run_both(graph, program, {matrix: a, vector: x}, [out])
+    np.testing.assert_array_equal(got, a @ x)
+
+
+def test_the_triad_adds(case):
+    triad = case("triad")
+    device = poplar.IPUModel("ipu2", tiles_per_ipu=2).create_device()
+    graph, arrays, program = triad.program(device.get_target(), 12)
+    b, c = (np.arange(24, dtype=np.float32).reshape(2, 6, 2) + n for n in range(2))
+    (got,) = run_both(graph, program, {arrays["b"]: b, arrays["c"]: c}, [arrays["a"]])
+    np.testing.assert_array_equal(got, b + 3 * c)
