@@ -9,7 +9,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,13 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.program import Execute, If, Program, RepeatWhile, Switch
-from ipujax.runtime.report import execution_report, graph_report
+from ipujax.runtime.program_trace import program_trace
+from ipujax.runtime.report import graph_counts, graph_report, optimization_info
+from ipujax.runtime.report_execution import execution_report
+from ipujax.runtime.report_memory import region_bytes
+from ipujax.runtime.report_numbering import Numbering
+from ipujax.runtime.report_programs import active_cycles, numbering
+from ipujax.runtime.serialise import Where, write_cbor, write_json
 from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin
 from ipujax.runtime.summary import summary
 from ipujax.runtime.timeline import Recording, Timeline
@@ -74,10 +80,12 @@ class Profile:
     Args:
         executable: what runs.
         recording: what its data-dependent control did in a run; None for the static profile.
+        ran: what ran, of the executable's steps; its program once when None.
     """
 
     executable: Executable = field(repr=False)
     recording: Recording | None = None
+    ran: Program | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -86,7 +94,8 @@ class Profile:
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
         """
-        return self.executable.timeline_of(self.recording)
+        executable = self.executable if self.ran is None else replace(self.executable, program=self.ran)
+        return executable.timeline_of(self.recording)
 
     @property
     def cycles(self) -> int:
@@ -105,10 +114,10 @@ class Profile:
 
     @property
     def total_worker_cycles(self) -> int:
-        """Cycles in which workers of any tile issue instructions, in one run."""
+        """Cycles in which workers of any tile issue instructions or rearrange operands, in one run."""
         costs, runs = self.executable.costs, self.timeline.executions
         return sum(
-            int(cost.active_cycles.sum()) * runs.get(leaf, 0)
+            int(active_cycles(cost).sum()) * runs.get(leaf, 0)
             for leaf, cost in costs.items()
             if isinstance(cost, ComputeSetCost)
         )
@@ -162,21 +171,97 @@ class Profile:
             names[name] += int(step.cycles.max()) * runs
         return lines
 
+    @cached_property
+    def numbering(self) -> Numbering:
+        """The ids of programs, compute sets and exchanges in `graph()` and `execution()`."""
+        return numbering(self.executable)
+
+    @property
+    def graph_counts(self) -> dict[str, int]:
+        """How many compute sets, edges, variables and vertices there are, under the names of `graph()`."""
+        return graph_counts(self.executable, self.numbering)
+
+    @property
+    def region_bytes(self) -> dict[str, np.ndarray]:
+        """Bytes of each tile in each memory region, gaps included, int64[num_tiles], under the names of `graph()`."""
+        return region_bytes(self.memory, including_gaps=True)
+
+    @property
+    def optimization_info(self) -> dict[str, float]:
+        """What compilation measured of itself, under the names of `graph()`."""
+        return optimization_info(self.executable)
+
     def graph(self) -> dict[str, Any]:
-        """The graph profile, JSON-able: target, graph, vertexTypes, computeSets, exchanges, programs, memory."""
-        return graph_report(self.executable)
+        """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
+        return graph_report(self.executable, self.numbering)
 
     def execution(self) -> dict[str, Any]:
-        """The execution profile, JSON-able: profilerMode, programTrace, simulation."""
-        return execution_report(self.executable, self.timeline)
+        """The execution profile, JSON-able: profilerMode, programTrace, simulation.
 
-    def summary(self, operations: int = 5) -> str:
+        Raises:
+            ProfileError: a loop whose trip count is data, is in no option and was not recorded.
+        """
+        program = self.executable.program if self.ran is None else self.ran
+        trip_counts = self.executable.options.trip_counts
+        trace, length = program_trace(program, self.numbering, self.timeline, trip_counts, self.recording)
+        return execution_report(self.executable, self.numbering, self.timeline, trace, length)
+
+    def to_json(self, where: Where, *, pretty: bool = False) -> None:
+        """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
+
+        Args:
+            where: a path, or a file open for text or bytes.
+            pretty: whether to indent it.
+
+        Raises:
+            ProfileError: as `execution()`; nothing is written then.
+        """
+        write_json(self._both(), where, pretty=pretty)
+
+    def to_cbor(self, where: Where) -> None:
+        """Writes both profiles as CBOR, the same data as `to_json`.
+
+        Args:
+            where: a path, or a file open for bytes.
+
+        Raises:
+            ProfileError: as `execution()`, or the extra `profile` is not installed; nothing is written then.
+        """
+        write_cbor(self._both(), where)
+
+    def _both(self) -> dict[str, Any]:
+        return {"graphProfile": self.graph(), "executionProfile": self.execution()}
+
+    def summary(
+        self,
+        operations: int = 5,
+        *,
+        show_execution_steps: bool = False,
+        show_var_storage: bool = False,
+        show_optimizations: bool = False,
+        show_per_ipu_memory_usage: bool = False,
+        colours: bool | None = None,
+    ) -> str:
         """The profile as text for people.
 
         Args:
             operations: how many of the costliest source lines to list.
+            show_execution_steps: whether to list every step of the run.
+            show_var_storage: whether to list what is live at every step of the program.
+            show_optimizations: whether to tell of the compilation.
+            show_per_ipu_memory_usage: whether to tell the memory of each IPU.
+            colours: whether to use ANSI colours; not, when None. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment
+                go before it.
         """
-        return summary(self, operations)
+        return summary(
+            self,
+            operations,
+            show_execution_steps=show_execution_steps,
+            show_var_storage=show_var_storage,
+            show_optimizations=show_optimizations,
+            show_per_ipu_memory_usage=show_per_ipu_memory_usage,
+            colours=colours,
+        )
 
 
 def _place(node: Program) -> tuple[Origin, str]:

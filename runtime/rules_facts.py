@@ -78,14 +78,18 @@ class Facts:
             for group in self.graph.groups[compute_set]:
                 yield compute_set, group
 
-    def tensors(self) -> Iterator[tuple[Tensor, Origin]]:
-        """All tensors a program touches, and where in the user's program that is."""
+    def tensors(self) -> Iterator[tuple[Tensor, Connection | Program]]:
+        """All tensors a program touches, and what touches them."""
         for connection in self.fields():
-            yield connection.access.tensor, connection.where
+            yield connection.access.tensor, connection
         for node in self.nodes:
-            origin = getattr(node, "origin", Origin())
             for tensor in own_tensors(node):
-                yield tensor, origin
+                yield tensor, node
+
+
+def where(what: Connection | Program) -> Origin:
+    """The user's line of what touches a tensor."""
+    return what.where if isinstance(what, Connection) else getattr(what, "origin", Origin())
 
 
 def _connections(compute_set: ComputeSet, groups: list[VertexGroup]) -> Iterator[Connection]:

@@ -28,9 +28,9 @@ from ipujax.runtime.program import (
     Switch,
     WriteUndef,
 )
-from ipujax.runtime.rules_facts import Connection, Facts
+from ipujax.runtime.rules_facts import Connection, Facts, where
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin, dtype_name
+from ipujax.runtime.variable import dtype_name
 from ipujax.runtime.vertices import Dim, VertexGroup
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)
@@ -48,13 +48,13 @@ def unknown_compute_set(facts: Facts) -> Iterator[VerifyError]:
 def unmapped_variable(facts: Facts) -> Iterator[VerifyError]:
     """Every variable that is touched has a tile mapping."""
     mappings = facts.graph.mappings
-    for tensor, where in facts.tensors():
+    for tensor, what in facts.tensors():
         for variable in tensor.variables():
             if variable not in mappings:
                 yield VerifyError(
                     "unmapped-variable",
                     f"{variable!r} lies on no tile",
-                    where=where,
+                    where=where(what),
                     expected="a tile mapping",
                     hint="graph.set_tile_mapping",
                 )
@@ -173,23 +173,34 @@ def missing_tile(facts: Facts) -> Iterator[VerifyError]:
 
 def read_only_output(facts: Facts) -> Iterator[VerifyError]:
     """What is written is neither a constant nor a view that shows an element twice."""
-    written = [(c.access.tensor, c.where, str(c)) for c in facts.fields() if c.field.is_written]
+    written: list[tuple[Tensor, Connection | Program]] = [
+        (connection.access.tensor, connection) for connection in facts.fields() if connection.field.is_written
+    ]
     for node in facts.nodes:
-        if isinstance(node, (Copy, CrossReplicaCopy)):
-            written.append((node.destination, node.origin, f"copy {node.name}"))
-        elif isinstance(node, StreamIn):
-            written.append((node.destination, node.origin, f"stream {node.stream.name}"))
-        elif isinstance(node, RemoteIn):
-            written.append((node.destination, node.origin, f"remote buffer {node.buffer.name}"))
-        elif isinstance(node, WriteUndef):
-            written.append((node.destination, Origin(), "WriteUndef"))
-    for tensor, where, name in written:
+        if isinstance(node, (Copy, CrossReplicaCopy, StreamIn, RemoteIn, WriteUndef)):
+            written.append((node.destination, node))
+    for tensor, what in written:
         constant = next((v for v in tensor.variables() if v.is_constant), None)
         if constant is not None:
-            yield VerifyError("read-only-output", f"{name} writes to the constant {constant!r}", where=where)
+            message = f"{_writer(what)} writes to the constant {constant!r}"
+            yield VerifyError("read-only-output", message, where=where(what))
         elif not (tensor.is_whole_variable or tensor.is_writable):
-            got = "a broadcast or overlapping pieces"
-            yield VerifyError("read-only-output", f"{name} writes to {tensor!r}", where=where, got=got)
+            message, got = f"{_writer(what)} writes to {tensor!r}", "a broadcast or overlapping pieces"
+            yield VerifyError("read-only-output", message, where=where(what), got=got)
+
+
+def _writer(what: Connection | Program) -> str:
+    """What writes, as messages call it."""
+    match what:
+        case Copy() | CrossReplicaCopy():
+            return f"copy {what.name}"
+        case StreamIn():
+            return f"stream {what.stream.name}"
+        case RemoteIn():
+            return f"remote buffer {what.buffer.name}"
+        case WriteUndef():
+            return "WriteUndef"
+    return str(what)
 
 
 def out_of_tensor(facts: Facts) -> Iterator[VerifyError]:

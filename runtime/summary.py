@@ -1,6 +1,8 @@
-"""The profile as text: how long a run takes and why, how full the tiles are, and what to look at first.
+"""The profile as text: the machine, the graph, how full the tiles are, how long a run takes and why, what to look at.
 
-Input: a `Profile`. Output: text, in the manner of Poplar's profile summary.
+Input: a `Profile`. Output: text with the sections of Poplar's profile summary, in its order: target, graph, memory,
+variable storage, execution, cycles by vertex type, steps. Added are the costliest lines of source, and what runs on one
+tile only.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
@@ -8,69 +10,144 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ipujax.runtime.colours import coloured, wants_colours
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.report_execution import tile_cycles, vertex_type_cycles
+from ipujax.runtime.report_memory import vertex_type_bytes
+from ipujax.runtime.summary_memory import (
+    largest_on_fullest_tile,
+    memory_by_category,
+    memory_by_ipu,
+    memory_histogram,
+    memory_totals,
+    variable_storage,
+)
+from ipujax.runtime.summary_steps import execution_steps
+from ipujax.runtime.text import duration, share, size, table
 
 if TYPE_CHECKING:
     from ipujax.runtime.profile import Fallback, Operation, Profile
 
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
-_BARS = 40  # characters of the longest bar of the histogram
-_BINS = 8
+_TYPES = 10  # vertex types that are listed; the others are one row
+_TILE_CYCLES = (
+    ("Compute, idle threads included", "compute"),
+    ("Compute, idle threads excluded", "activeCompute"),
+    ("Exchange", "doExchange"),
+    ("Global exchange", "globalExchange"),
+    ("Host exchange", "streamCopy"),
+    ("Shared structure copy", "copySharedStructure"),
+    ("Sync", "sync"),
+)
 
 
-def summary(profile: Profile, operations: int) -> str:
-    """The profile as text for people.
-
-    Args:
-        profile: what to tell of.
-        operations: how many lines of source to list.
-    """
-    sections = [_target(profile), _time(profile, operations), _memory(profile), _fallbacks(profile.fallbacks)]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    width = max(len(label) for label, _ in rows) + 1
-    return "\n".join([f"{title}:", *(f"  {label + ':':<{width}}  {value}" for label, value in rows)])
+def summary(
+    profile: Profile,
+    operations: int = 5,
+    *,
+    show_execution_steps: bool = False,
+    show_var_storage: bool = False,
+    show_optimizations: bool = False,
+    show_per_ipu_memory_usage: bool = False,
+    colours: bool | None = None,
+) -> str:
+    """The profile as text for people; see `Profile.summary`."""
+    sections = [_target(profile), _graph(profile)]
+    sections += [_optimizations(profile)] if show_optimizations else []
+    sections += [memory_totals(profile), memory_by_category(profile), _type_bytes(profile)]
+    sections += [memory_histogram(profile), largest_on_fullest_tile(profile)]
+    sections += [memory_by_ipu(profile)] if show_per_ipu_memory_usage else []
+    sections += [variable_storage(profile)] if show_var_storage else []
+    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks)]
+    sections += [execution_steps(profile)] if show_execution_steps else []
+    text = "\n\n".join(section for section in sections if section) + "\n"
+    return coloured(text) if wants_colours(colours, is_terminal=False) else text
 
 
 def _target(profile: Profile) -> str:
-    target, graph = profile.executable.target, profile.executable.graph
-    vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
-    replicas = [("Replicas", f"{graph.replication_factor:,}, of which one is told of")]
-    return _table(
+    target, replicas = profile.executable.target, profile.executable.graph.replication_factor
+    replicated = [("Replicas", f"{replicas:,}, of which one is told of")]
+    several = [("Tiles", f"{target.num_tiles:,}")]
+    return table(
         "Target",
         [
             ("Name", target.name),
-            *(replicas if graph.replication_factor > 1 else []),
+            *(replicated if replicas > 1 else []),
             ("IPUs", f"{target.num_ipus:,}"),
             ("Tiles per IPU", f"{target.tiles_per_ipu:,}"),
-            ("Memory per tile", _bytes(target.bytes_per_tile)),
+            *(several if target.num_ipus > 1 else []),
+            ("Memory per tile", size(target.bytes_per_tile)),
+            ("Total memory", size(target.total_memory_bytes)),
             ("Clock", f"{target.clock_hz / 1e6:,.0f} MHz"),
-            ("Variables", f"{len(graph.variables):,}"),
-            ("Compute sets", f"{len(graph.groups):,}"),
-            ("Vertices", f"{vertices:,}"),
         ],
     )
 
 
-def _time(profile: Profile, operations: int) -> str:
+def _graph(profile: Profile) -> str:
+    counts = profile.graph_counts
+    names = {"Vertices": "numVertices", "Edges": "numEdges", "Variables": "numVars", "Compute sets": "numComputeSets"}
+    return table("Graph", [(label, f"{counts[name]:,}") for label, name in names.items()])
+
+
+def _optimizations(profile: Profile) -> str:
+    """What compilation measured of itself."""
+    return table("Compilation", [(name, f"{value:.6g}") for name, value in profile.optimization_info.items()])
+
+
+def _type_bytes(profile: Profile) -> str:
+    used = vertex_type_bytes(profile.executable, profile.numbering)
+    ordered = sorted(used.items(), key=lambda item: (-item[1], item[0]))
+    return _by_type("Memory by vertex type, state and code on all tiles", [(name, "", n) for name, n in ordered], "B")
+
+
+def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
+    """The dearest vertex types, and the others together: name, note, figure."""
+    if not rows:
+        return ""
+    kept, others = rows[:_TYPES], rows[_TYPES:]
+    if len(others) > 1:
+        kept = [*kept, (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
+    else:
+        kept = rows
+    width, notes = max(len(name) for name, _, _ in kept), max(len(note) for _, note, _ in kept)
+    lines = [f"  {name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in kept]
+    return "\n".join([f"{title}:", *lines])
+
+
+def _execution(profile: Profile, operations: int) -> list[str]:
     try:
         cycles = profile.cycles
     except ProfileError as unknown:
         # Memory is known even so; the text says what is missing instead of time.
-        return _table("Time", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])
-    rows = [("Cycles", f"{cycles:,}"), ("Estimated time", _seconds(profile.seconds))]
+        return [table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])]
+    rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
     if profile.executable.target.num_ipus > 1:
         rows.append(("Critical IPU", str(profile.timeline.critical_ipu)))
     for phase, spent in profile.phase_cycles.items():
-        rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {_percent(spent, cycles)}"))
-    rows.append(("Tile balance", f"{tile_balance(profile):.0%} of tile cycles of compute phases"))
-    rows.append(("Worker cycles", f"{profile.total_worker_cycles:,}"))
-    listed = profile.operations(operations)
-    return "\n\n".join([_table("Time", rows), *([_operations(listed)] if listed else [])])
+        rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
+    types = vertex_type_cycles(profile.numbering, profile.timeline)
+    by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
+    return [
+        table("Execution", rows),
+        _all_tiles(profile),
+        _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
+        _operations(profile.operations(operations)),
+    ]
+
+
+def _all_tiles(profile: Profile) -> str:
+    spent = tile_cycles(profile.executable, profile.numbering, profile.timeline)
+    rows = [(label, f"{spent[name]:>15,}") for label, name in _TILE_CYCLES]
+    whole = profile.cycles * profile.executable.target.num_tiles
+    balance = (
+        f"{tile_balance(profile):.0%} of tile cycles of compute phases, {_ratio(spent['compute'], whole):.0%} of all"
+    )
+    threads = f"{_ratio(spent['activeCompute'], spent['compute']):.0%} of worker cycles of computing tiles"
+    return table("Cycles of all tiles", [*rows, ("Tile balance", balance), ("Thread balance", threads)])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
 
 
 def tile_balance(profile: Profile) -> float:
@@ -82,60 +159,18 @@ def tile_balance(profile: Profile) -> float:
             runs = profile.timeline.executions.get(leaf, 0)
             used += int(compute.sum()) * runs
             spent += int(compute.reshape(-1, tiles).max(1).sum()) * tiles * runs
-    return used / spent if spent else 1.0
+    return _ratio(used, spent)
 
 
 def _operations(rows: tuple[Operation, ...]) -> str:
+    if not rows:
+        return ""
     lines = ["Most expensive lines:", f"  {'cycles':>15}  {'share':>6}  {'mostly':<15}  where"]
     for row in rows:
         mostly = _LABELS.get(row.dominant, row.dominant)
         names = ", ".join(row.names[:3]) + (", …" if len(row.names) > 3 else "")
         lines.append(f"  {row.cycles:>15,}  {row.share:>6.1%}  {mostly:<15}  {row.origin}  [{names}]")
     return "\n".join(lines)
-
-
-def _memory(profile: Profile) -> str:
-    memory, have = profile.memory, profile.executable.target.bytes_per_tile
-    mean, worst = float(memory.tile_bytes.mean()), memory.max_tile_bytes
-    free = have - worst
-    rows = [
-        ("Fullest tile", f"{memory.worst_tile}, {_bytes(worst)} of {_bytes(have)} ({_percent(worst, have).strip()})"),
-        ("Free on it", f"{_bytes(free)}" if free >= 0 else f"none, {_bytes(-free)} too much"),
-        ("Mean", _bytes(mean)),
-        ("All tiles", _bytes(memory.total_bytes)),
-        ("Peak at", memory.peak_step),
-    ]
-    overflowing = int((memory.tile_bytes > have).sum())
-    if overflowing:
-        rows.append(("Out of memory", f"{overflowing:,} tiles"))
-    parts = [_table("Memory", rows), _categories(profile), _histogram(memory.tile_bytes), _largest(profile)]
-    return "\n\n".join(parts)
-
-
-def _categories(profile: Profile) -> str:
-    worst = profile.memory.worst_tile
-    rows = [
-        (name, f"{_bytes(int(layer[worst])):>12}  {_bytes(int(layer.sum())):>12}")
-        for name, layer in profile.memory.by_category.items()
-        if layer.any()
-    ]
-    return _table("Memory by category, fullest tile and all tiles", rows)
-
-
-def _histogram(tile_bytes: np.ndarray) -> str:
-    low, high = int(tile_bytes.min()), int(tile_bytes.max())
-    edges = np.unique(np.linspace(low, high + 1, _BINS + 1).astype(np.int64))
-    counts, edges = np.histogram(tile_bytes, edges)
-    lines = ["Memory by tile, number of tiles:"]
-    for start, stop, number in zip(edges[:-1], edges[1:], counts, strict=True):
-        bar = "*" * -(-int(number) * _BARS // max(1, int(counts.max())))
-        lines.append(f"  {int(start):>10,} to {int(stop) - 1:>10,} B  {bar:<{_BARS}}  {int(number):,}")
-    return "\n".join(lines)
-
-
-def _largest(profile: Profile) -> str:
-    lines = ["Largest on the fullest tile at its peak:"]
-    return "\n".join(lines + [f"  {item}" for item in profile.memory.largest[:5]])
 
 
 def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:
@@ -146,21 +181,3 @@ def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:
         borrowed = f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else ""
         lines.append(f"  {item.cycles:>15,} cycles  {item.operation} ({item.name}), {item.origin}{borrowed}")
     return "\n".join(lines)
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole if whole else 0:5.1f} %"
-
-
-def _bytes(size: float) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:,.0f} B"
-
-
-def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= factor:
-            return f"{seconds / factor:,.3f} {unit}"
-    return f"{seconds / 1e-9:,.1f} ns"

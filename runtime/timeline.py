@@ -58,12 +58,14 @@ class Timeline:
         work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
         steps: what ran, in order; a loop is one step.
         executions: how often each leaf, and each decision of data-dependent control, ran.
+        taken: the branch taken by each decision that no recording tells of.
     """
 
     clocks: np.ndarray
     work: np.ndarray
     steps: tuple[TimelineStep, ...]
     executions: Mapping[Program, int] = field(repr=False)
+    taken: Mapping[Program, int] = field(default_factory=dict, repr=False)
 
     @property
     def cycles(self) -> int:
@@ -159,7 +161,7 @@ class _Walker:
         clocks = state[: self.num_ipus, 0]
         clocks.setflags(write=False)
         self.work.setflags(write=False)
-        return Timeline(clocks, self.work, tuple(steps), dict(self.executions))
+        return Timeline(clocks, self.work, tuple(steps), dict(self.executions), dict(self._dearest))
 
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
         """Advances `state` by one run of `program`, in place, and counts it as `times` runs; `into` gets the steps."""

@@ -4,8 +4,9 @@ Input: a graph and a program. Output: nothing, or the first `VerifyError`, whose
 look at mappings, accesses and the program tree, never at values; the tile interpreter finds the same faults as they
 happen. Later rules may rely on what earlier ones have made sure of.
 
-Limits: that a program fits in tile memory is checked where memory is counted; what a codelet computes inside its blocks
-is not checked at all.
+Limits: that a program fits in tile memory is checked where memory is counted. That operands are delivered needs no
+rule, as exchanges follow from accesses; the interpreter checks it. What a codelet computes inside its blocks is not
+checked at all.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from ipujax.poplar.engine import Engine as Engine
 from ipujax.poplar.graph import Graph as Graph
 from ipujax.poplar.replicated import ReplicatedGraph as ReplicatedGraph
 from ipujax.poplar.streams import StreamCallback as StreamCallback
+from ipujax.poplar.summary import serialize_to_cbor as serialize_to_cbor
+from ipujax.poplar.summary import serialize_to_json as serialize_to_json
 from ipujax.poplar.types import BOOL as BOOL
 from ipujax.poplar.types import CHAR as CHAR
 from ipujax.poplar.types import FLOAT as FLOAT

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TextIO
 
@@ -38,7 +37,7 @@ from ipujax.poplar.replica_tensors import all_replicas
 from ipujax.poplar.replicated import ReplicatedGraph
 from ipujax.poplar.runs import Runs
 from ipujax.poplar.streams import StreamCallback, StreamHost, StreamPart, as_callback
-from ipujax.poplar.summary import profile_summary
+from ipujax.poplar.summary import print_summary
 from ipujax.poplar.types import DataStream
 from ipujax.poplar.virtual import VirtualGraph
 from ipujax.runtime.compile import Executable, compile
@@ -149,7 +148,7 @@ class Engine:
             allow_out_of_memory=self._options.allow_out_of_memory,
             verify_undefined=False,
         )
-        return replace(compile(self._machine, whole, options=options), program=self._everything)
+        return compile(self._machine, whole, options=options)
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
         """A program as a function of memory, and that jitted: what it overwrites is donated."""
@@ -376,9 +375,10 @@ class Engine:
 
         Args:
             stream: where to, the standard output when None.
-            options: `showExecutionSteps`, `showVarStorage`, `showPerIpuMemoryUsage`, each "true" or "false".
+            options: `showExecutionSteps`, `showVarStorage`, `showOptimizations`, `showPerIpuMemoryUsage` and `colours`,
+                each "true" or "false".
 
         Raises:
             ArgumentError: an unknown option.
         """
-        print(profile_summary(self.execution, options or {}), file=stream, end="")
+        print_summary(self.execution, stream, options or {})

@@ -7,7 +7,6 @@ that is the same every time are counted, so that many of them cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import Any
 
 from ipujax.runtime.compile import Executable
@@ -57,4 +56,4 @@ class Runs:
                 what = "the trip count of a loop that ran was not noted"
                 raise ProfileError(what, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
         steps = [programs[i] if count == 1 else Repeat(count, programs[i]) for i, count in self._order]
-        return Profile(replace(executable, program=Sequence(*steps)), dict(self._choices) if is_recorded else None)
+        return Profile(executable, dict(self._choices) if is_recorded else None, Sequence(*steps))

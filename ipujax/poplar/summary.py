@@ -1,74 +1,80 @@
-"""The profile summary with Poplar's options: execution steps, variable storage, memory of each IPU.
+"""Poplar's names for what a profile can be written as: options of its summary, and serialisation to JSON and CBOR.
 
-Input: a `Profile`. Output: text. Source: Poplar & PopLibs user guide, "Profile summary output".
-Limits: no colours, no breakdown of exchange instructions.
+Input: a `Profile` and options by Poplar's names, or the dicts of `Engine.get_graph_profile()`. Output: text, or files.
+The texts themselves are `Profile.summary`'s.
+Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
+Limits: no breakdown of exchange instructions, as in Poplar itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
 
+from ipujax.runtime.colours import wants_colours
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.profile import Profile
+from ipujax.runtime.serialise import Where, write_cbor, write_json
 from ipujax.runtime.target import nearest
 
+# Poplar's options, and the arguments of `Profile.summary` they stand for.
+_OPTIONS = {
+    "colours": "colours",
+    "showVarStorage": "show_var_storage",
+    "showOptimizations": "show_optimizations",
+    "showExecutionSteps": "show_execution_steps",
+    "showPerIpuMemoryUsage": "show_per_ipu_memory_usage",
+}
 
-def profile_summary(profile: Profile, options: Mapping[str, Any]) -> str:
-    """The summary of a profile, with the sections that options ask for.
+
+def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str, Any]) -> None:
+    """Prints the summary of a profile, with the sections that options ask for, in colours on a terminal.
+
+    Args:
+        profile: what to tell of.
+        stream: where to, the standard output when None.
+        options: by Poplar's names, each "true" or "false".
 
     Raises:
         ArgumentError: an unknown option, or a value that is neither "true" nor "false".
     """
-    sections = [profile.summary()]
+    stream = sys.stdout if stream is None else stream
+    asked = {_OPTIONS[name]: value for name, value in _checked(options).items()}
+    is_terminal = bool(getattr(stream, "isatty", lambda: False)())
+    asked["colours"] = wants_colours(asked.get("colours"), is_terminal=is_terminal)
+    print(profile.summary(**asked), file=stream, end="")
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, bool]:
     for name, value in options.items():
-        if name not in _SECTIONS:
-            hint = nearest(name, _SECTIONS)
-            raise ArgumentError(f"no summary option {name!r}", expected=f"one of {', '.join(_SECTIONS)}", hint=hint)
+        if name not in _OPTIONS:
+            hint = nearest(name, _OPTIONS)
+            raise ArgumentError(f"no summary option {name!r}", expected=f"one of {', '.join(_OPTIONS)}", hint=hint)
         if str(value).lower() not in ("true", "false"):
             raise ArgumentError(f"summary option {name}", expected='"true" or "false"', got=repr(value))
-    asked = [name for name in _SECTIONS if str(options.get(name, "false")).lower() == "true"]
-    return "\n".join([*sections, *(_SECTIONS[name](profile) for name in asked)])
+    return {name: str(value).lower() == "true" for name, value in options.items()}
 
 
-def _execution_steps(profile: Profile) -> str:
-    lines = ["Steps:"]
-    for step in profile.execution()["simulation"]["steps"]:
-        if step["type"] == "Sync":
-            lines.append(f"  --- {step['syncType']} Sync ---")
-            continue
-        repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
-        name = f": {step['name']}" if step.get("name") else ""
-        lines.append(f"  {step['type']} (cycles {step['cyclesFrom']:,} - {step['cyclesTo']:,}{repeats}){name}")
-        lines.append(f"    Cycles:               {step['cycles']:,}")
-        lines.append(f"    Active Tiles:         {step['activeTiles']:,} / {_num_tiles(profile):,}")
-        lines.append(f"    Tile Balance:         {step['tileBalance']:.1%}")
-        lines.append(f"    Active Tile Balance:  {step['activeTileBalance']:.1%}")
-        if "totalData" in step:
-            lines.append(f"    Total Data:           {step['totalData']:,}")
-    return "\n".join(lines) + "\n"
+def serialize_to_json(out: Where, profile: Mapping[str, Any], pretty_print: bool = False) -> None:
+    """Writes a graph or an execution profile as JSON.
+
+    Args:
+        out: a path, or a file open for text or bytes.
+        profile: what `Engine.get_graph_profile` or `Engine.get_execution_profile` returned.
+        pretty_print: whether to indent it.
+    """
+    write_json(dict(profile), out, pretty=pretty_print)
 
 
-def _variable_storage(profile: Profile) -> str:
-    memory = profile.memory
-    lines = [f"Variable Storage Liveness: tile {memory.worst_tile}, fullest at {memory.peak_step}"]
-    return "\n".join([*lines, *(f"  {item}" for item in memory.largest)]) + "\n"
+def serialize_to_cbor(out: Where, profile: Mapping[str, Any]) -> None:
+    """Writes a graph or an execution profile as CBOR.
 
+    Args:
+        out: a path, or a file open for bytes.
+        profile: what `Engine.get_graph_profile` or `Engine.get_execution_profile` returned.
 
-def _per_ipu_memory(profile: Profile) -> str:
-    lines = ["Memory by IPU:"]
-    by_ipu = profile.memory.tile_bytes.reshape(profile.executable.target.num_ipus, -1)
-    for number, tiles in enumerate(by_ipu):
-        lines.append(f"  IPU {number}: {int(tiles.sum()):,} B in all, {int(tiles.max()):,} B on its fullest tile")
-    return "\n".join(lines) + "\n"
-
-
-def _num_tiles(profile: Profile) -> int:
-    return profile.executable.target.num_tiles
-
-
-_SECTIONS: dict[str, Callable[[Profile], str]] = {
-    "showVarStorage": _variable_storage,
-    "showPerIpuMemoryUsage": _per_ipu_memory,
-    "showExecutionSteps": _execution_steps,
-}
+    Raises:
+        ProfileError: the extra `profile` is not installed.
+    """
+    write_cbor(dict(profile), out)

@@ -1,4 +1,4 @@
-"""Profiles of small programs against figures worked out by hand, and their data and text."""
+"""Profiles of small programs against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,77 +8,35 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from ipujax.runtime.codelet import Codelet, Field
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, ProfileError, VerifyError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import grid, on_one_tile
+from ipujax.runtime.mapping import grid
 from ipujax.runtime.options import Options
-from ipujax.runtime.presets import preset
 from ipujax.runtime.profile import Profile
-from ipujax.runtime.program import (
-    Call,
-    Copy,
-    Execute,
-    Function,
-    HostStream,
-    If,
-    Repeat,
-    RepeatWhile,
-    Sequence,
-    StreamIn,
-    StreamOut,
-)
+from ipujax.runtime.program import Copy, Execute, Sequence
 from ipujax.runtime.variable import Origin
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
-
-F32, BOOL = np.dtype("float32"), np.dtype(bool)
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
-SYNC = TARGET.internal_sync_cycles
-SIZE = 16
-
-
-def codelet(name, cycles, state_bytes=16, code_bytes=256):
-    fields = (Field("x", "in", F32), Field("y", "out", F32))
-    return Codelet(name, fields, lambda x: x, lambda shapes, _: cycles * shapes[1][0], state_bytes, code_bytes)
-
-
-def apply(graph, code, x, y, blocks, line=""):
-    """Executes a codelet from x to y, both of SIZE floats, on the first `blocks` tiles."""
-    with graph.debug_origin(Origin(line)):
-        compute_set = graph.add_compute_set(f"{code.name}/compute")
-    cuts = grid((SIZE,), (blocks,)).cuts[0]
-    accesses = tuple(Access(tensor, (element(0),)) for tensor in (x, y))
-    graph.add_vertices(compute_set, VertexGroup(code, (Axis("i", cuts),), accesses, np.arange(blocks, dtype=np.int32)))
-    return Execute(compute_set)
-
-
-def variables(graph, *names):
-    return tuple(graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,))) for name in names)
-
-
-def inputs(*tensors):
-    """Streams that bring tensors in without moving bytes."""
-    return [StreamIn(HostStream(f"in {i}", t.shape, t.dtype, resident=True), t) for i, t in enumerate(tensors)]
-
-
-def output(tensor):
-    return StreamOut(tensor, HostStream("out", tensor.shape, tensor.dtype))
+from tests.runtime.profile_helpers import (
+    F32,
+    SIZE,
+    SYNC,
+    TARGET,
+    apply,
+    codelet,
+    host_cycles,
+    inputs,
+    looping,
+    output,
+    trained_program,
+    two_ipus,
+    variables,
+)
 
 
 @pytest.fixture
 def trained():
-    """Ten iterations of a cheap and a dear step on four tiles, then the result goes to the host."""
-    graph = Graph(TARGET)
-    a, b = variables(graph, "a", "b")
-    cheap = apply(graph, codelet("popops::Cheap", 3), a, b, 4, "model.py:3 (forward)")
-    dear = apply(graph, codelet("popops::Dear", 50, state_bytes=8, code_bytes=100), b, a, 4, "model.py:9 (loss)")
-    program = Sequence(*inputs(a), Repeat(10, Sequence(cheap, dear)), output(a))
-    return compile(graph, program)
-
-
-def host_cycles(size):
-    return int(np.ceil((TARGET.host_latency_seconds + size / TARGET.host_bytes_per_second) * TARGET.clock_hz))
+    return trained_program()
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -170,19 +128,6 @@ def test_profiles_never_change(trained):
 
 
 # --- control that is data ---------------------------------------------------------------------------------------------
-
-
-def looping():
-    """A loop that runs while a flag is set, whose body takes either of two branches."""
-    graph = Graph(TARGET)
-    a, b = variables(graph, "a", "b")
-    flag = graph.add_variable((), BOOL, "flag", on_one_tile(1, 0))
-    read_flag = StreamIn(HostStream("flag", (), BOOL, resident=True), flag)
-    light = apply(graph, codelet("light", 1), a, b, 4)
-    heavy = apply(graph, codelet("heavy", 100), a, b, 4)
-    decide = If(flag, light, heavy, Origin("model.py:20 (pick)"))
-    loop = RepeatWhile(read_flag, flag, decide, Origin("model.py:18 (decode)"))
-    return graph, Sequence(*inputs(a), loop), loop, decide
 
 
 def test_static_profile_needs_a_trip_count():
@@ -278,124 +223,9 @@ def test_large_fallback_borrows_from_its_neighbours():
     assert f"memory of {borrowed.num_tiles} tiles" in profile.summary()
 
 
-# --- data and text ----------------------------------------------------------------------------------------------------
-
-
-def test_graph_profile_has_the_guides_sections(trained):
-    data = json.loads(json.dumps(Profile(trained).graph()))
-    assert data["target"]["numTiles"] == 4 and data["target"]["bytesPerTile"] == TARGET.bytes_per_tile
-    assert data["graph"] == {"numComputeSets": 2, "numEdges": 16, "numVars": 2, "numVertices": 8}
-    assert data["vertexTypes"] == {"names": ["popops::Cheap", "popops::Dear"], "sizes": [16, 8]}
-    sets = data["computeSets"]
-    assert sets["names"] == ["popops::Cheap/compute", "popops::Dear/compute"]
-    assert sets["vertexCounts"] == [[4], [4]] and sets["vertexTypes"] == [[0], [1]]
-    assert sets["cycleEstimates"]["cyclesByTile"] == [[12] * 4, [200] * 4]
-    assert sets["cycleEstimates"]["activeCyclesByVertexType"] == [[48, 0], [0, 800]]
-    assert data["hostExchanges"]["bytesReceivedByTile"] == [[16] * 4, [0] * 4]
-    assert data["hostExchanges"]["bytesSentByTile"] == [[0] * 4, [16] * 4]
-    assert data["memory"]["byTile"]["total"] == Profile(trained).memory.tile_bytes.tolist()
-    assert data["memory"]["byVertexType"]["codeBytes"] == [[256] * 4, [100] * 4]
-
-
-def test_programs_form_a_tree(trained):
-    data = Profile(trained).graph()
-    programs = data["programs"]
-    assert data["controlPrograms"] == [0]
-    seen, stack = [], [0]
-    while stack:
-        number = stack.pop()
-        seen.append(programs[number]["type"])
-        stack.extend(programs[number].get("children", []))
-    assert sorted(seen) == sorted(
-        ["Sequence", "StreamCopy", "Repeat", "Sequence", "OnTileExecute", "OnTileExecute", "StreamCopy"]
-    )
-    assert next(p for p in programs if p["type"] == "Repeat")["count"] == 10
-
-
-def test_functions_are_listed_once():
-    graph = Graph(TARGET)
-    a, b = variables(graph, "a", "b")
-    function = Function(Sequence(apply(graph, codelet("step", 2), a, b, 4), Copy(b, a)), "layer")
-    profile = Profile(compile(graph, Sequence(*inputs(a), Call(function), Repeat(2, Call(function)), output(a))))
-    data = profile.graph()
-    (body,) = data["functionPrograms"]
-    calls = [p for p in data["programs"] if p["type"] == "Call"]
-    assert [p["target"] for p in calls] == [0, 0] and data["programs"][body]["type"] == "Sequence"
-    steps = profile.execution()["simulation"]["steps"]
-    assert {s["repeats"] for s in steps if s["type"] == "OnTileExecute"} == {3}
-
-
-def test_execution_profile_adds_up(trained):
-    profile = Profile(trained)
-    data = json.loads(json.dumps(profile.execution()))
-    simulation, programs = data["simulation"], profile.graph()["programs"]
-    assert data["profilerMode"] == "IPU_MODEL" and simulation["cycles"] == profile.cycles
-    steps = [step for step in simulation["steps"] if step["type"] != "Sync"]
-    assert [step["program"] for step in steps] == data["programTrace"]
-    assert all(programs[step["program"]]["type"] == step["type"] for step in steps)
-    assert steps[-1]["cyclesTo"] == profile.cycles
-    first = next(step for step in steps if step["type"] == "OnTileExecute")
-    assert (first["cyclesFrom"], first["cyclesTo"], first["repeats"]) == (SYNC, SYNC + 12, 10)
-    assert first["tileBalance"] == 1.0 and first["activeTiles"] == 4
-    assert simulation["tileCycles"]["compute"] == 4 * profile.phase_cycles["compute"]
-    assert simulation["tileCycles"]["activeCompute"] == profile.total_worker_cycles
-    assert simulation["tileCycles"]["sync"] == 4 * profile.phase_cycles["sync"]
-    assert sum(step["type"] == "Sync" for step in simulation["steps"]) == 2
-
-
-def test_execution_profile_of_exchanges():
-    graph = Graph(TARGET)
-    a, b = variables(graph, "a", "b")
-    program = Sequence(*inputs(a), apply(graph, codelet("two tiles", 1), a, b, 2), output(b))
-    profile = Profile(compile(graph, program))
-    steps = profile.execution()["simulation"]["steps"]
-    assert [s["type"] for s in steps] == [
-        *["StreamCopy", "Sync", "DoExchange", "OnTileExecute", "Sync", "DoExchange", "StreamCopy"]
-    ]
-    before, after = (s for s in steps if s["type"] == "DoExchange")
-    exchanges = profile.graph()["exchanges"]
-    assert exchanges["bytesReceivedByTile"][before["exchange"]] == [16, 32, 0, 0]
-    assert exchanges["bytesSentByTile"][after["exchange"]] == [16, 32, 0, 0]
-    assert before["totalData"] == 96
-    ends = [s["cyclesTo"] for s in steps if s["type"] != "Sync"]
-    assert ends == sorted(ends) and ends[-1] == profile.cycles
-    assert after["cyclesTo"] + steps[-1]["cycles"] == profile.cycles
-
-
-def test_summary_says_where_time_and_memory_go(trained):
-    text = Profile(trained).summary()
-    profile = Profile(trained)
-    for phrase in (
-        f"{profile.cycles:,}",
-        "Compute:",
-        "Host exchange:",
-        "Fullest tile:",
-        "Mean:",
-        "Free on it:",
-        "Tile balance:     100%",
-        "model.py:9 (loss)  [popops::Dear/compute]",
-        "Variable(a: float32[16])",
-    ):
-        assert phrase in text, phrase
-    assert text.index("model.py:9") < text.index("model.py:3")
-
-
 def test_two_ipus_add_up():
-    graph = Graph(TARGET.replace(num_ipus=2))
-    a = graph.add_variable((SIZE,), F32, "a", grid((SIZE,), (4,)))
-    b, c = (graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,), 4)) for name in "bc")
-    code = codelet("second", 500)
-    compute_set = graph.add_compute_set("second")
-    cuts = grid((SIZE,), (4,)).cuts[0]
-    accesses = tuple(Access(tensor, (element(0),)) for tensor in (b, c))
-    graph.add_vertices(compute_set, VertexGroup(code, (Axis("i", cuts),), accesses, np.arange(4, 8, dtype=np.int32)))
-    program = Sequence(*inputs(a), Repeat(5, Sequence(Copy(a, b), Execute(compute_set))), output(c))
-    profile = Profile(compile(graph, program))
+    profile = Profile(two_ipus())
     assert profile.timeline.critical_ipu == 1
     for ipu in (0, 1):
         assert sum(profile.timeline.phase_cycles(ipu).values()) == profile.timeline.clocks[ipu]
     assert profile.timeline.phase_cycles(0)["idle"] == 4 * (2000 + SYNC)
-    steps = profile.execution()["simulation"]["steps"]
-    assert [s["syncType"] for s in steps if s["type"] == "Sync"] == ["External", "Internal"]
-    assert profile.graph()["externalExchanges"]["bytesSentByTile"] == [[16] * 4 + [0] * 4]
-    assert "Critical IPU:" in profile.summary()

@@ -1,0 +1,60 @@
+"""Profiles of functions under `ipu.jit`: every way to look at them, and loops as they ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax as ipu
+
+DEVICE = ipu.IPUModel(num_ipus=1, arch="mk2", tiles_per_ipu=8)
+
+
+@ipu.jit(device=DEVICE)
+def halve(x: jax.Array) -> jax.Array:
+    def small(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    return jax.lax.while_loop(lambda x: jnp.abs(x).max() > 1, lambda x: small(x) * x / 2, x)
+
+
+def compute_names(profile: Any) -> list[str]:
+    """The names of the compute sets that ran, in order."""
+    programs = profile.graph()["programs"]
+    trace = (programs[number] for number in profile.execution()["programTrace"])
+    return [entry["name"] for entry in trace if entry["type"] == "OnTileExecute"]
+
+
+def test_the_trace_has_every_iteration_that_ran() -> None:
+    x = np.linspace(1, 9, 16, dtype=np.float32)
+    expected, count = x, 0
+    while np.abs(expected).max() > 1:
+        expected, count = np.sin(expected) * expected / 2, count + 1
+    out, profile = halve.lower(x).compile().profile_call(x)
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    names = compute_names(profile)
+    assert count > 1 and sum(name.split("/")[-1] == "sin" for name in names) == count
+    assert profile.execution()["programTraceLength"] == len(profile.execution()["programTrace"])
+
+
+def test_all_of_a_profile_is_one_file(tmp_path: Path) -> None:
+    _, profile = halve.lower(np.ones(4, np.float32)).compile().profile_call(np.full(4, 3, np.float32))
+    profile.to_json(tmp_path / "profile.json", pretty=True)
+    data = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    assert data == {"graphProfile": profile.graph(), "executionProfile": profile.execution()}
+    assert data["executionProfile"]["simulation"]["cycles"] == profile.cycles
+
+
+def test_the_text_shows_steps_and_storage_when_asked() -> None:
+    compiled = ipu.jit(lambda x, y: (x @ y).sum(), device=DEVICE).lower(np.ones((8, 8)), np.ones((8, 8))).compile()
+    text = compiled.profile.summary(show_execution_steps=True, show_var_storage=True, colours=True)
+    plain = compiled.profile.summary()
+    for heading in ("Steps:", "Variable storage liveness, all tiles:"):
+        assert heading in text and heading not in plain
+    assert "\x1b[" in text and "\x1b[" not in plain
+    assert plain.index("Memory:") < plain.index("Execution:") < plain.index("Most expensive lines:")
