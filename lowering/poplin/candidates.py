@@ -36,6 +36,19 @@ _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
 
 
+# Positions in `Dims`.
+BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
+
+
+def output_order(kind: VertexKind, rank: int) -> list[int]:
+    """The axes of results, in the order in which tiles are numbered.
+
+    Output channels are innermost, rows when operands are swapped, so that neighbouring tiles share activations.
+    """
+    outputs = [BATCH, *range(FIELD, FIELD + rank)]
+    return [OUT_CHANNELS, *outputs] if kind.is_swapped else [*outputs, OUT_CHANNELS]
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """All candidate plans of one kind of vertex; arrays have one entry a candidate.
@@ -76,20 +89,51 @@ class Candidates:
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
         """Cycles to receive the operands: in full, but for what tiles hold of operands that the plan places."""
+        width = self.target.tiles_per_exchange_bus
+        pairs = zip(self._received_bytes, self._shared_on_bus, strict=True)
+        received = sum(np.where(shared, ceil_div(own, width), own) for own, shared in pairs)
+        cycles = np.asarray(ceil_div(received, self.target.exchange_bytes_per_cycle)).astype(np.int64)
+        return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
+
+    @cached_property
+    def _shared_on_bus(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether the tiles of a bus read the same inputs, or the same weights.
+
+        Neighbouring tiles differ in the innermost axis that is split, if that is split evenly among those of a bus.
+        """
+        width, left = self.target.tiles_per_exchange_bus, np.ones(self.splits.shape[1], bool)
+        inputs, weights = np.zeros_like(left), np.zeros_like(left)
+        for axis in reversed(output_order(self.kind, len(self.spec.in_field))):
+            evenly = left & (self.splits[axis] > 1) & (self.splits[axis] % width == 0)
+            (inputs if axis == OUT_CHANNELS else weights)[evenly] = True
+            left &= self.splits[axis] == 1
+        return inputs, weights
+
+    @cached_property
+    def gathering_cycles(self) -> np.ndarray:
+        """Cycles to copy operands that are partly received and partly here to one place."""
+        total = np.zeros(self.splits.shape[1], np.int64)
+        for block, received in zip((self._input_bytes, self._weight_bytes), self._received_bytes, strict=True):
+            copying = self.target.copy_startup_cycles + copy_cycles(self.target, block)
+            total += np.where((received > 0) & (received < block), copying, 0)
+        return total
+
+    @cached_property
+    def _received_bytes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of inputs and of weights that the tile of the largest block receives."""
         spec, rank = self.spec, len(self.spec.in_field)
         field, kernel = self.splits[4 : 4 + rank], self.splits[4 + rank :]
-        received = self._input_bytes
+        inputs = self._input_bytes
         if spec.lhs_is_free:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
             held = block.batch * block.groups * block.in_channels * product(lengths) * element_bytes(spec.lhs_dtype)
-            received = self._received(received, held, self.splits[2] * product(list(np.minimum(field, kernel))))
+            inputs = self._received(inputs, held, self.splits[2] * product(list(np.minimum(field, kernel))))
         weights = self._weight_bytes
         if spec.rhs_is_free:
             weights = self._received(weights, weights, self.splits[0] * product(list(field)))
-        cycles = np.asarray(ceil_div(received + weights, self.target.exchange_bytes_per_cycle)).astype(np.int64)
-        return np.where(cycles > 0, self.target.exchange_startup_cycles + cycles, 0)
+        return inputs, weights
 
     def _received(self, block_bytes: np.ndarray, held_bytes: np.ndarray, users: Count) -> np.ndarray:
         """Bytes of a block that come from other tiles when the operand is spread evenly over those that use it.
@@ -134,7 +178,7 @@ class Candidates:
             )
             rate = amp if self.kind.uses_amp else vector
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
-        gathering = copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
+        gathering = self.gathering_cycles + copy_cycles(self.target, gathered_bytes(self.kind, spec, self.block))
         compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + gathering
         return self.exchange_cycles + self.reduction_cycles.sum(0) + self.target.internal_sync_cycles + compute
 
@@ -193,7 +237,7 @@ class Candidates:
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
         """Cycles by part of `PlanCost`, int64[5, numbers], of some candidates."""
         block = Dims.of([length[numbers] for length in self.block])
-        compute = block_cycles(self.kind, self.spec, block, self.target)
+        compute = block_cycles(self.kind, self.spec, block, self.target) + self.gathering_cycles[numbers]
         exchange, compute_after, sync = self.reduction_cycles[:, numbers]
         sync = self.target.internal_sync_cycles + sync
         rows = (self.exchange_cycles[numbers], compute, exchange, compute_after, sync)

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.candidates import BATCH as BATCH
+from ipujax.lowering.poplin.candidates import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Candidates, output_order
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
 from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
@@ -33,8 +34,6 @@ from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
-# Positions in `Dims`.
-BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
 _STEPS = (2, 4, 8, 16)
 _LITTLE_SLOWER = 1.5  # what is worth a trial of `contenders`:
 _FEW_CYCLES = 500  # that many times the cycles of the best, and so many more
@@ -137,13 +136,10 @@ class Grid:
 
 @lru_cache(maxsize=4096)
 def _grid(plan: Plan) -> Grid:
-    """Output channels are innermost, rows when operands are swapped, so that neighbouring tiles share activations."""
     rows = zip(plan.spec.extents, plan.splits, plan.grains, strict=True)
     cuts = tuple(even_cuts(extent, blocks, grain) for extent, blocks, grain in rows)
     counts, rank = list(plan.splits), len(plan.splits.field)
-    outputs = [BATCH, *range(FIELD, FIELD + rank)]
-    inner = [OUT_CHANNELS, *outputs] if plan.kind.is_swapped else [*outputs, OUT_CHANNELS]
-    order = [GROUPS, IN_CHANNELS, *range(FIELD + rank, FIELD + 2 * rank), *inner]
+    order = [GROUPS, IN_CHANNELS, *range(FIELD + rank, FIELD + 2 * rank), *output_order(plan.kind, rank)]
     numbers = np.arange(prod(counts)).reshape([counts[axis] for axis in order])
     return Grid(cuts, frozen(np.transpose(numbers, np.argsort(order)), np.int32))
 

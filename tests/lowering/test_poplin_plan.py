@@ -192,4 +192,4 @@ def test_what_is_planned_is_what_is_charged(shape, dtype):
     out = matmul(graph, *tensors, prog, "dot")
     prog.add(StreamOut(out, HostStream("out", out.shape, dtype, resident=True)))
     charged = compile(graph, prog).static_timeline.cycles
-    assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(charged, rel=0.12)
+    assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(charged, rel=0.15)
