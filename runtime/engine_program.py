@@ -324,7 +324,7 @@ def _case(step: Switch, selector: jax.Array) -> jax.Array:
         return jnp.where((selector >= 0) & (selector < count), selector, count).astype(jnp.int32)
     found = jnp.full((), count, jnp.int32)
     for number, value in enumerate(step.values):
-        found = jnp.where(selector == jnp.asarray(value).astype(selector.dtype), number, found)
+        found = jnp.where(selector == jnp.asarray(value, selector.dtype), number, found)
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.types import BOOL, INT, DataStream, RemoteBuffer
+from ipujax.poplar.types import BOOL, INT, UNSIGNED_INT, DataStream, RemoteBuffer
 from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.program import Call as Call
@@ -123,9 +123,8 @@ def CrossReplicaCopy(
         GraphError: for different sizes or types, or a map of anything but numbers of replicas.
     """
     origin = _here()
-    given = replica_map.items() if isinstance(replica_map, Mapping) else replica_map
     try:
-        pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in given)
+        pairs = tuple((as_int(sender), as_int(receiver)) for sender, receiver in _items(replica_map))
     except (TypeError, ValueError) as error:
         expected = "{source replica: destination replica}, or pairs"
         raise GraphError("no replica map", where=origin, expected=expected, got=repr(replica_map)) from error
@@ -164,12 +163,15 @@ def _remote(
         what = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
         expected = f"{dtype_name(buffer.dtype)}[{rows}, {buffer.num_elements}]"
         raise GraphError(what, where=origin, expected=expected, got=_described(tensor))
+    if offset is not None and offset.dtype not in (INT, UNSIGNED_INT):
+        what, expected = f"offset into remote buffer {buffer.handle}", "int32 or uint32 numbers of rows"
+        raise GraphError(what, where=origin, expected=expected, got=_described(offset))
     return tensor.reshape((rows, buffer.num_elements)), None if offset is None else offset.flatten()
 
 
 def Repeat(count: int, body: Program) -> Program:
     """Runs a program a fixed number of times."""
-    if not isinstance(count, int | np.integer) or count < 0:
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
         got = count if isinstance(count, int | float) else type(count).__name__
         raise GraphError("the count of a Repeat", expected="a whole number, at least 0", got=got)
     return nodes.Repeat(int(count), body, _here())
@@ -177,12 +179,12 @@ def Repeat(count: int, body: Program) -> Program:
 
 def RepeatWhileTrue(condition: Program, predicate: Tensor, body: Program) -> Program:
     """Runs `condition`; while the BOOL element it wrote to `predicate` is true, `body` and `condition` again."""
-    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate"), body, _here())
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _here())
 
 
 def RepeatWhileFalse(condition: Program, predicate: Tensor, body: Program) -> Program:
     """As `RepeatWhileTrue`, until the predicate is true."""
-    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate"), body, _here(), until=True)
+    return nodes.RepeatWhile(condition, _scalar(predicate, "predicate", BOOL), body, _here(), until=True)
 
 
 RepeatWhile = RepeatWhileTrue
@@ -190,7 +192,7 @@ RepeatWhile = RepeatWhileTrue
 
 def If(predicate: Tensor, true_body: Program, false_body: Program | None = None) -> Program:
     """Runs one of two programs by a BOOL element."""
-    return nodes.If(_scalar(predicate, "predicate"), true_body, false_body or Sequence(), _here())
+    return nodes.If(_scalar(predicate, "predicate", BOOL), true_body, false_body or Sequence(), _here())
 
 
 def Switch(
@@ -204,14 +206,23 @@ def Switch(
         default: what runs for any other value; nothing when None.
 
     Raises:
-        GraphError: if a value has two programs.
+        GraphError: a control of another type, no cases, or a value that has two programs or is not of its type.
     """
-    origin, pairs = _here(), list(cases.items() if isinstance(cases, Mapping) else cases)
-    values = tuple(int(value) for value, _ in pairs)
+    origin = _here()
+    try:
+        pairs = [(as_int(value), program) for value, program in _items(cases)]
+    except (TypeError, ValueError) as error:
+        expected = "{value: program}, or pairs"
+        raise GraphError("no cases of a switch", where=origin, expected=expected, got=repr(cases)) from error
+    values, programs = tuple(value for value, _ in pairs), tuple(program for _, program in pairs)
     if len(set(values)) < len(values):
         raise GraphError("a value of a switch has two programs", where=origin, got=values)
-    programs = tuple(program for _, program in pairs)
-    return nodes.Switch(_scalar(control, "control"), programs, default or Sequence(), origin, values)
+    selector = _scalar(control, "control", INT, UNSIGNED_INT)
+    limits = np.iinfo(selector.dtype)
+    if any(not limits.min <= value <= limits.max for value in values):
+        what = f"a case that {dtype_name(selector.dtype)} does not hold"
+        raise GraphError(what, where=origin, expected=f"{limits.min} … {limits.max}", got=values)
+    return nodes.Switch(selector, programs, default or Sequence(), origin, values)
 
 
 def Sync(kind: SyncKind = "external") -> Program:
@@ -233,7 +244,7 @@ def PrintTensor(title: str | Tensor, tensor: Tensor | None = None) -> Program:
 
 def AbortOn(predicate: Tensor, message: str = "") -> Program:
     """Ends the run with an `EngineError` if a BOOL element is true."""
-    origin, predicate = _here(), _scalar(predicate, "predicate")
+    origin, predicate = _here(), _scalar(predicate, "predicate", BOOL)
     name = f"abort {message}".rstrip()
     stream = AbortStream(name, (), predicate.dtype, message=message, is_flag=True, where=origin)
     return nodes.StreamOut(predicate, stream, origin)
@@ -242,14 +253,20 @@ def AbortOn(predicate: Tensor, message: str = "") -> Program:
 def ErrorProgram(message: str, tensor: Tensor) -> Program:
     """Ends the run with an `EngineError` that shows a tensor."""
     origin = _here()
+    if not isinstance(tensor, Tensor):
+        raise GraphError(f"ErrorProgram({message!r}) shows no tensor", got=repr(tensor))
     stream = AbortStream(f"error {message}", tensor.shape, tensor.dtype, message=message, is_flag=False, where=origin)
     return nodes.StreamOut(tensor, stream, origin)
 
 
-def _scalar(tensor: Tensor, what: str) -> Tensor:
-    dtype = INT if what == "control" else BOOL
-    if not isinstance(tensor, Tensor) or tensor.size != 1 or tensor.dtype != dtype:
-        expected = f"a tensor of one {dtype_name(dtype)}"
+def _items(pairs: Any) -> Any:
+    """The pairs of a dict, or those that are given as they are."""
+    return pairs.items() if isinstance(pairs, Mapping) else pairs
+
+
+def _scalar(tensor: Tensor, what: str, *dtypes: Any) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.size != 1 or tensor.dtype not in dtypes:
+        expected = f"a tensor of one {' or '.join(map(dtype_name, dtypes))}"
         raise GraphError(f"a {what} is one element", where=user_line(), expected=expected, got=_described(tensor))
     return tensor.reshape(())
 

@@ -239,3 +239,13 @@ def test_wrong_program(name):
         make()
     assert re.search(message, str(error.value))
     assert "at: test_programs.py:" in str(error.value)
+
+
+@pytest.mark.parametrize("control", [0, 3, 2**31, 2**32 - 1])
+def test_switch_by_values_of_an_unsigned_element(control):
+    graph = new_graph()
+    out = variable(graph, [1], name="out")
+    cases = {value: Copy(constant(graph, [float(n)]), out) for n, value in enumerate((3, 2**31, 2**32 - 1))}
+    switch = Switch(constant(graph, control, poplar.UNSIGNED_INT), cases, Copy(constant(graph, [9.0]), out))
+    expected = {3: 0, 2**31: 1, 2**32 - 1: 2}.get(control, 9)
+    assert both(graph, switch, {"out": out})["out"] == expected
