@@ -199,12 +199,17 @@ def _update(array: jax.Array, plan: DigitPlan, block: jax.Array) -> jax.Array:
 
 
 def _write_indexed(node: Indexed, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
-    flat_new, which, index = _reshape(new, (node.index.size,)), node.which.reshape(-1), node.index.reshape(-1)
-    for number, variable in enumerate(node.variables):
-        at = np.flatnonzero(which == number)
-        array = _reshape(_current(variable, values, updated), (variable.size,))
-        part = flat_new if len(node.variables) == 1 else _take(flat_new, at)
-        updated[variable] = _reshape(_put(array, index[at], part), variable.shape)
+    """Brings what is written in the order of memory once, so that each variable's part of it is a slice."""
+    which, index = node.which.reshape(-1), node.index.reshape(-1)
+    flat_new, order = _reshape(new, (index.size,)), np.lexsort((index, which))
+    if np.any(order[1:] < order[:-1]):
+        flat_new, which, index = _take(flat_new, order), which[order], index[order]
+    bounds = np.searchsorted(which, np.arange(len(node.variables) + 1))
+    for variable, low, high in zip(node.variables, bounds, bounds[1:], strict=False):
+        part, at = lax.slice(flat_new, (low,), (high,)), index[low:high]
+        if at.size < variable.size:
+            part = _put(_reshape(_current(variable, values, updated), (variable.size,)), at, part)
+        updated[variable] = _reshape(part, variable.shape)
 
 
 def _put(flat: jax.Array, index: np.ndarray, new: jax.Array) -> jax.Array:
