@@ -27,12 +27,25 @@ def registrar(library: str) -> Callable[[Graph], None]:
     return add_codelets
 
 
+def check_tensors(name: str, *operands: Any) -> None:
+    """Refuses operands that are no tensors.
+
+    Raises:
+        GraphError: naming the first.
+    """
+    for operand in operands:
+        if not isinstance(operand, Tensor):
+            hint = "graph.add_constant" if isinstance(operand, int | float) else None
+            raise GraphError(f"{name}: an operand is no tensor", where=user_line(), got=repr(operand), hint=hint)
+
+
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:
     """Refuses operands of different types: Poplar converts nothing by itself.
 
     Raises:
-        GraphError: naming the types.
+        GraphError: naming the types, or an operand that is no tensor.
     """
+    check_tensors(name, *tensors)
     types = [dtype_name(t.dtype) for t in tensors]
     if len(set(types)) > 1:
         hint = "popops.cast"
@@ -50,8 +63,12 @@ def add(
     """Adds what a function of the operands computes, see `lowering.emit`; shapes that do not fit are the user's fault.
 
     Raises:
-        GraphError: operands that lie on no tile, or of shapes the function does not take.
+        GraphError: operands that are no tensors, lie on no tile, or are of shapes the function does not take.
     """
+    check_tensors(name, *operands)
+    if not isinstance(graph, Graph) or not isinstance(prog, Program):
+        got = f"{type(graph).__name__} and {type(prog).__name__}"
+        raise GraphError(f"{name}: nowhere to add it", where=user_line(), expected="a Graph and a Sequence", got=got)
     try:
         return emit(graph, fun, operands, prog, name, into)
     except (TypeError, ValueError) as error:

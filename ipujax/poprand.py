@@ -18,8 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from ipujax.library import add, registrar
+from ipujax.library import add, check_tensors, registrar
+from ipujax.poplar.graph_arguments import held
 from ipujax.poputil import clone
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -45,10 +47,11 @@ def _draw(
     operands: Sequence[Tensor] = (),
     into: Sequence[Tensor] = (),
 ) -> Tensor:
+    check_tensors(name, seed)
     if seed.size != 2 or seed.dtype != np.uint32:
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
         raise GraphError(f"{name}: this is no seed", expected="uint32[2]", got=got)
-    if not 0 <= seed_modifier < 2**32:
+    if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
         raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
 
     def drawn(words: jax.Array, *arrays: jax.Array) -> jax.Array:
@@ -69,6 +72,16 @@ def _placed(graph: Graph, reference: Reference, dtype: Any, name: str) -> tuple[
 def _check_probability(name: str, probability: float) -> None:
     if not 0 <= probability <= 1:
         raise GraphError(f"{name}: no probability", expected="0 to 1", got=probability)
+
+
+def _check_floats(name: str, dtype: Any) -> None:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise GraphError(f"{name} draws floats", expected="FLOAT or HALF", got=dtype_name(np.dtype(dtype)))
+
+
+def _check_deviation(name: str, std_dev: float) -> None:
+    if not std_dev >= 0:
+        raise GraphError(f"{name}: the standard deviation", expected="at least 0", got=std_dev)
 
 
 def uniform(
@@ -99,19 +112,33 @@ def uniform(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed, or bounds in the wrong order.
+        GraphError: something that is no seed, or bounds in the wrong order or beyond the type.
     """
     dtype = np.dtype(dtype)
     if not low <= high:
         raise GraphError(f"{name}: bounds", expected="low at most high", got=f"{low}, {high}")
+    if dtype.kind in "iu":
+        held(np.array([low, high]), dtype, f"{name}: bounds")
+    else:
+        _check_floats(name, dtype)
     size, into = _placed(graph, reference, dtype, name)
 
     def sample(key: jax.Array) -> jax.Array:
         if dtype.kind in "iu":
-            return jax.random.randint(key, size, int(low), int(high) + 1, dtype)
+            return _integers(key, size, int(low), int(high), dtype)
         return jax.random.uniform(key, size, dtype, low, high)
 
     return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+
+
+def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
+    """Integers from `low` to `high`, both included; one past `high` need not be of the type."""
+    limits = np.iinfo(dtype)
+    if high < limits.max:
+        return jax.random.randint(key, size, low, high + 1, dtype)
+    if low > limits.min:
+        return jax.random.randint(key, size, low - 1, high, dtype) + np.array(1, dtype)
+    return lax.bitcast_convert_type(jax.random.bits(key, size, f"uint{8 * dtype.itemsize}"), dtype)
 
 
 def normal(
@@ -125,8 +152,13 @@ def normal(
     prog: Program,
     name: str = "normal",
 ) -> Tensor:
-    """Normally distributed numbers; arguments as of `uniform`."""
+    """Normally distributed numbers; arguments as of `uniform`.
 
+    Raises:
+        GraphError: something that is no seed, no type of floats, or a negative deviation.
+    """
+    _check_floats(name, dtype)
+    _check_deviation(name, std_dev)
     size, into = _placed(graph, reference, dtype, name)
 
     def sample(key: jax.Array) -> jax.Array:
@@ -147,8 +179,15 @@ def truncated_normal(
     prog: Program,
     name: str = "truncated_normal",
 ) -> Tensor:
-    """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`."""
+    """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`.
 
+    Raises:
+        GraphError: as `normal`, or an `alpha` that leaves no room.
+    """
+    _check_floats(name, dtype)
+    _check_deviation(name, std_dev)
+    if not alpha > 0:
+        raise GraphError(f"{name}: alpha", expected="more than 0", got=alpha)
     size, into = _placed(graph, reference, dtype, name)
 
     def sample(key: jax.Array) -> jax.Array:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.library import registrar
+from ipujax.library import check_tensors, registrar
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poputil import linear_mapping
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
 from ipujax.poplar.graph import Graph as PoplarGraph
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, VECTOR_BYTES, Flat, even_cuts, flat_mapping
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, VECTOR_BYTES, Flat, even_cuts, flat_mapping, owners
 from ipujax.runtime.program import Copy
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
@@ -26,9 +26,9 @@ add_codelets = registrar("poputil")
 
 
 def map_tensor_linearly(
-    graph: Graph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
+    graph: PoplarGraph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
 ) -> None:
-    """Spreads the variables of a tensor over the tiles, in row-major order; those that lie on tiles stay there.
+    """Spreads the elements of a tensor over the tiles, in row-major order, wherever they lay before.
 
     Args:
         graph: graph of the tensor.
@@ -37,14 +37,13 @@ def map_tensor_linearly(
         grain_size: elements that are not parted; those of a vector of the machine when None.
 
     Raises:
-        GraphError: numbers below 1.
+        GraphError: something that is no tensor, or numbers below 1.
 
     Source: poputil::mapTensorLinearly.
     """
-    for variable in x.variables():
-        if variable not in graph.mappings:
-            mapping = _linear(graph, variable.size, variable.dtype, min_elements_per_tile, grain_size)
-            graph.set_tile_mapping(variable, mapping)
+    check_tensors("map_tensor_linearly", x)
+    mapping = _linear(graph, x.size, x.dtype, min_elements_per_tile, grain_size)
+    graph.set_tile_mapping(x, mapping if x.is_whole_variable else owners(mapping))
 
 
 def calc_linear_tile_mapping(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ipujax.library import add
@@ -22,6 +24,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,16 @@ class ConvParams:
     padding_upper: tuple[int, ...] = ()
     input_dilation: tuple[int, ...] = ()
     kernel_dilation: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not jnp.issubdtype(self.dtype, jnp.floating):
+            raise GraphError("a convolution", expected="FLOAT or HALF", got=dtype_name(np.dtype(self.dtype)))
+        rank, steps = len(self.input_field_shape), (self.stride, self.input_dilation, self.kernel_dilation)
+        by_dimension = (*steps, self.padding_lower, self.padding_upper)
+        ranks_fit = len(self.kernel_shape) == rank and all(len(each) in (0, rank) for each in by_dimension)
+        if not ranks_fit or min((self.num_conv_groups, *self.kernel_shape, *(n for step in steps for n in step))) < 1:
+            expected = "kernel, steps and dilations of at least 1, one for each dimension of the field"
+            raise GraphError("a convolution", expected=expected, got=self)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ipujax.library import same_type
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import matmul as _matmul
 from ipujax.poplin.operands import Options, settings, where_used
@@ -120,6 +121,7 @@ def transpose_grouped_matrix(x: Tensor) -> Tensor:
 
 
 def _check_ranks(name: str, a: Tensor, b: Tensor, rank: int) -> None:
+    same_type(name, [a, b])
     if a.ndim != rank or b.ndim != rank:
         got = f"{list(a.shape)} by {list(b.shape)}"
         raise GraphError(f"{name} multiplies tensors of {rank} dimensions", got=got)

@@ -38,12 +38,18 @@ class PoolParams:
     padding_lower: tuple[int, ...] = ()
     padding_upper: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.pooling_type not in ("max", "avg", "sum"):
+            expected, got = '"max", "avg" or "sum"', repr(self.pooling_type)
+            raise GraphError("no such pooling", expected=expected, got=got)
+        rank = len(self.kernel_shape)
+        paddings_fit = all(len(padding) in (0, rank) for padding in (self.padding_lower, self.padding_upper))
+        if len(self.stride) != rank or not paddings_fit or min((1, *self.kernel_shape, *self.stride)) < 1:
+            expected = "a window and a step of at least 1 in each dimension, and as many paddings"
+            raise GraphError("a pooling", expected=expected, got=self)
+
 
 def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
-    if params.pooling_type not in ("max", "avg", "sum"):
-        expected, got = '"max", "avg" or "sum"', repr(params.pooling_type)
-        raise GraphError("no such pooling", expected=expected, got=got)
-
     def pooled(x: jax.Array) -> jax.Array:
         rank = len(params.kernel_shape)
         window, strides = (1, 1, *params.kernel_shape), (1, 1, *params.stride)

@@ -61,8 +61,10 @@ class RecurrentParams:
             raise GraphError("cell_order", expected=f"each of {', '.join(self.UNITS)} once", got=self.cell_order)
         for kind in (self.activation, self.recurrent_activation):
             known(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
+        if not jnp.issubdtype(self.data_type, jnp.floating):
+            raise GraphError("a recurrent layer", expected="FLOAT or HALF", got=dtype_name(self.data_type))
         sizes = [self.batch_size, self.time_steps, *self.layer_sizes]
-        if len(self.layer_sizes) != 2 or min(sizes) < 1:
+        if len(sizes) != 4 or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
             got = f"batch {self.batch_size}, {self.time_steps} steps, layer_sizes {list(self.layer_sizes)}"
             raise GraphError(
                 "a recurrent layer has an input and an output size", expected="sizes of at least 1", got=got

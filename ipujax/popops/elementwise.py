@@ -12,14 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ipujax.library import add as _add
-from ipujax.library import same_type
+from ipujax.library import check_tensors, same_type
 from ipujax.popops.expr import Expression, evaluate
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import dtype_name
 
 Operation = Callable[..., Tensor]
 
@@ -125,6 +128,8 @@ def _operation(name: str, *, in_place: bool) -> Operation:
         operands, rest = arguments[:count], arguments[count:]
         prog, debug_name = (*rest, name)[:2]
         same_type(name, operands[: _MIXED.get(name, count)])
+        if name == "select":
+            _check_predicate(operands[2])
         result: Tensor = _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
         return result
 
@@ -133,6 +138,12 @@ def _operation(name: str, *, in_place: bool) -> Operation:
     to = "writes it to the first operand" if in_place else "returns it"
     operation.__doc__ = f"Computes `{name}` elementwise and {to}: ({'graph, ' + operands}, prog, name)."
     return operation
+
+
+def _check_predicate(predicate: Tensor) -> None:
+    check_tensors("select", predicate)
+    if predicate.dtype != np.bool_:
+        raise GraphError("select: the predicate", expected="bool", got=dtype_name(predicate.dtype), hint="popops.cast")
 
 
 FUNCTIONS: dict[str, Operation] = {name: _operation(name, in_place=False) for name in OPERATIONS}

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add
+from ipujax.library import add, check_tensors
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.poplar.graph_arguments import held
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -28,8 +29,14 @@ _PADDED_COLOURS = 4
 
 
 def fill(graph: Graph, x: Tensor, prog: Program, value: Any, name: str = "fill") -> None:
-    """Writes one value to all elements of a tensor."""
-    add(graph, lambda: jnp.full(x.shape, value, x.dtype), [], prog, name, [x])
+    """Writes one value to all elements of a tensor.
+
+    Raises:
+        GraphError: a value that the tensor's type does not hold.
+    """
+    check_tensors(name, x)
+    number = held(value, x.dtype, f"{name}: the value")
+    add(graph, lambda: jnp.full(x.shape, number, x.dtype), [], prog, name, [x])
 
 
 def zero(graph: Graph, x: Tensor, prog: Program, name: str = "zero") -> None:
@@ -41,10 +48,12 @@ def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota")
     """Writes start, start + 1, … to a vector.
 
     Raises:
-        GraphError: what is no vector.
+        GraphError: what is no vector of integers.
     """
-    if x.ndim != 1:
-        raise GraphError(f"{name} writes to a vector", got=list(x.shape))
+    check_tensors(name, x)
+    if x.ndim != 1 or x.dtype.kind not in "iu":
+        got = f"{dtype_name(x.dtype)}{list(x.shape)}"
+        raise GraphError(f"{name} writes to a vector of integers", got=got)
     add(graph, lambda: jnp.arange(start, start + x.size, dtype=x.dtype), [], prog, name, [x])
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add
+from ipujax.library import add, check_tensors
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -186,6 +186,7 @@ def reduce_many(
 
 
 def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
+    check_tensors(name, x)
     if operation not in _REDUCTIONS:
         expected = f"one of {', '.join(_REDUCTIONS)}"
         hint = nearest(operation, _REDUCTIONS)

@@ -113,6 +113,29 @@ def test_linear_mapping_with_grains():
     assert graph.get_tile_mapping(small)[0] == [(0, 3)]  # less than 128 bytes
 
 
+def test_linear_mapping_of_a_view_maps_what_it_sees():
+    graph = new_graph()
+    x = graph.add_variable(poplar.FLOAT, [4, 64], "x")
+    graph.set_tile_mapping(x, 7)
+    poputil.map_tensor_linearly(graph, x[1:3])
+    expected = [[(32 * tile, 32 * tile + 32)] for tile in range(4)] + [[]] * 4
+    assert graph.get_tile_mapping(x[1:3]) == expected  # 128 bytes each
+    assert graph.get_tile_mapping(x[0])[7] == graph.get_tile_mapping(x[3])[7] == [(0, 64)]
+    poputil.map_tensor_linearly(graph, x)
+    assert [len(tile) for tile in graph.get_tile_mapping(x)] == [1] * 8
+
+
+@pytest.mark.parametrize("low, high", [(-(2**31), 2**31 - 1), (2**31 - 3, 2**31 - 1), (-(2**31), -(2**31) + 2)])
+def test_integers_up_to_the_ends_of_their_type(low, high):
+    graph, prog = new_graph(), Sequence()
+    seed = constant(graph, np.uint32([1, 2]), poplar.UNSIGNED_INT)
+    drawn = poprand.uniform(graph, seed, 0, [4096], poplar.INT, low, high, prog)
+    values = both(graph, prog, {"drawn": drawn})["drawn"].astype(np.int64)
+    span = high - low
+    assert low <= values.min() <= low + span / 100 and high - span / 100 <= values.max() <= high
+    assert abs(values.mean() - (low + high) / 2) < max(0.1, span / 20)
+
+
 def test_clones_lie_as_their_tensor():
     graph = new_graph()
     x = on_tiles(graph, graph.add_variable(poplar.FLOAT, [6, 4]))
