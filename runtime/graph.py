@@ -112,7 +112,13 @@ class Graph:
         return all(v in self.mappings for v in tensor.variables())
 
     def add_compute_set(self, name: str) -> ComputeSet:
-        """Adds an empty compute set."""
+        """Adds an empty compute set.
+
+        Raises:
+            GraphError: a name that is no text.
+        """
+        if not isinstance(name, str):
+            raise GraphError("name of a compute set", expected="text", got=repr(name))
         compute_set = ComputeSet(name, self.origin)
         self.groups[compute_set] = []
         return compute_set

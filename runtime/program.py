@@ -255,6 +255,9 @@ class Function:
     body: Program
     name: str = "function"
 
+    def __post_init__(self) -> None:
+        check_program(self.body)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
@@ -328,6 +331,10 @@ class WriteUndef(Program):
     """
 
     destination: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.destination, Tensor):
+            raise GraphError(f"WriteUndef of {_short(self.destination)}", expected="a tensor")
 
 
 def own_tensors(node: Program) -> tuple[Tensor, ...]:

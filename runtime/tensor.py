@@ -208,7 +208,10 @@ class Tensor(PoplarViews):
         Raises:
             TensorError: the shape has another number of elements.
         """
-        sizes = tuple(as_int(n) for n in shape)
+        try:
+            sizes = tuple(as_int(n) for n in shape)
+        except TypeError as error:
+            raise TensorError(f"reshape of {self!r}", expected="whole numbers", got=repr(shape)) from error
         known = prod(n for n in sizes if n != -1)
         if sizes.count(-1) == 1 and known and self.size % known == 0:
             sizes = tuple(self.size // known if n == -1 else n for n in sizes)
@@ -292,9 +295,11 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if not tensors:
         raise TensorError("concat of nothing", expected="at least one tensor")
     first = tensors[0]
+    if not isinstance(first, Tensor):
+        raise TensorError("concat of something else than tensors", got=repr(first))
     axis = axis_of(first, axis)
     for tensor in tensors:
-        fits = tensor.ndim == first.ndim and tensor.dtype == first.dtype
+        fits = isinstance(tensor, Tensor) and tensor.ndim == first.ndim and tensor.dtype == first.dtype
         if not fits or any(a != b for i, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if i != axis):
             raise TensorError(f"concat along dimension {axis}", expected=f"shape and dtype like {first!r}", got=tensor)
     shape = (*first.shape[:axis], sum(tensor.shape[axis] for tensor in tensors), *first.shape[axis + 1 :])

@@ -232,7 +232,11 @@ def _joined(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value
 
 
 def _array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
-    array = jnp.asarray(value)
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        got = f"a {type(value).__name__} for field {field.name}"
+        raise _wrong_result(cls, got, f"{dtype_name(field.dtype)}{list(shape)}") from error
     is_plain = not hasattr(value, "dtype") or bool(getattr(jax.typeof(array), "weak_type", False))
     if array.shape != shape or (array.dtype != field.dtype and not is_plain):
         got = f"{dtype_name(array.dtype)}{list(array.shape)}"

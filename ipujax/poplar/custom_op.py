@@ -20,8 +20,9 @@ import numpy as np
 
 from ipujax.lowering.codelet_op import codelet_call_p
 from ipujax.poplar.codelets import codelet_of_call, codelets_in, connected_fields, result_shapes, state_fields
+from ipujax.poplar.graph_arguments import held
 from ipujax.poplar.vertex import NUM_DIMS, Vertex, VertexField
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.target import nearest
 from ipujax.runtime.variable import dtype_name
 
@@ -116,17 +117,29 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     read = dict(zip([field.name for field in _read(cls)], shapes, strict=True))
     all_shapes = tuple(tuple((read | results)[field.name]) for field in connected_fields(cls))
     outs = tuple((tuple(results[field.name]), field.dtype) for field in written)
-    plain = tuple((name, np.asarray(value).item()) for name, value in values.items())
+    plain = tuple((name, _held(cls, name, value)) for name, value in values.items())
     return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}  # type: ignore[arg-type]
+
+
+def _held(cls: type[Vertex], name: str, value: Any) -> Any:
+    """The value of a state, if its type holds it."""
+    (field,) = (field for field in state_fields(cls) if field.attribute == name)
+    what = f"codelet_call of {cls.vertex_name}: state {name}"
+    try:
+        return held(value, field.dtype, what).item()
+    except GraphError as error:
+        expected = f"a number that {dtype_name(field.dtype)} holds"
+        raise ArgumentError(what, expected=expected, got=repr(value)) from error
 
 
 def _tiles(cls: type[Vertex], tiles: int | Sequence[int] | None, num_vertices: int) -> tuple[int, ...] | None:
     if tiles is None:
         return None
-    given = np.asarray(tiles)
+    given, what = np.asarray(tiles), f"codelet_call of {cls.vertex_name}: tiles"
+    if given.dtype.kind not in "iu" or given.ndim > 1 or np.any(given < 0):
+        raise ArgumentError(what, expected="a whole number, at least 0, or a list of them", got=repr(tiles))
     each = tuple(np.broadcast_to(given, num_vertices).tolist() if given.ndim == 0 else given.tolist())
     if len(each) != num_vertices:
-        what = f"codelet_call of {cls.vertex_name}: tiles"
         raise ArgumentError(what, expected=f"one for each of {num_vertices} vertices", got=len(each))
     return each
 

@@ -77,6 +77,7 @@ class Engine:
         VerifyError: a program that breaks a rule of the machine.
         TileMemoryError: programs that overflow a tile.
         EngineError: a stream copy over the size limit.
+        GraphError: a compute set of another graph.
         ArgumentError: an unknown option.
     """
 
@@ -95,6 +96,8 @@ class Engine:
             given = [split_large_copies(program) for program in given]
         if isinstance(graph, ReplicatedGraph | VirtualGraph):
             raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
+        for node in (node for program in given for node in distinct(program) if isinstance(node, Execute)):
+            graph.check_compute_set(node.compute_set)
         self._graph, (self._machine, self._programs) = graph, expanded(graph, given)
         self._everything = Sequence(*self._programs)
         check_stream_sizes(self._machine, self._everything)
@@ -176,8 +179,9 @@ class Engine:
         """Loads the compiled programs; variables hold their initial values, or zeros.
 
         Raises:
-            EngineError: a device of another machine than the graph's, or no device.
+            EngineError: a device of another machine than the graph's, or no device, or while a program runs.
         """
+        self._check_idle("load")
         if not isinstance(device, Device):
             expected, got = "a Device, as IPUModel().create_device() makes", type(device).__name__
             raise EngineError("an engine is loaded on no device", expected=expected, got=got)
@@ -220,10 +224,13 @@ class Engine:
     def _loaded(self, what: str) -> DeviceMemory:
         if self._state is None:
             raise EngineError(f"{what} before the engine is loaded", hint="engine.load(device)")
+        self._check_idle(what)
+        return self._state
+
+    def _check_idle(self, what: str) -> None:
         if self._is_running:
             hint = "streams carry values in and out of a running program"
             raise EngineError(f"{what} while a program of the engine runs", hint=hint)
-        return self._state
 
     # --- streams ---
 
@@ -290,7 +297,13 @@ class Engine:
         return moves
 
     def set_print_stream(self, stream: TextIO) -> None:
-        """Says where `PrintTensor` prints; the standard error stream when nothing was said."""
+        """Says where `PrintTensor` prints; the standard error stream when nothing was said.
+
+        Raises:
+            ArgumentError: something that cannot be printed to.
+        """
+        if not hasattr(stream, "write"):
+            raise ArgumentError("set_print_stream", expected="a text stream, as sys.stdout", got=repr(stream))
         self._host.print_to = stream
 
     # --- tensors ---

@@ -67,8 +67,7 @@ class Graph(HostSide):
 
     def __init__(self, target: RuntimeTarget | Device, replication_factor: int = 1) -> None:
         machine = target.target if isinstance(target, Device) else Target.of(target)
-        if replication_factor != 1:
-            machine = Target.of(share_of_ipus(machine, replication_factor))
+        machine = Target.of(share_of_ipus(machine, replication_factor))
         self._placement = Placement()
         super().__init__(machine, replication_factor)
         self.vertices = VertexStore(machine.num_tiles, machine.tiles_per_ipu)
@@ -239,8 +238,9 @@ class Graph(HostSide):
             low = high = int(mapping)
         elif isinstance(mapping, np.ndarray):
             mapping = mapping.reshape(-1)
-            if mapping.size != tensor.size:
-                raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=mapping.size)
+            if mapping.size != tensor.size or mapping.dtype.kind not in "iu":
+                got = f"{mapping.size} of {mapping.dtype}"
+                raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=got)
             low, high = (int(mapping.min()), int(mapping.max())) if mapping.size else (0, 0)
         elif isinstance(mapping, list | tuple) and all(isinstance(held, list | tuple) for held in mapping):
             return tiles_of_intervals(mapping, tensor.size, num_tiles, repr(tensor))
@@ -286,7 +286,7 @@ class Graph(HostSide):
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
         """Adds all vertices of a group of the runtime to a compute set; as `ipujax.runtime.graph.Graph`."""
-        self._check_compute_set(compute_set)
+        self.check_compute_set(compute_set)
         check_group(group, compute_set)
         self._groups_added(compute_set).append(group)
 
@@ -311,13 +311,22 @@ class Graph(HostSide):
         Raises:
             GraphError: an unknown codelet, compute set or field, or a tensor that does not fit its field.
         """
-        self._check_compute_set(compute_set)
+        self.check_compute_set(compute_set)
         vertex = self.vertices.add(compute_set, self._codelet(codelet), user_place())
-        for name, what in (connections or {}).items():
-            self._connect(vertex, field_number(vertex.codelet, name), what)
+        try:
+            for name, what in (connections or {}).items():
+                self._connect(vertex, field_number(vertex.codelet, name), what)
+        except BaseException:
+            self.vertices.take_back(vertex)
+            raise
         return vertex
 
-    def _check_compute_set(self, compute_set: ComputeSet) -> None:
+    def check_compute_set(self, compute_set: ComputeSet) -> None:
+        """Refuses a compute set of another graph.
+
+        Raises:
+            GraphError: naming it.
+        """
         if compute_set not in self.groups:
             name = getattr(compute_set, "name", repr(compute_set))
             raise GraphError(f"compute set {name} is not of this graph", hint="graph.add_compute_set")

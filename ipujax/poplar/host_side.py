@@ -36,11 +36,14 @@ class HostSide(RuntimeGraph):
         """Lets the host write a tensor by this name; with several replicas all of theirs, [replicas, *shape].
 
         Raises:
-            GraphError: a name that is taken, or a constant.
+            GraphError: a name that is taken, a constant, or a view that sees an element of memory twice.
         """
         _check_host_tensor(handle, tensor)
         if tensor.contains_constant:
             raise GraphError(f"host write {handle} would write to {tensor!r}", got="a constant")
+        if not tensor.is_writable:
+            what = f"host write {handle} would write to {tensor!r}"
+            raise GraphError(what, expected="each element of memory once", got="a view that sees an element twice")
         _claim(self.host_writes, handle, self._for_host(tensor), "host write")
 
     def create_host_read(self, handle: str, tensor: Tensor) -> None:
@@ -105,6 +108,8 @@ def _check_host_tensor(handle: Any, tensor: Any) -> None:
 
 
 def _claim(table: dict[str, Any], handle: str, what: Any, kind: str) -> None:
+    if not isinstance(handle, str):
+        raise GraphError(f"name of a {kind}", expected="text", got=repr(handle))
     if handle in table:
         raise GraphError(f"two {kind} handles are called {handle!r}")
     table[handle] = what

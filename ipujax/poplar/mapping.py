@@ -9,6 +9,7 @@ Limits: a variable that is mapped by slices takes four bytes an element on the h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index as as_int
 
 import numpy as np
 
@@ -123,7 +124,8 @@ def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_t
         raise MappingError(f"mapping of {name} names tiles the target lacks", expected=num_tiles, got=len(intervals))
     tiles = np.full(size, UNMAPPED, np.int32)
     for tile, held in enumerate(intervals):
-        for begin, end in held:
+        for interval in held:
+            begin, end = _bounds(interval, tile, name)
             if not 0 <= begin <= end <= size:
                 got = f"({begin}, {end}) on tile {tile}"
                 raise MappingError(f"mapping of {name} leaves the tensor", expected=f"intervals in 0 … {size}", got=got)
@@ -134,6 +136,15 @@ def tiles_of_intervals(intervals: Sequence[Sequence[Interval]], size: int, num_t
         missing = int(np.flatnonzero(tiles == UNMAPPED)[0])
         raise MappingError(f"mapping of {name} leaves elements out", expected=f"{size} elements", got=f"no {missing}")
     return tiles
+
+
+def _bounds(interval: Interval, tile: int, name: str) -> Interval:
+    try:
+        begin, end = map(as_int, interval)
+    except (TypeError, ValueError) as error:
+        got = f"{interval!r} on tile {tile}"
+        raise MappingError(f"mapping of {name} is of no intervals", expected="(begin, end)", got=got) from error
+    return begin, end
 
 
 def intervals_of_tiles(tiles: np.ndarray, num_tiles: int) -> list[list[Interval]]:

@@ -58,7 +58,11 @@ class DeviceMemory:
         Raises:
             ArgumentError: another size or type.
         """
-        array, shape = np.asarray(value), self._shape(tensor.shape)
+        shape = self._shape(tensor.shape)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # rows of different lengths
+            raise ArgumentError(f"handle {name} cannot be written with this", expected=list(shape)) from error
         if array.size != np.prod(shape, dtype=int) or not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
             expected, got = f"{dtype_name(tensor.dtype)}{list(shape)}", f"{array.dtype}{list(array.shape)}"
             raise ArgumentError(f"handle {name} cannot be written with this", expected=expected, got=got)

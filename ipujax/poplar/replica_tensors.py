@@ -71,7 +71,7 @@ def share_of_tiles(target: Target, replicas: int) -> Target:
 
 
 def _share(whole: int, replicas: int, unit: str) -> int:
-    if not isinstance(replicas, int | np.integer) or replicas < 1 or whole % replicas:
+    if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1 or whole % replicas:
         expected = f"a divisor of {whole} {unit}"
         raise GraphError(f"{replicas!r} replicas of a graph", expected=expected, got=repr(replicas))
     return int(whole // replicas)

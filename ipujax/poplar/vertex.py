@@ -47,18 +47,28 @@ class Vectors:
     dtype: np.dtype
 
 
+def _element_type(of: Any) -> np.dtype:
+    try:
+        if of is None or isinstance(of, Vectors | Edge):
+            raise TypeError("an element has a type of its own")
+        return np.dtype(of)
+    except TypeError as error:
+        expected = "FLOAT, INT, …, or Vector or VectorList of one"
+        raise GraphError("no type of a field", expected=expected, got=repr(of)) from error
+
+
 class Vector:
     """`Vector[type]`: a field of any number of elements."""
 
     def __class_getitem__(cls, dtype: Any) -> Vectors:
-        return Vectors("vector", np.dtype(dtype))
+        return Vectors("vector", _element_type(dtype))
 
 
 class VectorList:
     """`VectorList[type]`: a field of any number of vectors, each of its own length."""
 
     def __class_getitem__(cls, dtype: Any) -> Vectors:
-        return Vectors("list", np.dtype(dtype))
+        return Vectors("list", _element_type(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class Edge:
 
 
 def _edge(direction: FieldDirection, of: Any) -> Edge:
-    vectors = of if isinstance(of, Vectors) else Vectors("scalar", np.dtype(of))
+    vectors = of if isinstance(of, Vectors) else Vectors("scalar", _element_type(of))
     return Edge(direction, vectors.kind, vectors.dtype)
 
 
@@ -148,6 +158,10 @@ class Vertex:
         super().__init_subclass__(**kwargs)
         if "vertex_name" not in vars(cls):
             cls.vertex_name = cls.__name__
+        for name in ("compute", "cycles"):
+            if name in vars(cls) and not callable(vars(cls)[name]):
+                expected, got = "a function", repr(vars(cls)[name])
+                raise GraphError(f"{name} of codelet {cls.__name__} is no function", expected=expected, got=got)
         inherited = {field.attribute: field for field in cls.fields}
         own = {field.attribute: field for field in _declared(cls)}
         cls.fields = tuple((inherited | own).values())

@@ -25,6 +25,7 @@ from ipujax.poplar.codelets import (
     vertex_codelet,
     with_cycles,
 )
+from ipujax.poplar.graph_arguments import held
 from ipujax.poplar.stacking import is_same, repeated_element, stacked
 from ipujax.poplar.vertex import NUM_DIMS, Vertex, VertexField
 from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place
@@ -123,6 +124,15 @@ class VertexStore:
         self._built.pop(compute_set, None)
         return VertexRef(self, number)
 
+    def take_back(self, vertex: VertexRef) -> None:
+        """Forgets the vertex that was added last."""
+        assert vertex.number == len(self.codelets) - 1, "only the last vertex can be taken back"
+        compute_set = self._compute_sets[-1]
+        for each in (self.codelets, self._compute_sets, self._places, self._tiles, self._connections):
+            each.pop()
+        self._members[compute_set].pop()
+        self._built.pop(compute_set, None)
+
     def own(self, vertex: Any) -> int:
         """The number of a vertex.
 
@@ -174,10 +184,11 @@ class VertexStore:
         field = self.codelets[vertex].fields[field_index]
         if not field.is_state:
             raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
-        if np.shape(value) != ():
-            got = f"shape {np.shape(value)}"
-            raise GraphError(f"value of {field.name} of {self.name(vertex)}", expected="one number", got=got)
-        self._connections[vertex][field_index] = value
+        what = f"value of {field.name} of {self.name(vertex)}"
+        number = held(value, field.dtype, what)
+        if number.shape != ():
+            raise GraphError(what, expected="one number", got=f"shape {number.shape}")
+        self._connections[vertex][field_index] = number[()]
         self._built.pop(self._compute_sets[vertex], None)
 
     def set_tile(self, vertex: int, tile: int) -> None:

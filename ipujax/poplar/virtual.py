@@ -38,6 +38,9 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
     Raises:
         GraphError: as `Graph.create_virtual_graph`.
     """
+    if isinstance(tiles, bool | float | str):
+        expected = "a number of tiles of each IPU, a range, or a list of tiles"
+        raise GraphError("virtual graph of nothing known", expected=expected, got=repr(tiles))
     if upper is not None:
         if not isinstance(tiles, int | np.integer):
             raise GraphError("virtual graph of no range", expected="first tile, one past the last", got=(tiles, upper))
@@ -48,7 +51,10 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
         firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
         chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
     else:
-        chosen = np.array(list(tiles), np.int32)
+        given = np.asarray(list(tiles))
+        if given.size and given.dtype.kind not in "iu":
+            raise GraphError("virtual graph of no tiles", expected="a list of whole numbers", got=repr(given.tolist()))
+        chosen = given.astype(np.int32)
     if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
         expected = f"different tiles in 0 … {target.num_tiles - 1}"
         raise GraphError("virtual graph of no such tiles", expected=expected, got=chosen.tolist()[:8])
@@ -219,11 +225,11 @@ class VirtualGraph(Graph):
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
         if not isinstance(what, VertexRef):
             super().set_tile_mapping(what, mapping)
-        elif 0 <= mapping < len(self._tiles):
+        elif isinstance(mapping, int | np.integer) and 0 <= mapping < len(self._tiles):
             self._parent.set_tile_mapping(what, int(self._tiles[mapping]))
         else:
             expected = f"0 … {len(self._tiles) - 1}"
-            raise GraphError(f"{what!r} is put on tile {mapping}", expected=expected, got=mapping)
+            raise GraphError(f"{what!r} is put on tile {mapping}", expected=expected, got=repr(mapping))
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
         tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles[group.tile]).astype(np.int32)
