@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from ipujax.poplar.replicated import ReplicatedGraph
 
 
-class Groups(dict[ComputeSet, list[VertexGroup]]):
+class GroupTable(dict[ComputeSet, list[VertexGroup]]):
+    """Vertex groups by compute set, made when asked for: every way to read it goes through iteration and `[]`."""
+
+    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
+        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
+
+    def keys(self) -> Any:
+        return list(self)
+
+    def values(self) -> Any:
+        return [self[compute_set] for compute_set in self]
+
+    def items(self) -> Any:
+        return [(compute_set, self[compute_set]) for compute_set in self]
+
+
+class Groups(GroupTable):
     """The vertex groups of each compute set.
 
     Args:
@@ -39,15 +55,6 @@ class Groups(dict[ComputeSet, list[VertexGroup]]):
     def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
         """The groups that were added as groups, to be appended to."""
         return super().__getitem__(compute_set)
-
-    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
-        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
-
-    def values(self) -> Any:
-        return [self[compute_set] for compute_set in self]
-
-    def items(self) -> Any:
-        return [(compute_set, self[compute_set]) for compute_set in self]
 
 
 class TemplateGroups(Groups):
@@ -75,6 +82,3 @@ class TemplateGroups(Groups):
 
     def __len__(self) -> int:
         return len(self._parent)
-
-    def keys(self) -> Any:
-        return self._parent.keys()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.poplar.graph import SHARED, Graph
+from ipujax.poplar.groups import GroupTable
 from ipujax.poplar.mapping import UNMAPPED, Placement
 from ipujax.poplar.vertices import VertexRef
 from ipujax.runtime.errors import GraphError
@@ -135,7 +136,7 @@ class _VirtualPlacement(Placement):
         return np.where(tiles == UNMAPPED, UNMAPPED, self._inverse[tiles]).astype(np.int32)
 
 
-class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
+class _VirtualGroups(GroupTable):
     """The vertex groups of a parent in the tile numbers of a virtual graph; compute sets are the parent's."""
 
     def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
@@ -165,18 +166,6 @@ class _VirtualGroups(dict[ComputeSet, list[VertexGroup]]):
 
     def __len__(self) -> int:
         return len(self._parent.groups)
-
-    def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
-        return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
-
-    def keys(self) -> Any:
-        return self._parent.groups.keys()
-
-    def values(self) -> Any:
-        return [self[compute_set] for compute_set in self]
-
-    def items(self) -> Any:
-        return [(compute_set, self[compute_set]) for compute_set in self]
 
 
 class VirtualGraph(Graph):
