@@ -132,7 +132,7 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
     specs, state = _specs(cls, shapes)
     jax.eval_shape(lambda blocks, values: _run(cls, shapes, values, blocks), specs, state)
     fields = tuple(
-        Field(field.name, _DIRECTIONS[field.direction], field.dtype)
+        Field(field.name, field.direction, field.dtype)  # type: ignore[arg-type]  # state is not connected
         for field, shape in zip(connected, shapes, strict=True)
         if num_elements(field, shape)
     )
@@ -140,9 +140,6 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
     state_bytes += sum(field.dtype.itemsize for field in state_fields(cls))
     cycles = _cycles(cls, shapes)
     return Codelet(cls.vertex_name, fields, compute, cycles, state_bytes, cls.code_bytes, supervisor=False)
-
-
-_DIRECTIONS: dict[str, Any] = {"in": "in", "out": "out", "inout": "inout"}
 
 
 def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:

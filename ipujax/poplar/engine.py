@@ -10,8 +10,8 @@ Each program is one jitted function of memory, so that a run is one call of XLA.
 runs: what any program reads before it writes it, what the host has a handle for, remote buffers, and results that
 nothing in the graph reads on. Memory that nothing wrote holds zeros.
 
-After a callback, an abort or a print raises, later transfers of that run do nothing, loops with data-dependent counts
-end, and memory holds whatever the program then left; the engine stays usable.
+After a callback, an abort or a print raises, later transfers of that run call nobody and bring zeros, loops with
+data-dependent counts end, and memory holds whatever the program then left; the engine stays usable.
 Source: Poplar & PopLibs user guide, tutorials 1 to 4, "Profiling"; names from poplar/Engine.hpp.
 """
 

@@ -74,11 +74,13 @@ def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: 
     Args:
         source: tensor, host-to-device stream or remote buffer.
         destination: tensor, device-to-host stream or remote buffer; at most one of the two is not a tensor.
-        offset: INT or UNSIGNED_INT numbers of the rows of a remote buffer; all rows in order when None.
+        offset: INT or UNSIGNED_INT numbers of the rows of a remote buffer; all rows in order when None. Rows that the
+            buffer lacks read as zeros, and are not written.
         name: debug name of a copy between tensors.
 
     Raises:
-        GraphError: for different sizes or types, a stream of the other direction, or an offset without remote buffer.
+        GraphError: for different sizes or types, a stream of the other direction, or an offset without remote buffer or
+            of another type.
     """
     origin = _here()
     match source, destination:
