@@ -96,6 +96,7 @@ class VertexStore:
         self._num_tiles, self._tiles_per_ipu = num_tiles, tiles_per_ipu
         self.codelets: list[type[Vertex]] = []
         self._compute_sets: list[ComputeSet] = []
+        self._ranks: list[int] = []  # the number of each among the vertices of its compute set
         self._places: list[Place | None] = []
         self._tiles: list[int] = []
         self._connections: list[list[Any]] = []  # one a field: Tensor, VectorListTensors, number, or None
@@ -108,8 +109,7 @@ class VertexStore:
 
     def name(self, number: int) -> str:
         """A vertex as errors name it."""
-        compute_set = self._compute_sets[number]
-        rank = self._members[compute_set].index(number)
+        compute_set, rank = self._compute_sets[number], self._ranks[number]
         return f"vertex {rank} ({self.codelets[number].vertex_name}) of compute set {compute_set.name}"
 
     def add(self, compute_set: ComputeSet, cls: type[Vertex], place: Place | None) -> VertexRef:
@@ -120,7 +120,9 @@ class VertexStore:
         self._places.append(place)
         self._tiles.append(NO_TILE)
         self._connections.append([None] * len(cls.fields))
-        self._members.setdefault(compute_set, []).append(number)
+        members = self._members.setdefault(compute_set, [])
+        self._ranks.append(len(members))
+        members.append(number)
         self._built.pop(compute_set, None)
         return VertexRef(self, number)
 
@@ -128,7 +130,7 @@ class VertexStore:
         """Forgets the vertex that was added last."""
         assert vertex.number == len(self.codelets) - 1, "only the last vertex can be taken back"
         compute_set = self._compute_sets[-1]
-        for each in (self.codelets, self._compute_sets, self._places, self._tiles, self._connections):
+        for each in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
             each.pop()
         self._members[compute_set].pop()
         self._built.pop(compute_set, None)

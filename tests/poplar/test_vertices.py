@@ -277,7 +277,17 @@ def test_without_an_estimate_a_dot_takes_four_instructions_a_multiply_add():
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_vertices_are_added_compiled_and_run():
+class ScaledSumVertex(Vertex):
+    in_: Input[Vector[FLOAT]]
+    scale: FLOAT
+    out: Output[FLOAT]
+
+    def compute(in_, scale):
+        return jnp.sum(in_) * scale
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     """Allowed are 20 s; a loop over vertices that is quadratic, or one traced call a vertex, takes far longer."""
     number, start = 100_000, time.perf_counter()
     graph = poplar.Graph(poplar.IPUModel().create_device())
@@ -289,13 +299,15 @@ def test_a_hundred_thousand_vertices_are_added_compiled_and_run():
     compute_set = graph.add_compute_set("sums")
     order = np.random.default_rng(0).permutation(number).tolist()
     for i, tile in zip(order, tiles[order].tolist(), strict=True):
-        v = graph.add_vertex(compute_set, SumVertex, {"in": x[i], "out": out[i]})
+        state = {"scale": i % 3} if has_state else {}
+        codelet = ScaledSumVertex if has_state else SumVertex
+        v = graph.add_vertex(compute_set, codelet, {"in": x[i], "out": out[i], **state})
         graph.set_tile_mapping(v, tile)
     values = np.arange(2.0 * number, dtype=np.float32).reshape(number, 2)
     program, inputs, (stream,) = streamed(Execute(compute_set), {x: values}, [out])
     executable = compile(graph, program)
     got = jax.jit(executable.function)(inputs)[stream]
-    np.testing.assert_array_equal(got, values.sum(1))
+    np.testing.assert_array_equal(got, values.sum(1) * (np.arange(number) % 3 if has_state else 1))
     assert time.perf_counter() - start < 20
 
 
