@@ -27,6 +27,7 @@ from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.lowering.poputil.mapping import mapping_like
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.exchange import copy_cycles, receive_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.program import Execute
@@ -148,11 +149,12 @@ class _Picking:
     def __call__(self, grids: Grids, target: Target) -> np.ndarray:
         slots = grids.blocks[self.axis]
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
-        pair_bytes = element_bytes(self.dtype) + element_bytes(self.index_dtype)
+        widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
-        copied = np.ceil(size * pair_bytes / target.memcpy_bytes_per_cycle) + 2 * target.copy_fragment_cycles
-        payload = np.ceil((slots - 1) * size * pair_bytes / target.exchange_bytes_per_cycle)
-        payload = np.maximum(payload, 2 * (slots - 1) * target.exchange_fragment_cycles)
+        # The first pair of each result lies there already; no two tiles receive the same.
+        copied = copy_cycles(size * sum(widths), np.full_like(size, len(widths)), target)
+        shared = np.zeros_like(size)
+        payload = sum(receive_cycles((slots - 1) * size * width, shared, slots - 1, target) for width in widths)
         fixed = target.exchange_startup_cycles + target.internal_sync_cycles
         return np.where(slots > 1, fixed + payload + copied + compute, 0.0)
 

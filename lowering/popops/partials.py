@@ -22,6 +22,7 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
 from ipujax.lowering.poputil.grids import cut_again
 from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
 from ipujax.runtime.program import Execute
@@ -235,7 +236,8 @@ def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, mon
     runs = np.where(count > 1, prod(longest[:dim]), 1)
     elements = length * inner
     compute = reduce_cycles(monoid, dtype, elements, np.asarray(depth), target)
-    copied = np.ceil(elements * width / target.memcpy_bytes_per_cycle) + runs * target.copy_fragment_cycles
+    # A tile puts the part it has itself between those that arrive; no two tiles receive the same.
+    copied = copy_cycles(elements * width, runs, target)
     # A tile that combines no part itself sends all it has.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)

@@ -91,13 +91,15 @@ def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
     """For each dimension of a view the variable's dimension it runs along, forwards in steps of one.
 
     None stands for a dimension of size 1. Returns None when the view is not such a permutation (with slices) of one
-    variable's dimensions: reshaped, broadcast, reversed, strided or of several variables.
+    variable's dimensions: reshaped, broadcast, reversed, strided or of several variables. A slice of joined dimensions
+    that goes on in the next row is none either.
     """
     affine = tensor.affine
     if affine is None:
         return None
     shape = affine.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    first = np.unravel_index(affine.offset, shape) if tensor.size else (0,) * len(shape)
     found: list[int | None] = []
     for group in affine.dims:
         if not group:
@@ -105,7 +107,7 @@ def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
             continue
         (size, stride), *more = group
         matches = [d for d, s in enumerate(strides) if s == stride and shape[d] >= size and shape[d] > 1]
-        if more or len(matches) != 1 or matches[0] in found:
+        if more or len(matches) != 1 or matches[0] in found or first[matches[0]] + size > shape[matches[0]]:
             return None
         found.append(matches[0])
     return tuple(found)

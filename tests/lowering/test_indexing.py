@@ -143,7 +143,7 @@ def test_a_gradient_reads_no_zeros() -> None:
 
 
 def test_an_embedding_is_cut_along_features_and_then_rows() -> None:
-    shapes = jax.ShapeDtypeStruct((3000, 8), np.float32), jax.ShapeDtypeStruct((64,), np.int32)
+    shapes = jax.ShapeDtypeStruct((3000, 8), np.float32), jax.ShapeDtypeStruct((112,), np.int32)
     program = lowered(rows_of("fill"), shapes, small_target(32))
     (group,) = [g for groups in program.graph.groups.values() for g in groups if "MultiSlice" in g.codelet.name]
     blocks = {axis.name: axis.blocks for axis in group.axes}

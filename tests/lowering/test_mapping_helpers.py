@@ -124,6 +124,23 @@ def test_mapping_like_has_none_for_unmapped_several_and_repeated() -> None:
     assert mapping_like(graph, placed[0].broadcast_in_dim((4, 5), (1,))) is None
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (3, 2, 5), (5, 1, 4)])
+def test_slices_of_what_is_flattened(shape: tuple[int, ...]) -> None:
+    """Within a row they have a mapping in boxes; what goes on in the next row runs along no one dimension."""
+    graph = Graph(small_target(TILES))
+    mapping = grid(shape, (2, *(1 for _ in shape[1:-1]), 2))
+    flat = graph.add_variable(shape, np.float32, "x", mapping).flatten()
+    for start in range(flat.size):
+        for stop in range(start + 2, min(start + shape[-1], flat.size) + 1):
+            view = flat[start:stop]
+            like = mapping_like(graph, view)
+            assert (like is None) == (start // shape[-1] != (stop - 1) // shape[-1])
+            if like is not None:
+                np.testing.assert_array_equal(owners(like), tiles_seen(mapping, view))
+    rows = graph.add_variable((2, 3, 4), np.float32, "rows", grid((2, 3, 4), (2, 3, 1)))
+    assert mapping_like(graph, rows.reshape((6, 4))[2:5]) is None
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_map_by_plan_puts_each_box_of_the_view_on_its_tile(data: st.DataObject) -> None:

@@ -17,11 +17,16 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.lowering.popops import arg_reduce, gather, pad, rows, scatter, windows
+from ipujax.lowering.popops import reduce as reduce_module
+from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.reduce import reduce
+from ipujax.lowering.popops.work import Work
+from ipujax.lowering.poputil.grids import even_grids
 from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import grid
+from ipujax.runtime.mapping import Blocked, grid
 from ipujax.runtime.profile import Profile
 from tests.lowering.helpers import lowered, small_target
 
@@ -237,6 +242,43 @@ def test_a_larger_batch_is_more_work(name: str, tiles: int) -> None:
         assert more_cycles >= cycles, costs
         # Six rows keep a tile's workers as long as one. On all tiles the fastest grid may waste some of them.
         assert more_work >= work or tiles == 1472, costs
+
+
+# How much less than its estimate an operation may be charged: blocks shared out unevenly, buses beyond a block.
+ESTIMATED = {
+    **dict.fromkeys(["sum-all", "sum-columns-half", "sum-rows-odd", "sum-images", "any", "pool", "pool-sparse"], 0.0),
+    **dict.fromkeys(["gradient", "argmax-rows", "argmax-half", "argmax-tall", "cumsum-cube", "sort-rows", "pad"], 0.0),
+    **dict.fromkeys(["lookup-labels", "lookup-narrow", "update-tiny", "update-odd", "update-half"], 0.0),
+    **dict.fromkeys(["lookup", "lookup-odd", "lookup-many", "update", "update-large", "update-few-rows"], 0.04),
+}
+
+
+@pytest.mark.parametrize("tiles", [3, 17, 100])
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the best grids and of any: the choice among them knows what each costs."""
+    compared = 0
+
+    def compare(
+        graph: Graph, shape: Any, order: Any, work: Work, operands: Any, add: Any, after: Any = None
+    ) -> Blocked:
+        nonlocal compared
+        grids = even_grids(tuple(shape), tuple(order), tiles)
+        estimates = work.cycles(grids, graph.target)
+        if after is not None:
+            estimates = estimates + after(grids, graph.target)
+        count = len(estimates)
+        for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
+            placement = grids.placement(int(n))
+            charged = charged_cycles(graph, lambda g, p, placement=placement: add(g, p, placement))
+            assert (1 - ESTIMATED[name]) * estimates[n] <= charged <= estimates[n], grids.blocks[:, n]
+            compared += 1
+        return choose(graph, shape, order, work, operands, add, after)
+
+    for module in (arg_reduce, gather, pad, reduce_module, rows, scatter, windows):
+        monkeypatch.setattr(module, "choose", compare)
+    lowered(*OPERATIONS[name], small_target(tiles, bytes_per_tile=1 << 25))
+    assert compared
 
 
 def test_what_lies_well_is_reduced_where_it_lies() -> None:
