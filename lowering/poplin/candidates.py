@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
 from ipujax.lowering.poplin.partials import partials_cost
-from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
     block_cycles,
@@ -34,10 +34,6 @@ from ipujax.runtime.variable import element_bytes
 _CANDIDATES = {1: 256, 2: 128, 3: 48, 4: 20, 5: 11, 6: 8, 7: 7}
 _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
-
-
-# Positions in `Dims`.
-BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
 
 
 def output_order(kind: VertexKind, rank: int) -> list[int]:

@@ -19,17 +19,8 @@ from jax import lax
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
-from ipujax.lowering.poplin.plan import (
-    BATCH,
-    FIELD,
-    GROUPS,
-    IN_CHANNELS,
-    OUT_CHANNELS,
-    Plan,
-    contenders,
-    plan_convolution,
-)
-from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
+from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.errors import GraphError

@@ -16,7 +16,8 @@ import numpy as np
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Grid, Plan, contenders, plan_matmul
+from ipujax.lowering.poplin.plan import Grid, Plan, contenders, plan_matmul
+from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph

@@ -23,11 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poplin.candidates import BATCH as BATCH
-from ipujax.lowering.poplin.candidates import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, Candidates, output_order
+from ipujax.lowering.poplin.candidates import Candidates, output_order
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
-from ipujax.lowering.poplin.spec import ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.spec import (
+    BATCH,
+    FIELD,
+    GROUPS,
+    IN_CHANNELS,
+    OUT_CHANNELS,
+    ConvSpec,
+    Dims,
+    arithmetic,
+)
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.mapping import even_cuts, frozen

@@ -19,6 +19,10 @@ from ipujax.runtime.target import Target
 T = TypeVar("T")
 
 
+# Positions in `Dims`: its first four members, then the field and the kernel.
+BATCH, GROUPS, OUT_CHANNELS, IN_CHANNELS, FIELD = range(5)
+
+
 @dataclass(frozen=True, slots=True)
 class Dims(Generic[T]):
     """One value for each dimension of a convolution: extents, numbers of blocks, grains, lengths of a block…"""
