@@ -194,7 +194,8 @@ def _box_cycles(shapes: BlockShapes, dims: tuple[int, ...], dtype: Any, target: 
 @lru_cache(maxsize=1024)
 def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        return lax.dynamic_slice(x, _all_starts(starts, dims, rank), shapes[0])
+        # A negative start is clamped: what counts from the end was resolved where the equation was traced.
+        return lax.dynamic_slice(x, _all_starts(starts, dims, rank), shapes[0], allow_negative_indices=False)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return _box_cycles(shapes, dims, dtype, target)
@@ -207,7 +208,7 @@ def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: An
 @lru_cache(maxsize=1024)
 def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank))
+        return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return _box_cycles(shapes, dims, dtype, target)

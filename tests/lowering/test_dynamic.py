@@ -32,6 +32,15 @@ def test_dynamic_update_slice(shape: tuple[int, ...], start: tuple[int, ...]) ->
     check(lambda x, u, *s: lax.dynamic_update_slice(x, u, s), X, update, *map(np.int32, start), tiles=(7,))
 
 
+@pytest.mark.parametrize("start", [-9, -6, -1])
+def test_negative_starts_are_clamped_and_do_not_count_from_the_end(start: int) -> None:
+    """The primitive's own rule: counting from the end is done once, where `lax` is called."""
+    i, update = np.int32(start), -np.ones((1, 2, 3), np.float32)
+    check(lambda x, i: lax.dynamic_slice_p.bind(x, i, i, i, slice_sizes=(1, 2, 3)), X, i, tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice_p.bind(x, u, i, i, i), X, update, i, tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i, i)), X, update, i, tiles=(7,))
+
+
 def test_other_dtypes() -> None:
     for x in (X.astype(np.int8), X > 3, X.astype(jnp.bfloat16)):
         check(lambda x, i: lax.dynamic_slice(x, (i, i, i), (2, 2, 2)), x, np.uint8(3), tiles=(4,))

@@ -1,0 +1,78 @@
+"""Random programs: value and gradient by `ipu.jit` and by the tile interpreter, against plain JAX.
+
+Fixed seeds: a failure comes again. `-m slow` runs 2,000 programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import ipujax as ipu
+from tests.lowering.helpers import assert_same, lowered, run_tiles, small_target
+from tests.lowering.random_programs import Program, programs
+
+DEVICE = ipu.IPUModel(tiles_per_ipu=64)
+# XLA's own optimisations are not what is compared here, and are most of the time.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+TOLERANCE = 2e-4  # chains of up to 40 roundings, each of which later steps may magnify a little
+EVERY = settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
+
+
+def compare(program: Program, *, on_tiles: bool) -> None:
+    """Asserts that a program gives what plain JAX gives, its gradient too where it has one."""
+    arguments = program.arguments()
+
+    def fun(*args: Any) -> Any:
+        return program(*args), program.gradient(*args) if program.differentiable else ()
+
+    expected = jax.tree.leaves(jax.jit(fun, compiler_options=QUICK)(*arguments))
+    ready = ipu.jit(fun, device=DEVICE).lower(*arguments)
+    ready.compile()  # verified, and fits its tiles
+    got = jax.tree.leaves(jax.jit(ready.evaluate, compiler_options=QUICK)(*arguments))
+    assert_same(got, expected, TOLERANCE, TOLERANCE, "engine, 64 tiles")
+    if on_tiles:
+        few = lowered(fun, arguments, small_target(7))
+        assert_same(run_tiles(few, arguments), expected, TOLERANCE, TOLERANCE, "interpreter, 7 tiles")
+
+
+@seed(1)
+@settings(EVERY, max_examples=17)
+@given(programs(4, 9))
+def test_engine(program: Program) -> None:
+    compare(program, on_tiles=False)
+
+
+@seed(2)
+@settings(EVERY, max_examples=8)
+@given(programs(4, 7))
+def test_interpreter(program: Program) -> None:
+    compare(program, on_tiles=True)
+
+
+@pytest.mark.slow
+@seed(3)
+@settings(EVERY, max_examples=1600)
+@given(programs())
+def test_engine_on_many(program: Program) -> None:
+    compare(program, on_tiles=False)
+
+
+@pytest.mark.slow
+@seed(4)
+@settings(EVERY, max_examples=400)
+@given(programs(4, 7))
+def test_interpreter_on_many(program: Program) -> None:
+    compare(program, on_tiles=True)
