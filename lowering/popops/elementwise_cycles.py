@@ -59,6 +59,7 @@ OP_COSTS: dict[str, OpCost] = {
     "sub": _ARITHMETIC,
     "mul": _ARITHMETIC,
     "add_any": _ARITHMETIC,
+    "mulhi": OpCost((14, 1), (14, 1), (14, 1)),  # assumed: two multiplications, for the machine keeps the low half
     "max": OpCost((8, 2), (9, 4), (7, 1)),
     "min": OpCost((8, 2), (9, 4), (7, 1)),
     "clamp": OpCost((11, 2), (12, 4), (14, 1)),

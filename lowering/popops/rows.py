@@ -1,4 +1,4 @@
-"""Operations along one dimension, row by row: cumulative results, sorting, the largest of a row.
+"""Operations along one dimension, row by row: cumulative results, sorting, the largest of a row, any reduction.
 
 A row is never cut, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone is
 worked on by one tile.
@@ -17,10 +17,19 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
+from ipujax.lowering.popops.blocks import (
+    along,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    scalar,
+    tile_grid,
+    whole_axis,
+)
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.work import Source, Span, Work
+from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -63,7 +72,7 @@ def cumulative(
         A new tensor like `x`.
     """
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
-    (out,) = _rowwise(graph, codelet, [x], [(x.shape[axis], x.dtype)], axis, prog, name)
+    (out,) = by_rows(graph, codelet, [x], [(x.shape[axis], x.dtype)], axis, prog, name)
     return out
 
 
@@ -92,16 +101,16 @@ def sort(
     """
     codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable)
     results = [(x.shape[axis], x.dtype) for x in operands]
-    return _rowwise(graph, codelet, operands, results, axis, prog, name)
+    return by_rows(graph, codelet, operands, results, axis, prog, name)
 
 
 def top_k(graph: Graph, x: Tensor, k: int, axis: int, prog: ProgramSequence, name: str) -> list[Tensor]:
     """The `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
     codelet = _top_k_codelet(x.dtype, k, axis)
-    return _rowwise(graph, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis, prog, name)
+    return by_rows(graph, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis, prog, name)
 
 
-def _rowwise(
+def by_rows(
     graph: Graph,
     codelet: Codelet,
     operands: Sequence[Tensor],
@@ -109,21 +118,39 @@ def _rowwise(
     axis: int,
     prog: ProgramSequence,
     name: str,
+    scalars: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Runs a codelet on rows; results are given by the extent of their rows and dtype."""
+    """Runs a codelet on rows.
+
+    Args:
+        graph: graph to add to.
+        codelet: reads a block of each operand, then the scalars, and writes a block of each result.
+        operands: tensors of one shape with at least one element.
+        results: extent of the rows of each result, and its dtype.
+        axis: the dimension that rows lie along.
+        prog: program the compute set is added to.
+        name: debug name.
+        scalars: tensors of shape () that every vertex reads.
+
+    Returns:
+        A new tensor for each result, of the operands' shape but for the extent of rows.
+    """
     shape, rank = operands[0].shape, operands[0].ndim
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
     out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
     here: Source = "here"
     sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
-    work = Work(codelet, (*[row] * len(operands), *out_rows), tuple(sources))
+    sources[len(operands) : len(operands)] = [source_of(graph, x) for x in scalars]
+    work = Work(codelet, (*[row] * len(operands), *[()] * len(scalars), *out_rows), tuple(sources))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
         for tensor in operands:
             place_operand(graph, tensor, row, placement)
-        return _add_rows(graph, codelet, operands, results, axis, placement, prog, name)
+        for tensor in scalars:
+            map_linearly(graph, tensor)
+        return _add_rows(graph, codelet, operands, results, axis, placement, prog, name, scalars)
 
-    placement = choose(graph, shape, [d for d in range(rank) if d != axis], work, operands, add)
+    placement = choose(graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
     return add(graph, prog, placement)
 
 
@@ -136,11 +163,12 @@ def _add_rows(
     placement: Blocked,
     prog: ProgramSequence,
     name: str,
+    scalars: Sequence[Tensor],
 ) -> list[Tensor]:
     shape, rank = operands[0].shape, operands[0].ndim
     extents = sorted({extent for extent, _ in results if extent != shape[axis]})
     axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in extents]
-    accesses = [along(x, range(rank)) for x in operands]
+    accesses = [*(along(x, range(rank)) for x in operands), *map(scalar, scalars)]
     outs = []
     for extent, dtype in results:
         row_axis = axis if extent == shape[axis] else rank + extents.index(extent)

@@ -49,7 +49,10 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScatterSpec:
-    """What to update: the row of `SCATTERS`, the parameters of that function, and the shapes."""
+    """What to update: the row of `SCATTERS`, the parameters of that function, and the shapes.
+
+    `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
+    """
 
     kind: str
     numbers: lax.ScatterDimensionNumbers
@@ -58,6 +61,7 @@ class ScatterSpec:
     unique_indices: bool
     table_shape: tuple[int, ...]
     update_shape: tuple[int, ...]
+    function: Any = None
 
     @property
     def indexed(self) -> tuple[int, ...]:
@@ -171,7 +175,18 @@ def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Any) -> 
         mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         if any(table.shape[d] != spec.table_shape[d] for d in spec.indexed):
             indices, mode, hints = _local_indices(indices, origins), Mode.FILL_OR_DROP, {}
-        return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
+        if spec.function is None:
+            return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
+        return lax.scatter_p.bind(
+            table,
+            indices,
+            updates,
+            dimension_numbers=spec.numbers,
+            update_jaxpr=spec.function,
+            update_consts=(),
+            mode=mode,
+            **{"unique_indices": False, "indices_are_sorted": False, **hints},
+        )
 
     def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
         """Indices into a block; those that fall elsewhere are out of its range."""

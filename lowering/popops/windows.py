@@ -28,6 +28,7 @@ from ipujax.lowering.popops.blocks import (
     mapped_variable,
     place_operand,
     placed_axes,
+    scalar,
     tile_grid,
     whole_axis,
 )
@@ -35,6 +36,7 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.work import Source, Span, Work, spans
+from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -95,7 +97,7 @@ class Windows:
 
 
 # What a window reduces by: the function of `lax`'s reduce_window family with keyword geometry, and its monoid.
-WindowReducer = Callable[..., jax.Array]
+WindowReducer = Callable[..., Any]
 
 
 def reduce_window(
@@ -106,7 +108,8 @@ def reduce_window(
     reducer: WindowReducer,
     prog: ProgramSequence,
     name: str,
-) -> Tensor:
+    starts: Sequence[Tensor] = (),
+) -> list[Tensor]:
     """Reduces every window of a tensor to one element.
 
     Args:
@@ -114,35 +117,42 @@ def reduce_window(
         operands: tensors of one shape with at least one element, windowed alike.
         windows: geometry; every result must exist.
         monoid: "max", "min", "add" or "mul", for the cost.
-        reducer: called with the blocks and the geometry as `Windows` of that block; hashable.
+        reducer: called with the blocks, the starts and the geometry as `Windows` of that block; hashable.
         prog: program the compute set is added to.
         name: debug name.
+        starts: scalars that the reduction of each operand starts with; the reducer knows them when empty.
 
     Returns:
-        A new tensor of `windows.result_shape(shape)`, dtype of the last operand.
+        New tensors of `windows.result_shape(shape)`: one with the dtype of the last operand, or one for each of
+        `starts`.
     """
-    x, dtype = operands[0], operands[-1].dtype
+    x, dtypes = operands[0], tuple(t.dtype for t in starts) or (operands[-1].dtype,)
     shape, rank = windows.result_shape(x.shape), x.ndim
-    codelet = _codelet(tuple(t.dtype for t in operands), windows, monoid, reducer)
+    codelet = _codelet(tuple(t.dtype for t in operands), tuple(t.dtype for t in starts), windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
-    sources: list[Source] = [source_of(graph, t) for t in operands]
-    work = Work(codelet, (*[read] * len(operands), spans(shape, range(rank))), (*sources, "here"))
+    sources: list[Source] = [source_of(graph, t) for t in (*operands, *starts)]
+    sources += ["here"] * len(dtypes)
+    fields = (*[read] * len(operands), *[()] * len(starts), *[spans(shape, range(rank))] * len(dtypes))
+    work = Work(codelet, fields, tuple(sources))
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
         for tensor in operands:
             place_operand(graph, tensor, read, placement)
-        out = mapped_variable(graph, shape, dtype, name, range(rank), placement)
+        for tensor in starts:
+            map_linearly(graph, tensor)
+        outs = [mapped_variable(graph, shape, dtype, name, range(rank), placement) for dtype in dtypes]
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-        accesses = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), along(out, range(rank)))
+        read_by = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), *map(scalar, starts))
+        accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
         compute_set = graph.add_compute_set(name)
         graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
         prog.add(Execute(compute_set))
-        return out
+        return outs
 
-    return add(graph, prog, choose(graph, shape, range(rank), work, operands, add))
+    return add(graph, prog, choose(graph, shape, range(rank), work, [*operands, *starts], add))
 
 
 def _zero(dtype: Any) -> np.ndarray:
@@ -159,18 +169,24 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
 
 
 @lru_cache(maxsize=1024)
-def _codelet(dtypes: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer) -> Codelet:
-    def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> jax.Array:
+def _codelet(
+    dtypes: tuple[Any, ...], starts: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
+) -> Codelet:
+    out_dtypes = starts or dtypes[-1:]
+
+    def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
         inner = Windows(windows.sizes, windows.strides, tuple(pads[0]), windows.base_dilation, windows.window_dilation)
-        return reducer(*blocks, inner)
+        results = reducer(*blocks, inner)
+        return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
-    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *starts))]
+    fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
-    return Codelet(title, (*fields, Field("out", "out", dtypes[-1])), compute, cycles, 48, 900, takes=("pads",))
+    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",))
 
 
 def select_and_scatter_add(
@@ -277,7 +293,7 @@ def _local(
 def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
     """The reducer that calls a primitive of the reduce_window family, with parameters besides the geometry."""
 
-    def reducer(*arguments: Any) -> jax.Array:
+    def reducer(*arguments: Any) -> Any:
         *blocks, windows = arguments
         return primitive.bind(
             *blocks,

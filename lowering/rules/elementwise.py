@@ -7,14 +7,15 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
+from ipujax.lowering.popops.row_functions import RowFunction, each_row
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
@@ -37,8 +38,24 @@ def convert_element_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
     """A reinterpretation of bits; between widths, which adds or drops a dimension, it is no elementwise operation."""
-    same_width = element_bytes(params["new_dtype"]) == element_bytes(x.dtype)
-    return elementwise_rule(ctx, x, **params) if same_width else fallback(ctx, x)
+    (aval,) = ctx.out_avals
+    if aval.shape == x.shape:
+        return elementwise_rule(ctx, x, **params)
+    if not aval.size:
+        return fallback(ctx, x)
+    parts = aval.shape[-1] if aval.ndim > x.ndim else 1
+    rows = x.reshape((*x.shape, 1)) if aval.ndim > x.ndim else x
+    fun = _bitcast_of_rows(aval.dtype, aval.ndim > x.ndim)
+    (out,) = each_row(ctx.graph, "Bitcast", rows, rows.ndim - 1, fun, [(parts, aval.dtype)], ctx.prog, ctx.name)
+    return out.reshape(aval.shape)
+
+
+@lru_cache(maxsize=256)
+def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
+    """From rows of one element to rows of its parts, or back."""
+    if splits:
+        return lambda x: (lax.bitcast_convert_type(lax.squeeze(x, (x.ndim - 1,)), dtype),)
+    return lambda x: (lax.expand_dims(lax.bitcast_convert_type(x, dtype), (x.ndim - 1,)),)
 
 
 RULES: dict[str, Rule] = {name: elementwise_rule for name in OP_COSTS if name != "copy"}

@@ -61,11 +61,11 @@ def scatter_rule(
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
-    """A table combined with updates at computed places; a function of the user's own runs on one tile."""
-    del update_consts
+    """A table combined with updates at computed places, by a function of the user's own too."""
     kind = ctx.primitive.name
-    own_function = kind == "scatter" and update_jaxpr is not None
-    if own_function or is_key_dtype(table.dtype) or not table.size or not updates.size or not indices.size:
+    if not table.size:
+        return table
+    if update_consts or is_key_dtype(table.dtype) or not updates.size or not indices.size:
         return fallback(ctx, table, indices, updates)
     spec = ScatterSpec(
         kind,
@@ -75,6 +75,7 @@ def scatter_rule(
         unique_indices,
         table.shape,
         updates.shape,
+        update_jaxpr if kind == "scatter" else None,
     )
     return scatter(ctx.graph, table, indices, updates, spec, ctx.prog, ctx.name)
 

@@ -52,6 +52,29 @@ def unwrap_rule(ctx: Context, keys: Tensor, **params: Any) -> Sequence[Tensor]:
     return _draw(ctx, [keys], keys.ndim, params, cut_results=False)
 
 
+def gamma_rule(ctx: Context, keys: Tensor, alpha: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`random_gamma`: a block of numbers from each key, and a parameter for each number."""
+    return _draw(ctx, [keys, alpha], keys.ndim, params, cut_results=True)
+
+
+def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequence[Tensor]:
+    """The next state, which one tile computes, and bits, of which each tile computes those it keeps."""
+    if not all(aval.size for aval in ctx.out_avals):
+        return fallback(ctx, state)
+    items, outs = tuple(sorted(params.items())), []
+    for number, aval in enumerate(ctx.out_avals):
+        fun, result = _one_result(ctx.primitive, items, number), [(tuple(aval.shape), aval.dtype)]
+        cut = number == 1
+        outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, cut_results=cut)
+    return outs
+
+
+@lru_cache(maxsize=256)
+def _one_result(primitive: Primitive, params: tuple[tuple[str, Any], ...], number: int) -> Callable[..., Any]:
+    given = dict(params)
+    return lambda state: primitive.bind(state, **given)[number]
+
+
 def clone_rule(ctx: Context, keys: Tensor) -> Tensor:
     """A key that may be used again is the same key."""
     del ctx
@@ -67,4 +90,6 @@ RULES: dict[str, Rule] = {
     "random_wrap": wrap_rule,
     "random_unwrap": unwrap_rule,
     "random_clone": clone_rule,
+    "random_gamma": gamma_rule,
+    "rng_bit_generator": rng_bit_generator_rule,
 }

@@ -1,13 +1,15 @@
-"""Rules for reductions by a monoid, and for collectives over an axis that `vmap` has made a dimension."""
+"""Rules for reductions by a monoid or any function, and for collectives over an axis that `vmap` made a dimension."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
 from ipujax.lowering.popops.reduce import reduce
+from ipujax.lowering.popops.row_functions import RowFunction, reduce_by_function
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
@@ -16,6 +18,27 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
     """A reduction; `out_sharding`, the only other parameter, means nothing on one device."""
     del params
     return reduce(ctx.graph, x, tuple(axes), monoid, ctx.prog, ctx.name)
+
+
+def reduce_by_function_rule(
+    ctx: Context, *operands: Tensor, dimensions: Sequence[int], jaxpr: ClosedJaxpr, **params: Any
+) -> Sequence[Tensor]:
+    """`lax.reduce` by a function of the user's own, on one tensor or several together."""
+    count = len(operands) // 2
+    arrays, starts = operands[:count], operands[count:]
+    if not arrays[0].size:
+        return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
+    fun = _row_reduction(ctx.primitive, jaxpr, tuple(params.items()), arrays[0].ndim - len(dimensions))
+    axes = tuple(sorted(int(d) for d in dimensions))
+    return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)
+
+
+@lru_cache(maxsize=256)
+def _row_reduction(
+    primitive: Primitive, jaxpr: ClosedJaxpr, params: tuple[tuple[str, Any], ...], axis: int
+) -> RowFunction:
+    """The primitive on blocks whose dimension `axis`, the last, is reduced."""
+    return lambda *blocks: primitive.bind(*blocks, dimensions=(axis,), jaxpr=jaxpr, **dict(params))
 
 
 def collective_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int | str], **params: Any) -> Tensor:
@@ -38,15 +61,19 @@ _COLLECTIVES: dict[str, Rule] = {
     for name, monoid in (("sum", "add"), ("max", "max"), ("min", "min"))
 }
 
-RULES: dict[str, Rule] = _COLLECTIVES | {
-    f"reduce_{name}": partial(reduce_rule, monoid=monoid)
-    for name, monoid in (
-        ("sum", "add"),
-        ("prod", "mul"),
-        ("max", "max"),
-        ("min", "min"),
-        ("and", "and"),
-        ("or", "or"),
-        ("xor", "xor"),
-    )
-}
+RULES: dict[str, Rule] = (
+    {"reduce": reduce_by_function_rule}
+    | _COLLECTIVES
+    | {
+        f"reduce_{name}": partial(reduce_rule, monoid=monoid)
+        for name, monoid in (
+            ("sum", "add"),
+            ("prod", "mul"),
+            ("max", "max"),
+            ("min", "min"),
+            ("and", "and"),
+            ("or", "or"),
+            ("xor", "xor"),
+        )
+    }
+)

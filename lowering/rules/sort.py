@@ -1,11 +1,16 @@
-"""Rules for sorting rows and for their largest elements."""
+"""Rules for sorting rows and for their largest elements, exact or approximate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, log2
+from typing import Any
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
+from ipujax.lowering.jax_compat import Primitive
+from ipujax.lowering.popops.row_functions import RowFunction, each_row
 from ipujax.lowering.popops.rows import sort, top_k
 from ipujax.runtime.tensor import Tensor
 
@@ -24,4 +29,20 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     return top_k(ctx.graph, x, k, axis, ctx.prog, ctx.name)
 
 
-RULES: dict[str, Rule] = {"sort": sort_rule, "top_k": top_k_rule}
+def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
+    """The largest or smallest elements along one dimension, of which XLA may miss some: those it finds."""
+    if not x.size or not all(aval.size for aval in ctx.out_avals):
+        return fallback(ctx, x)
+    axis = reduction_dimension % x.ndim
+    fun = _approx_top_k(ctx.primitive, (("k", k), ("reduction_dimension", axis), *sorted(params.items())))
+    results = [(aval.shape[axis], aval.dtype) for aval in ctx.out_avals]
+    operations = ceil(log2(k + 1)) + 1  # assumed: a place in a sorted list of k found for each element
+    return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
+
+
+@lru_cache(maxsize=256)
+def _approx_top_k(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> RowFunction:
+    return lambda x: primitive.bind(x, **dict(params))
+
+
+RULES: dict[str, Rule] = {"sort": sort_rule, "top_k": top_k_rule, "approx_top_k": approx_top_k_rule}

@@ -27,6 +27,20 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
     return reduce_window(ctx.graph, [x], _windows(x.ndim, **geometry), monoid, reducer, ctx.prog, ctx.name)
 
 
+def reduce_window_by_function_rule(
+    ctx: Context, *operands: Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
+) -> Sequence[Tensor]:
+    """Each window reduced by a function of the user's own, one tensor or several together."""
+    count = len(operands) // 2
+    arrays, starts = operands[:count], operands[count:]
+    if consts or not ctx.out_avals[0].size:
+        return fallback(ctx, *operands)
+    if not arrays[0].size:
+        return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
+    reducer, windows = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=()), _windows(arrays[0].ndim, **geometry)
+    return reduce_window(ctx.graph, arrays, windows, "mul", reducer, ctx.prog, ctx.name, starts)
+
+
 def select_and_gather_add_rule(
     ctx: Context, tangents: Tensor, x: Tensor, *, select_prim: Any, **geometry: Any
 ) -> Tensor | Sequence[Tensor]:
@@ -69,6 +83,7 @@ def _windows(
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_MONOIDS, reduce_window_rule),
+    "reduce_window": reduce_window_by_function_rule,
     "select_and_gather_add": select_and_gather_add_rule,
     "select_and_scatter_add": select_and_scatter_add_rule,
 }

@@ -89,9 +89,12 @@ def binary() -> list[OpCase]:
     positive = uniform(*MAIN, low=0.2, high=2)
     floats, whole, shifts = normal(*MAIN), integers(*MAIN), integers(*MAIN, low=0, high=31)
     nonzero, whole16 = integers(*MAIN, low=1), integers(5, 7, dtype=np.int16)
+    whole_pairs, wide = integers(13, 7, 2, dtype=np.int16), integers(*MAIN, low=-(2**31), high=2**31)
     cases = [
         OpCase("add", "f32", lax.add, (floats, floats), grad=True),
         OpCase("add", "int", lax.add, (whole, whole)),
+        OpCase("mulhi", "int", lax.mulhi, (wide, wide)),
+        OpCase("mulhi", "unsigned", lax.mulhi, (integers(5, low=0, high=2**32, dtype=np.uint32),) * 2),
         OpCase("add", "scalars", lax.add, (normal(), normal()), grad=True),
         OpCase("add", "half", lax.add, (normal(5, 7, dtype=np.float16), normal(5, 7, dtype=np.float16)), 1e-3),
         OpCase("add", "bfloat16", lax.add, (normal(5, 7, dtype=jnp.bfloat16), normal(5, 7, dtype=jnp.bfloat16)), 8e-3),
@@ -142,6 +145,9 @@ def binary() -> list[OpCase]:
         OpCase("convert_element_type", "bool", lambda x: x.astype(np.bool_), (whole,)),
         OpCase("reduce_precision", "f32", lambda x: lax.reduce_precision(x, 5, 7), (floats,), grad=True),
         OpCase("bitcast_convert_type", "same", lambda x: lax.bitcast_convert_type(x, np.int32), (floats,)),
+        OpCase("bitcast_convert_type", "parts", lambda x: lax.bitcast_convert_type(x, np.uint16), (floats,)),
+        OpCase("bitcast_convert_type", "bytes", lambda x: lax.bitcast_convert_type(x, np.uint8), (normal(),)),
+        OpCase("bitcast_convert_type", "joined", lambda x: lax.bitcast_convert_type(x, np.int32), (whole_pairs,)),
         OpCase("bitcast_convert_type", "half", lambda x: lax.bitcast_convert_type(x, jnp.bfloat16), (whole16,)),
     ]
     ordered = lambda rng: rng.choice(np.float32([-np.inf, -1, -0.0, 0.0, 2, np.inf, np.nan]), MAIN)  # noqa: E731

@@ -70,6 +70,19 @@ def _reductions() -> list[OpCase]:
     positive = uniform(7, 5, 11, low=0.8, high=1.2)
     narrow = normal(5, 70, dtype=jnp.bfloat16)
     sums = {"rtol": 1e-5, "atol": 1e-5}
+
+    def decayed(a: Any, b: Any) -> Any:
+        return a * 0.5 + b
+
+    def hypotenuse(a: Any, b: Any) -> Any:
+        return jnp.sqrt(a * a + b * b)
+
+    def largest_and_place(x: Any, i: Any) -> Any:
+        def larger(a: Any, b: Any) -> Any:
+            return lax.max(a[0], b[0]), jnp.where(a[0] >= b[0], a[1], b[1])
+
+        return lax.reduce((x, i), (np.float32(-np.inf), np.int32(0)), larger, (0,))
+
     return [
         OpCase("reduce_sum", "all", jnp.sum, (x,), **sums, grad=True),
         OpCase("reduce_sum", "rows", lambda x: x.sum(1), (x,), **sums, grad=True),
@@ -96,6 +109,12 @@ def _reductions() -> list[OpCase]:
         OpCase("reduce_or", "all", jnp.any, (flags,)),
         OpCase("reduce_xor", "columns", lambda x: lax.reduce_xor(x, (0,)), (whole,)),
         OpCase("reduce_xor", "bool", lambda x: lax.reduce_xor(x, (0, 1)), (flags,)),
+        OpCase("reduce", "decaying", lambda x: lax.reduce(x, np.float32(1), decayed, (1,)), (x,), ULP, 1e-6),
+        OpCase("reduce", "outside", lambda x: lax.reduce(x, np.float32(0), hypotenuse, (0, 2)), (cube,), 1e-5),
+        OpCase("reduce", "all", lambda x: lax.reduce(x, np.float32(0), hypotenuse, (0, 1)), (x,), 1e-5),
+        OpCase("reduce", "none", lambda x: lax.reduce(x, np.float32(1), decayed, ()), (normal(5, 7),)),
+        OpCase("reduce", "nothing", lambda x: lax.reduce(x, np.float32(3), decayed, (0,)), (normal(0, 3),)),
+        OpCase("reduce", "pairs", largest_and_place, (x, whole)),
         OpCase("argmax", "rows", lambda x: jnp.argmax(x, 1), (x,)),
         OpCase("argmax", "ties", lambda x: jnp.argmax(x, 0), (whole,)),
         OpCase("argmin", "columns", lambda x: jnp.argmin(x, 0), (x,)),
@@ -183,6 +202,19 @@ def _windows() -> list[OpCase]:
     biggest = partial(pool, reducer=lax.max, start=-np.inf)
     image = distinct(2, 7, 6, 3)
 
+    def dilated(x: Any) -> Any:
+        steps = {"base_dilation": (1, 2, 1, 1), "window_dilation": (1, 1, 2, 1)}
+        return lax.reduce_window(x, np.float32(1), lax.mul, (1, 3, 2, 1), (1, 2, 1, 1), "VALID", **steps)
+
+    def flags_of_windows(x: Any) -> Any:
+        return lax.reduce_window(x, np.bool_(True), lax.bitwise_and, (3, 2), (2, 2), "SAME")
+
+    def pairs(x: Any, y: Any) -> Any:
+        def both(a: Any, b: Any) -> Any:
+            return a[0] + b[0], lax.max(a[1], b[1])
+
+        return lax.reduce_window((x, y), (np.float32(0), np.float32(0)), both, (1, 3, 2, 1), (1, 2, 2, 1), "VALID")
+
     def pooled_gradient(x: Any) -> Any:
         return jax.grad(lambda x: (biggest(x) ** 2).sum())(x)
 
@@ -195,6 +227,12 @@ def _windows() -> list[OpCase]:
         OpCase(
             "reduce_window_sum", "dense", partial(pool, reducer=lax.add, start=0, stride=1), (image,), ULP, grad=True
         ),
+        OpCase("reduce_window", "product", partial(pool, reducer=lax.mul, start=1), (image,), ULP),
+        OpCase("reduce_window", "from-two", partial(pool, reducer=lax.add, start=2), (image,), ULP),
+        OpCase("reduce_window", "dilated", dilated, (image,), ULP),
+        OpCase("reduce_window", "flags", flags_of_windows, (booleans(*MAIN),)),
+        OpCase("reduce_window", "pairs", pairs, (image, normal(2, 7, 6, 3)), ULP),
+        OpCase("reduce_window", "nothing", lambda x: pool(x[:, :0], lax.mul, 3), (image,)),
         OpCase("select_and_scatter_add", "gradient", pooled_gradient, (image,), ULP),
         OpCase("select_and_gather_add", "tangent", pooled_tangent, (image, normal(2, 7, 6, 3)), ULP),
     ]
@@ -264,7 +302,7 @@ def _indexing() -> list[OpCase]:
     def scattered(kind: str, **params: Any) -> Callable[..., Any]:
         return lambda t, i, u: getattr(t.at[i], kind)(u, **params)
 
-    updates = normal(7, 5)
+    updates, whole_rows = normal(7, 5), lambda rng: rng.permutation(17)[:7].astype(np.int32)
     return [
         OpCase("gather", "rows", lambda t, i: t[i], (table, rows), grad=True),
         OpCase(
@@ -276,6 +314,8 @@ def _indexing() -> list[OpCase]:
         OpCase(
             "scatter", "set", scattered("set"), (table, lambda rng: rng.permutation(17)[:7].astype(np.int32), updates)
         ),
+        OpCase("scatter", "apply", lambda t, i: t.at[i].apply(jnp.sin), (table, whole_rows), ULP),
+        OpCase("scatter", "apply-window", lambda t, i: t.at[:, i].apply(jnp.sin), (normal(3, 17), whole_rows), ULP),
         OpCase("scatter-add", "duplicates", scattered("add"), (table, rows, updates), 1e-6, 1e-6, grad=True),
         OpCase("scatter-sub", "duplicates", scattered("subtract"), (table, rows, updates), 1e-6, 1e-6),
         OpCase("scatter-mul", "duplicates", scattered("multiply"), (table, rows, updates), 1e-6, 1e-6),
@@ -304,6 +344,8 @@ def _rows_and_padding() -> list[OpCase]:
         OpCase("sort", "scalar-rows", lambda x: lax.sort(x, dimension=1), (normal(5, 1),)),
         OpCase("top_k", "three", lambda x: lax.top_k(x, 3), (x,), grad=True),
         OpCase("top_k", "ties", lambda x: lax.top_k(x, 4), (whole,)),
+        OpCase("approx_top_k", "largest", lambda x: lax.approx_max_k(x, 3), (x,)),
+        OpCase("approx_top_k", "smallest", lambda x: lax.approx_min_k(x, 2, reduction_dimension=0), (x,)),
         OpCase("iota", "columns", lambda x: x * lax.broadcasted_iota(np.float32, MAIN, 1), (x,)),
         OpCase("iota", "int", lambda i: i + jnp.arange(377, dtype=np.int32), (integers(),)),
         OpCase("pad", "all-kinds", lambda x, v: lax.pad(x, v, pad), (x, normal()), grad=True),
@@ -316,6 +358,9 @@ def _rows_and_padding() -> list[OpCase]:
 def _random() -> list[OpCase]:
     def keys(*shape: int) -> Spec:
         return lambda rng: jax.random.split(jax.random.key(7), int(np.prod(shape))).reshape(shape)
+
+    def bits_of_state(state: Any) -> Any:
+        return lax.rng_bit_generator(state, (13, 29))
 
     key = keys()
     words = integers(2, low=0, high=2**31, dtype=np.uint32)
@@ -331,6 +376,9 @@ def _random() -> list[OpCase]:
             ULP,
             grad=True,
         ),
+        OpCase("random_gamma", "one-key", lambda k: jax.random.gamma(k, 2.0, (13,)), (key,), 1e-6),
+        OpCase("random_gamma", "keys", jax.vmap(lambda k: jax.random.gamma(k, jnp.arange(1.0, 4.0))), (keys(5),), 1e-6),
+        OpCase("rng_bit_generator", "state", bits_of_state, (integers(4, low=0, dtype=np.uint32),)),
         OpCase("random_split", "three", lambda k: jax.random.split(k, 3), (key,)),
         OpCase("random_fold_in", "step", jax.random.fold_in, (key, integers(low=0))),
         OpCase("random_seed", "one", lambda s: jax.random.key_data(jax.random.key(s)), (integers(low=0),)),
