@@ -149,17 +149,21 @@ class IpuFunction:
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
         self._lowered: dict[Any, Lowered] = {}
+        self._calling: list[Lowered] = []  # those that call Python functions while they run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = self._device or _COMPILING_FOR.get() or current_device()
         plain = self._is_inlined(device, args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
-            return run(*args, **kwargs)
+            outs = run(*args, **kwargs)
         except (TypeError, ValueError):
             # JAX refuses arguments that do not fit or are no arrays before it traces anything; ours says more.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
+        for lowered in [] if plain else self._calling:
+            lowered.settled(outs)
+        return outs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction:
         """Itself, as with Python's functions: modules that hold one may be copied."""
@@ -262,7 +266,9 @@ class IpuFunction:
         if key not in self._lowered:
             names, static = argument_places(self._fun, args, *self._static)
             arguments = tuple(name for n, name in enumerate(names) if n not in static)
-            self._lowered.setdefault(key, self._lower_anew(device, traced, timings, arguments))
+            lowered = self._lowered.setdefault(key, self._lower_anew(device, traced, timings, arguments))
+            if lowered.calls is not None:
+                self._calling.append(lowered)
         return self._lowered[key]
 
     def _lower_anew(

@@ -23,11 +23,13 @@ from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.host_call import CallStream, HostCalls
 from ipujax.runtime.listing import listing
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
-from ipujax.runtime.program import Program
+from ipujax.runtime.program import Program, StreamOut
+from ipujax.runtime.steps import distinct
 from ipujax.structure import EVERYWHERE, first_difference
 
 Record = Callable[[Program, Any], None]
@@ -124,7 +126,9 @@ class Lowered:
             record: told what data-dependent control does, see `engine_function`.
         """
         program, signature = self._lowered, self.signature
-        run = engine_function(program.graph, program.program, exact_splits=self._options.exact_splits, record=record)
+        run = engine_function(
+            program.graph, program.program, exact_splits=self._options.exact_splits, record=record, calls=self.calls
+        )
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
         outs = run(dict(zip(program.inputs, moved, strict=True)))
         streams = iter(program.outputs)
@@ -133,6 +137,24 @@ class Lowered:
             for aval in signature.out_avals
         ]
         return jax.tree.unflatten(signature.out_tree, results)
+
+    @cached_property
+    def calls(self) -> HostCalls | None:
+        """What makes the calls of Python functions in the program; None when there are none."""
+        makes = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
+        return HostCalls(guarded=True) if makes else None
+
+    def settled(self, outs: Any) -> Any:
+        """The results of a run, once it is over if Python functions were called in it.
+
+        Raises:
+            BaseException: what one of these functions raised.
+        """
+        if self.calls is not None:
+            outs = jax.block_until_ready(outs)
+            jax.effects_barrier()
+            self.calls.raise_error()
+        return outs
 
     @cached_property
     def _compiled(self) -> Compiled:
@@ -204,7 +226,7 @@ class Compiled:
         Raises:
             ArgumentError: for another tree, shape or dtype, or under a transformation of JAX.
         """
-        return self._call(*self._check(args, kwargs))
+        return self._lowered.settled(self._call(*self._check(args, kwargs)))
 
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
         """Runs the function and returns its results with the profile of what really ran.
@@ -219,6 +241,7 @@ class Compiled:
             self._notes = {}
             outs = jax.block_until_ready(self._profiled_call(*leaves))
             jax.effects_barrier()
+            self._lowered.settled(outs)
             return outs, Profile(self.executable, self._notes)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

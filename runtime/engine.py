@@ -18,6 +18,7 @@ from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.engine_program import EngineProgram, Record, Streams
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import GuardedHost
+from ipujax.runtime.host_call import HostCalls
 from ipujax.runtime.program import CrossReplicaCopy, HostStream, Program
 from ipujax.runtime.replicated_engine import ReplicatedProgram
 from ipujax.runtime.rules_facts import Facts
@@ -27,7 +28,12 @@ from ipujax.runtime.variable import Variable
 
 
 def engine_function(
-    graph: Graph, program: Program, *, exact_splits: bool = False, record: Record | None = None
+    graph: Graph,
+    program: Program,
+    *,
+    exact_splits: bool = False,
+    record: Record | None = None,
+    calls: HostCalls | None = None,
 ) -> Callable[[Mapping[HostStream, Any]], Streams]:
     """Makes the function that runs a program.
 
@@ -38,6 +44,7 @@ def engine_function(
         record: told, in order, what data-dependent control does: the trips of a `RepeatWhile`, 1 or 0 of an `If`, the
             case of a `Switch` (their number for its default). It calls back to the host each time, and is slow. Of
             several replicas it is told of the first.
+        calls: makes the calls of the host's functions; what they raise goes through XLA when None.
 
     Returns:
         `run(inputs)`: takes for each stream the program reads an array of its shape and dtype, returns one for each
@@ -48,7 +55,7 @@ def engine_function(
     Raises:
         VerifyError: replicas that would have to meet where they cannot, see `rules_replicas`.
     """
-    return prepared(graph, program, exact_splits=exact_splits, record=record).run
+    return prepared(graph, program, exact_splits=exact_splits, record=record, calls=calls).run
 
 
 def prepared(
@@ -59,6 +66,7 @@ def prepared(
     *,
     exact_splits: bool = False,
     record: Record | None = None,
+    calls: HostCalls | None = None,
 ) -> EngineProgram:
     """A program prepared for tracing.
 
@@ -69,11 +77,12 @@ def prepared(
         host: answers transfers as they happen; streams hold one value a run when None.
         exact_splits: as `engine_function`.
         record: as `engine_function`.
+        calls: as `engine_function`.
 
     Raises:
         VerifyError: as `engine_function`.
     """
-    alone = EngineProgram(graph, program, exact_splits, record, kept, host)
+    alone = EngineProgram(graph, program, exact_splits, record, kept, host, calls)
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
         facts = Facts.of(graph, program, EffectsOf(graph))
         for rule in (cross_replica, divergent_control):

@@ -25,6 +25,7 @@ from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import GuardedHost
+from ipujax.runtime.host_call import CallStream, HostCall, HostCalls
 from ipujax.runtime.program import (
     Call,
     Copy,
@@ -87,8 +88,13 @@ class EngineProgram:
         record: Record | None,
         kept: Collection[Variable] = (),
         host: GuardedHost | None = None,
+        calls: HostCalls | None = None,
     ) -> None:
         self._graph, self._record, self._host = graph, record, host
+        self._calls = calls or HostCalls(guarded=False)
+        # Operands that wait for the last one of a call, and its results until they are taken: all in one sequence.
+        self._arrived: dict[HostCall, list[jax.Array]] = {}
+        self._answers: dict[HostCall, Any] = {}
         self._program = program
         self._effects = EffectsOf(graph)
         self._order = {variable: number for number, variable in enumerate(graph.variables)}
@@ -159,7 +165,7 @@ class EngineProgram:
             for node in distinct_nodes(program):
                 if isinstance(node, RemoteOut):
                     found[node.buffer.memory] = None
-                elif isinstance(node, (StreamIn, StreamOut)) and self._host is not None:
+                elif isinstance(node, (StreamIn, StreamOut)) and (self._host is not None or _is_call(node)):
                     found[self._has_failed] = None
                 elif isinstance(node, StreamOut):
                     found[self._outputs[node.stream]] = None
@@ -186,7 +192,9 @@ class EngineProgram:
 
     def _stream_in(self, step: StreamIn, values: Values, live: Live) -> None:
         del live
-        if self._host is None:
+        if isinstance(step.stream, CallStream) and step.stream.call is not None:
+            value = self._answers[step.stream.call][step.stream.number]
+        elif self._host is None:
             value = values[self._inputs[step.stream]]
         else:
             value, values[self._has_failed] = self._host.pull(step.stream, self.transfer_shape(step.stream))
@@ -194,10 +202,19 @@ class EngineProgram:
 
     def _stream_out(self, step: StreamOut, values: Values, live: Live) -> None:
         del live
-        if self._host is None:
+        if isinstance(step.stream, CallStream) and step.stream.call is not None:
+            self._operand(step.stream.call, read(step.source, values), values)
+        elif self._host is None:
             values[self._outputs[step.stream]] = read(step.source, values)
         else:
             values[self._has_failed] = self._host.push(step.stream, read(step.source, values))
+
+    def _operand(self, call: HostCall, value: jax.Array, values: Values) -> None:
+        """Takes the next operand of a call, and makes it with the last one."""
+        arrived = self._arrived.setdefault(call, [])
+        arrived.append(value)
+        if len(arrived) == call.num_operands:
+            self._answers[call], values[self._has_failed] = self._calls.traced(call, self._arrived.pop(call))
 
     def _remote_in(self, step: RemoteIn, values: Values, live: Live) -> None:
         del live
@@ -339,8 +356,13 @@ def _row_numbers(offset: Tensor, values: Values) -> jax.Array:
 
 def _stream_variables(program: Program, kind: type[StreamIn] | type[StreamOut]) -> dict[HostStream, Variable]:
     """A variable for each stream that a kind of node moves, in the order of the nodes."""
-    streams = dict.fromkeys(node.stream for node in distinct_nodes(program) if isinstance(node, kind))
+    nodes = (node for node in distinct_nodes(program) if isinstance(node, kind) and not _is_call(node))
+    streams = dict.fromkeys(node.stream for node in nodes)
     return {stream: Variable(stream.shape, stream.dtype, stream.name) for stream in streams}
+
+
+def _is_call(node: StreamIn | StreamOut) -> bool:
+    return isinstance(node.stream, CallStream)
 
 
 def checked_input(stream: HostStream, inputs: Mapping[HostStream, Any], shape: tuple[int, ...]) -> jax.Array:

@@ -20,6 +20,7 @@ import numpy as np
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import Host
+from ipujax.runtime.host_call import CallStream, HostCall
 from ipujax.runtime.messages import messages
 from ipujax.runtime.program import (
     Call,
@@ -130,6 +131,8 @@ class _Machine:
         self._memory = TileMemory(graph, self._variables, replica)
         self._remote: dict[Variable, np.ndarray] = {}
         self._views = Views()
+        self._arrived: dict[HostCall, list[Any]] = {}
+        self._answers: dict[HostCall, list[np.ndarray]] = {}
         self.outputs: dict[HostStream, Any] = {}
 
     def fill(self, memory: Mapping[Variable, Any]) -> None:
@@ -163,6 +166,10 @@ class _Machine:
                 chosen = self.decision(program)
                 assert chosen is not None, "a branch is a program"
                 self.run(chosen)
+            case StreamIn(CallStream(call=HostCall() as call, number=number), destination):
+                self.store(destination, to_raw(self._answers[call][number]), program)
+            case StreamOut(source, CallStream(call=HostCall() as call)):
+                self._operand(call, from_raw(self.load(source, program), source.dtype))
             case StreamIn(stream, destination):
                 raw = _input(stream, self._inputs) if self._host is None else to_raw(self._host.pull(stream))
                 self.store(destination, raw, program)
@@ -182,6 +189,13 @@ class _Machine:
                 self.outputs[stream] = from_raw(raw, source.dtype) if is_key_dtype(source.dtype) else raw
             case _:
                 raise AssertionError(f"unknown program node {program!r}")
+
+    def _operand(self, call: HostCall, value: Any) -> None:
+        """Takes the next operand of a call of the host's, and makes it with the last one."""
+        arrived = self._arrived.setdefault(call, [])
+        arrived.append(value)
+        if len(arrived) == call.num_operands:
+            self._answers[call] = call(self._arrived.pop(call))
 
     def _rows(self, step: RemoteIn | RemoteOut) -> tuple[np.ndarray, np.ndarray]:
         """A remote memory, and the rows of it that a step moves."""

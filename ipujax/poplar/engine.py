@@ -44,6 +44,7 @@ from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.effects import EffectsOf, group_tensors
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
 from ipujax.runtime.host import GuardedHost
+from ipujax.runtime.host_call import CallStream
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
 from ipujax.runtime.program import (
@@ -287,7 +288,7 @@ class Engine:
         """Whether a program moves data to or from the host; all its streams must be connected."""
         moves = False
         for node in distinct(program):
-            if isinstance(node, (StreamIn, StreamOut)):
+            if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
                 moves, stream = True, node.stream
                 name = stream.whole.name if isinstance(stream, StreamPart) else stream.name
                 lacks = unconnected(self._host.channels.get(name))

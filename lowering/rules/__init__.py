@@ -9,6 +9,7 @@ from ipujax.lowering.rules import (
     control,
     cumulative,
     dynamic,
+    effects,
     elementwise,
     indexing,
     iota,
@@ -37,6 +38,7 @@ _FAMILIES = (
     random,
     control,
     codelet,
+    effects,
 )
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

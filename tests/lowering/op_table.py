@@ -20,6 +20,7 @@ from jax.extend.random import threefry_2x32  # noqa: TID251 the primitive has no
 from tests.lowering.op_case import MAIN, ULP, OpCase, Spec, booleans, distinct, integers, normal, uniform
 from tests.lowering.op_rows_codelet import codelet
 from tests.lowering.op_rows_devices import devices
+from tests.lowering.op_rows_effects import effects
 from tests.lowering.op_rows_elementwise import binary, special, unary
 
 
@@ -408,5 +409,6 @@ FAMILIES: dict[str, tuple[OpCase, ...]] = {
     "random": cases_of(_random),
     "codelet": cases_of(codelet),
     "devices": cases_of(devices),
+    "effects": cases_of(effects),
 }
 CASES: tuple[OpCase, ...] = tuple(case for cases in FAMILIES.values() for case in cases)

@@ -1,0 +1,219 @@
+"""Python functions called from a program: calls and numbers of plain JAX, in order, costed; errors are the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import ipujax as ipu
+from tests.lowering.helpers import lowered, run_tiles, small_target
+
+DEVICE = ipu.IPUModel(tiles_per_ipu=64)
+X = np.arange(4, dtype=np.float32)
+SAME = jax.ShapeDtypeStruct(X.shape, X.dtype)
+SEEN: list[Any] = []
+
+
+def see(*values: Any) -> None:
+    SEEN.append([np.asarray(value).tolist() for value in values])
+
+
+def seen_and_doubled(x: Any) -> np.ndarray:
+    see(x)
+    return np.asarray(x) * 2
+
+
+def watched(x: Any) -> Any:
+    jax.debug.callback(see, x, x.sum())
+    return x + 1
+
+
+def in_a_scan(x: Any) -> Any:
+    def body(c: Any, i: Any) -> Any:
+        io_callback(see, None, c, i, ordered=True)
+        return io_callback(seen_and_doubled, SAME, c, ordered=True), None
+
+    return lax.scan(body, x, jnp.arange(3))[0]
+
+
+def debugged_in_a_scan(x: Any) -> Any:
+    def body(c: Any, i: Any) -> Any:
+        jax.debug.callback(see, c, i, ordered=True)
+        return c * 2, None
+
+    return lax.scan(body, x, jnp.arange(3), reverse=True)[0]
+
+
+def in_branches(x: Any) -> Any:
+    def low(x: Any) -> Any:
+        return io_callback(seen_and_doubled, SAME, x, ordered=True)
+
+    return lax.cond(x[0] > 0, lambda x: x, low, x), lax.switch(x[1].astype(int), [lambda x: x, low], x)
+
+
+def in_a_while(x: Any) -> Any:
+    return lax.while_loop(lambda c: c.sum() < 50, lambda c: io_callback(seen_and_doubled, SAME, c, ordered=True), x)
+
+
+def in_a_condition(x: Any) -> Any:
+    def goes_on(c: Any) -> Any:
+        return io_callback(lambda v: np.bool_(see(v) or np.asarray(v)[0] < 3), jax.ShapeDtypeStruct((), bool), c)
+
+    return lax.while_loop(goes_on, lambda c: c + 1, x)
+
+
+def without_operands(x: Any) -> Any:
+    return x + io_callback(lambda: np.float32(see() or 3), jax.ShapeDtypeStruct((), np.float32), ordered=True)
+
+
+def with_several_results(x: Any) -> Any:
+    shapes = {"a": SAME, "b": jax.ShapeDtypeStruct((), np.int32)}
+    return jax.pure_callback(lambda v: {"a": np.sin(v), "b": np.int32(len(v))}, shapes, x)
+
+
+def with_nothing(x: Any) -> Any:
+    return io_callback(seen_and_doubled, jax.ShapeDtypeStruct((0,), np.float32), x[:0], ordered=True), x
+
+
+def in_vmap(x: Any) -> Any:
+    element = jax.ShapeDtypeStruct((), np.float32)
+    return jax.vmap(lambda v: jax.pure_callback(np.cos, element, v, vmap_method="sequential"))(x)
+
+
+def in_a_gradient(x: Any) -> Any:
+    def loss(x: Any) -> Any:
+        jax.debug.callback(see, x)
+        return (x**2).sum()
+
+    return jax.grad(loss)(x)
+
+
+FUNCTIONS: tuple[Callable[[Any], Any], ...] = (
+    *(
+        watched,
+        in_a_scan,
+        debugged_in_a_scan,
+        in_branches,
+        in_a_while,
+        in_a_condition,
+        without_operands,
+        with_several_results,
+    ),
+    *(with_nothing, in_vmap, in_a_gradient),
+)
+
+
+def outcome(run: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """Results of a run, and what Python functions saw in it."""
+    SEEN.clear()
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run())]
+    jax.effects_barrier()
+    return leaves, list(SEEN)
+
+
+@pytest.mark.parametrize("fun", FUNCTIONS)
+def test_calls_and_numbers_are_those_of_plain_jax(fun: Callable[[Any], Any]) -> None:
+    expected, expected_calls = outcome(lambda: jax.jit(fun)(X))
+    compiled = ipu.jit(fun, device=DEVICE).lower(X).compile()
+    program = lowered(fun, (X,), small_target(7))
+    for run in (ipu.jit(fun, device=DEVICE), compiled, lambda x: compiled.profile_call(x)[0]):
+        results, calls = outcome(lambda run=run: run(X))
+        assert calls == expected_calls
+        for a, b in zip(results, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    results, calls = outcome(lambda: run_tiles(program, (X,)))
+    assert calls == expected_calls
+    for a, b in zip(results, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    @ipu.jit(device=DEVICE)
+    def fun(x: Any) -> Any:
+        jax.debug.print("first {}", x.sum())
+        lax.fori_loop(0, 2, lambda i, c: jax.debug.print("turn {i}", i=i) or c, 0)
+        jax.debug.print("no operand")
+        return x
+
+    fun(X)
+    assert capsys.readouterr().out == "first 6.0\nturn 0\nturn 1\nno operand\n"
+
+
+def test_a_call_is_a_host_exchange_of_its_operands_and_results() -> None:
+    def fun(x: Any) -> Any:
+        return jax.pure_callback(lambda v: v, SAME, x) + 1
+
+    target, profiles = DEVICE.target, [ipu.jit(f, device=DEVICE).lower(X).compile().profile for f in (fun, lambda x: x)]
+    assert not profiles[0].fallbacks
+    more = profiles[0].phase_cycles["host_exchange"] - profiles[1].phase_cycles["host_exchange"]
+    one_way = target.host_latency_seconds + X.nbytes / target.host_bytes_per_second
+    assert more == 2 * int(np.ceil(one_way * target.clock_hz))
+
+
+class Refused(Exception):
+    """What a user's own function may raise."""
+
+
+def fails_at(turn: int) -> Callable[[Any], Any]:
+    """A loop whose calls see the turn; one of them raises."""
+
+    def look(i: Any) -> np.float32:
+        see(i)
+        if int(i) == turn:
+            raise Refused(f"turn {turn}")
+        return np.float32(1)
+
+    def fun(x: Any) -> Any:
+        def body(c: Any, i: Any) -> Any:
+            return c + io_callback(look, jax.ShapeDtypeStruct((), np.float32), i, ordered=True), None
+
+        return lax.scan(body, x, jnp.arange(5))[0]
+
+    return fun
+
+
+def test_the_users_exception_comes_back_and_later_calls_do_not_happen() -> None:
+    fun = ipu.jit(fails_at(2), device=DEVICE)
+    for _ in range(2):  # and the next run starts afresh
+        SEEN.clear()
+        with pytest.raises(Refused, match="turn 2"):
+            fun(X)
+        assert SEEN == [[0], [1], [2]]
+    compiled = fun.lower(X).compile()
+    for call in (compiled, compiled.profile_call):
+        with pytest.raises(Refused, match="turn 2"):
+            call(X)
+
+
+def test_an_exception_ends_a_loop_that_waits_for_the_host() -> None:
+    def fun(x: Any) -> Any:
+        def body(c: Any) -> Any:
+            return io_callback(lambda v: 1 // 0, jax.ShapeDtypeStruct((), np.float32), c)
+
+        return lax.while_loop(lambda c: c < 3, body, x)
+
+    with pytest.raises(ZeroDivisionError):
+        ipu.jit(fun, device=DEVICE)(np.float32(0))
+
+
+def test_results_of_another_shape_are_refused() -> None:
+    def fun(x: Any) -> Any:
+        return jax.pure_callback(lambda v: np.zeros(3, np.float32), SAME, x)
+
+    with pytest.raises(ipu.IpuError, match=r"(?s)other results.*float\[4\].*float\[3\]|(?s:other results.*4.*3)"):
+        ipu.jit(fun, device=DEVICE)(X)
+
+
+def test_jax_refuses_ordered_calls_in_vmap_in_its_own_words() -> None:
+    def fun(x: Any) -> Any:
+        return jax.vmap(lambda v: io_callback(np.cos, jax.ShapeDtypeStruct((), np.float32), v, ordered=True))(x)
+
+    with pytest.raises(ValueError, match="Cannot `vmap` ordered IO callback"):
+        ipu.jit(fun, device=DEVICE)(X)
