@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.lax.linalg
 from jax.extend import core as _core
+from jax.extend.core import primitives as _primitives
 from jax.interpreters import batching, mlir, partial_eval
 
 from ipujax.runtime.errors import is_installed, shown_place
@@ -27,6 +29,12 @@ check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
 jaxprs_in_params = _core.jaxprs_in_params
 new_jaxpr_eqn = _core.new_jaxpr_eqn
+
+
+def public_primitives() -> dict[str, Primitive]:
+    """The primitives that JAX names in public, by their own names."""
+    found = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
+    return {value.name: value for value in found if isinstance(value, Primitive)}
 
 
 def make_primitive(

@@ -100,7 +100,14 @@ def empty2_rule(ctx: Context, *, dtype: Any, memory_space: Any) -> Tensor | Sequ
     return fallback(ctx) if is_key_dtype(dtype) else ctx.graph.add_constant(np.zeros((), dtype), ctx.name)
 
 
+def dce_sink_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Keeps what computes a value from being dropped as dead code; nothing is done with the value."""
+    del ctx, operands, params
+    return ()
+
+
 RULES: dict[str, Rule] = {
+    "dce_sink": dce_sink_rule,
     "reshape": reshape_rule,
     "broadcast_in_dim": broadcast_in_dim_rule,
     "transpose": transpose_rule,

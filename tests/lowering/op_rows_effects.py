@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.experimental import io_callback
 
 from tests.lowering.op_case import MAIN, OpCase, normal
@@ -23,10 +24,15 @@ def effects() -> list[OpCase]:
         jax.debug.callback(lambda value: None, x)
         return x * 2
 
+    def sunk(x: Any) -> Any:
+        lax.dce_sink(x * 3)
+        return x + 1
+
     x = normal(*MAIN)
     return [
         OpCase("pure_callback", "two", lambda x, y: jax.pure_callback(np.hypot, same, x, y), (x, x)),
         OpCase("io_callback", "ordered", lambda x: io_callback(np.sign, same, x, ordered=True) + x, (x,)),
         OpCase("debug_callback", "seen", watched, (x,), grad=True),
+        OpCase("dce_sink", "kept", sunk, (x,)),
         OpCase("debug_print", "shape", printed, (x,), grad=True),
     ]

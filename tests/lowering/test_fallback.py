@@ -13,12 +13,17 @@ from jax import lax
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.vertices import NO_TILE
 from tests.lowering.helpers import check, lowered, small_target
+from tests.lowering.op_case import OpCase
+from tests.lowering.op_rows_fallback import fallback_rows
 
 A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 
 
-def test_linear_algebra() -> None:
-    check(jnp.linalg.cholesky, A @ A.T + 5 * np.eye(5, dtype=np.float32), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("case", fallback_rows(), ids=lambda case: case.primitive)
+def test_all_of_them(case: OpCase) -> None:
+    arguments = case.arguments()
+    assert case.primitive in set(lowered(case.fun, arguments, small_target(7)).graph.fallbacks.values())
+    check(case.fun, *arguments, tiles=(7,), rtol=case.rtol, atol=case.atol)
 
 
 def test_several_results_of_several_dtypes() -> None:

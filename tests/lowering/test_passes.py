@@ -115,6 +115,14 @@ def halve(x: jax.Array) -> jax.Array:
 halve.defvjp(lambda x: (halve(x), None), lambda _, g: (g / 2,))
 
 
+@jax.custom_vjp
+def wave(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+wave.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,), optimize_remat=True)
+
+
 @jax.custom_batching.custom_vmap
 def doubled(x: jax.Array) -> jax.Array:
     return x * 2
@@ -144,6 +152,8 @@ CALLS: dict[str, Callable[[jax.Array], Any]] = {
     "composite": lambda x: lax.composite(lambda y: y * 2 + TABLE, "test.twice")(x),
     "linear_call": lambda x: jax.custom_derivatives.linear_call(lambda r, y: y * r, lambda r, y: y * r, x, x + 1),
     "custom_vmap": doubled,
+    "remat_opt, of which only the value is used": lambda x: jax.vjp(wave, x)[0],
+    "remat_opt": jax.grad(lambda x: wave(x).sum() ** 2),
     "linear solve": lambda x: jnp.linalg.solve(jnp.eye(5) + x, x),
     "constants inside scan": lambda x: lax.scan(lambda c, _: (jax.jit(lambda y: y + TABLE)(c), None), x, None, 3),
 }
