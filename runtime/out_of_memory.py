@@ -58,7 +58,8 @@ def check_memory(report: MemoryReport) -> None:
         hint="\n    or: ".join(
             [
                 *helps,
-                f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now",
+                f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
+                "planners use more where there is more, so leave some room",
                 "Options(allow_out_of_memory=True) for the profile of a program that does not fit",
             ]
         ),
@@ -90,7 +91,7 @@ def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], sh
     if total > capacity:
         ipus = -(-total // (capacity // target.num_ipus))
         yield (
-            f"more IPUs, at least {ipus:,} with the work spread over them (ipu.stage): all tiles together need "
+            f"more IPUs, at least {ipus:,} with the work spread over them: all tiles together need "
             f"{total:,} of {capacity:,} bytes"
         )
     else:
