@@ -61,15 +61,23 @@ class GatherSpec:
     def out_dims(self) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
         """For each dimension of the table its dimension of the result or None, and the same for the indices."""
         numbers = self.numbers
-        rank = len(self.table_shape)
-        window = [d for d in range(rank) if d not in numbers.collapsed_slice_dims + numbers.operand_batching_dims]
-        of_table: list[int | None] = [None] * rank
-        for d, out in zip(window, numbers.offset_dims, strict=True):
+        of_table: list[int | None] = [None] * len(self.table_shape)
+        for d, out in self._window_dims():
             of_table[d] = None if d in self.indexed else out
         of_indices = [d for d in range(self.out_rank) if d not in numbers.offset_dims]
         for d, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
             of_table[d] = of_indices[index_dim]
         return tuple(of_table), tuple(of_indices)
+
+    def uncut_dims(self) -> set[int]:
+        """Dimensions of the result along which a look-up takes several indices of the table: it takes them at once."""
+        return {out for d, out in self._window_dims() if d in self.indexed}
+
+    def _window_dims(self) -> list[tuple[int, int]]:
+        """The dimensions of the table that slices keep, each with its dimension of the result."""
+        gone = self.numbers.collapsed_slice_dims + self.numbers.operand_batching_dims
+        kept = [d for d in range(len(self.table_shape)) if d not in gone]
+        return list(zip(kept, self.numbers.offset_dims, strict=True))
 
     def row_dim(self) -> int | None:
         """The longest indexed dimension of which a look-up takes one index: the one whose rows may be cut."""
@@ -115,8 +123,9 @@ def gather(
         place_operand(graph, indices, index_spans, placement)
         return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
 
-    after = _After(table.dtype, rank)
-    return add(graph, prog, choose(graph, space, range(len(space)), work, [table, indices], add, after=after))
+    after, uncut = _After(table.dtype, rank), spec.uncut_dims()
+    order = [d for d in range(len(space)) if d not in uncut]
+    return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after=after))
 
 
 def _looked_up(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import isqrt, prod
 
 import numpy as np
 
@@ -77,7 +77,9 @@ def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
         Rising numbers of blocks from 1, int64[≤ limit].
     """
     whole = -(-extent // grain)
-    blocks = np.unique(-(-whole // np.arange(1, whole + 1)))
+    # All numbers of blocks up to the root change the largest block; beyond it, those of whole blocks of up to the root.
+    root = isqrt(whole)
+    blocks = np.union1d(-(-whole // np.arange(1, root + 1)), np.arange(1, -(-whole // root) + 1))
     if len(blocks) <= limit:
         return blocks
     wanted = np.geomspace(1, whole, limit)

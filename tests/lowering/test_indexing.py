@@ -155,3 +155,13 @@ def test_the_engine_computes_one_gather() -> None:
     program = lowered(rows_of("clip"), (table, ids), small_target(16))
     text = str(jax.make_jaxpr(lambda: run_engine(program, (table, ids)))())
     assert text.count(" gather[") == 1 and "select_n" not in text and "concatenate" not in text
+
+
+def test_a_look_up_takes_neighbouring_rows_at_once() -> None:
+    """Slices of several indices of an indexed dimension are not cut there."""
+
+    def windows(x: jax.Array, starts: jax.Array) -> jax.Array:
+        return jax.vmap(lambda at: lax.dynamic_slice(x, (at, jnp.int32(1)), (3, 2)))(starts)
+
+    x, starts = np.arange(90, dtype=np.float32).reshape(30, 3), np.array([0, 27, 5, 29, -2, 11, 11], np.int32)
+    check(windows, x, starts)
