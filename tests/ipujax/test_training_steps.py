@@ -130,10 +130,7 @@ def test_phases_add_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])
-def test_twice_the_batch_is_more_work_and_no_faster(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "plain-lstm_rmsprop":
-        reason = "at batch 16 gates lie by the linear rule on 10 tiles, at 32 by the matmul's plan on 64"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
     # Sizes that vectors divide: an odd batch may cost more than twice as much of it.
     model = training_step(name)
 
