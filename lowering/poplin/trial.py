@@ -12,7 +12,7 @@ from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
 from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.poputil.trial import charged_cycles
+from ipujax.lowering.poputil.trial import charged_cycles, least_charged
 from ipujax.runtime.affine import Affine, Group
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
@@ -63,23 +63,15 @@ def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, targe
     """The plan that is charged least cycles, the first of equals.
 
     Args:
-        plans: what to choose from, by rising `likely_least_cycles`: once that is more than the best so far was charged,
-            no more are tried. One plan is taken without a trial.
+        plans: what to choose from.
         operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
     """
-    best, charged = plans[0], float("inf")
-    for plan in plans if len(plans) > 1 else ():
-        if plan.likely_least_cycles >= charged:
-            break
-        cycles = _charged(plan, operands, add, target)
-        if cycles < charged:
-            best, charged = plan, cycles
-    return best
 
+    def charge(plan: Plan) -> int:
+        graph = Graph(target)
+        tensors = [operand.add_to(graph) for operand in operands]
+        return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
 
-def _charged(plan: Plan, operands: Sequence[Operand], add: Add, target: Target) -> int:
-    graph = Graph(target)
-    tensors = [operand.add_to(graph) for operand in operands]
-    return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
+    return least_charged(plans, [plan.likely_least_cycles for plan in plans], charge)

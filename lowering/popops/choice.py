@@ -17,7 +17,7 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.work import Source, Work
 from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.grids import Grids, even_grids
-from ipujax.lowering.poputil.trial import charged_cycles, cheapest
+from ipujax.lowering.poputil.trial import charged_cycles, least_charged
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -68,16 +68,17 @@ def choose(
         return nowhere(shape)
     read = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read, operands, strict=True)}
-    few = 1 if work.is_exact or "elsewhere" in work.sources else _MOST_TRIALS
+    by_estimate = work.is_exact or "elsewhere" in work.sources
+    few = 1 if by_estimate else _MOST_TRIALS
     grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few)
     candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
-    exact = [work.is_exact] * len(candidates)
+    is_exact = [by_estimate] * len(candidates)
     for placement in dict.fromkeys(p for p in followed.values() if p is not None):
         at_home = work.with_free([n for n, own in followed.items() if own is placement])
         candidates.append(placement)
         bounds.append(_cycles_of(placement, at_home, after, graph.target))
-        exact.append(at_home.is_exact)
-    return cheapest(candidates, bounds, exact, lambda placement: _charge(graph, add, placement), few)
+        is_exact.append(by_estimate or at_home.is_exact)
+    return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
 
 
 def _charge(graph: Graph, add: Add, placement: Blocked) -> int:

@@ -34,28 +34,26 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
     return timeline(prog, steps, graph.target.num_ipus, slots).cycles
 
 
-def cheapest(
+def least_charged(
     candidates: Sequence[Candidate],
     bounds: Sequence[float],
-    exact: Sequence[bool],
     charge: Callable[[Candidate], int],
-    most_trials: int,
+    is_exact: Sequence[bool] = (),
 ) -> Candidate:
-    """The candidate that is charged least, of those that are expected to be cheapest.
+    """The candidate that is charged least, of equals the one of least bound; one alone is taken without a trial.
 
     Args:
         candidates: what to choose from, one or more.
         bounds: of each candidate what it costs at least; one that is not below the least charge found is not tried.
-        exact: of each candidate whether that is what it costs.
         charge: cycles of a candidate.
-        most_trials: most candidates to look at.
+        is_exact: of each candidate whether its bound is what it costs, so that a trial can be saved; none when empty.
     """
-    order = sorted(range(len(candidates)), key=lambda n: bounds[n])[:most_trials]
-    best = order[0]
+    exact = is_exact or [False] * len(candidates)
+    order = sorted(range(len(candidates)), key=lambda n: bounds[n])
+    best, least = order[0], float("inf")
     if len(order) == 1 or exact[best]:
         return candidates[best]
-    least: float = charge(candidates[best])
-    for number in order[1:]:
+    for number in order:
         if bounds[number] >= least:
             break
         cycles = bounds[number] if exact[number] else charge(candidates[number])
