@@ -7,9 +7,10 @@ several steps.
 
 Candidate splits of a dimension, and what they cost, do not depend on the number of tiles, which only bounds their
 product. What an estimate cannot know decides a trial (`contenders`): so within one memory bound more tiles are hardly
-ever slower. Source of the objective and of the memory bound
-with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2). Limits: one IPU, steps (serial splits) of powers
-of two that divide a dimension, one dimension in steps, no joint planning of several passes, no shared exchange bus.
+ever slower.
+
+Source of the objective and of the memory bound with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2).
+Limits: one IPU; steps (serial splits) of powers of two that divide one dimension; no joint planning of several passes.
 """
 
 from __future__ import annotations
@@ -110,10 +111,11 @@ class Plan:
     def likely_least_cycles(self) -> int:
         """What it is hardly ever charged less than.
 
-        Of operands laid linearly half may lie where they are used, and one partial result where all are combined.
+        Half of the operands may lie where they are used, or reach two tiles of a bus at once; one partial result may lie
+        where all are combined.
         """
-        operands = self.cost.exchange_cycles // 2 if self.lays_linearly else 0
-        return self.total_cycles - self.steps * (operands + self.cost.reduce_exchange_cycles // self.slots)
+        here = self.cost.exchange_cycles // 2 + self.cost.reduce_exchange_cycles // self.slots
+        return self.total_cycles - self.steps * here
 
     @property
     def tiles_used(self) -> int:

@@ -121,6 +121,8 @@ def convolve(x: Any, weights: Any, groups: int = 1) -> Any:
 SMALL_OPERATIONS: dict[str, Call] = {
     "half": product(7, 7, 7, np.float16),
     "half-square": product(64, 64, 64, np.float16),
+    "half-thin": product(124, 26, 29, np.float16),
+    "matrix-vector": product(19, 316, 1),
     "bfloat16": product(33, 65, 17, jnp.bfloat16),
     "heads": (partial(jnp.einsum, "bhqd,bhkd->bhqk"), (Struct((2, 4, 50, 16), np.float32),) * 2),
     "heads-last": (partial(jnp.einsum, "bqhd,bkhd->bhqk"), (Struct((2, 50, 4, 16), np.float16),) * 2),
