@@ -14,12 +14,10 @@ Source: popnn `Gru.hpp`, `GruDef.hpp`. Limits: no attention (AUGRU), no recomput
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ipujax.library import add
-from ipujax.poplin.operands import where_used
 from ipujax.popnn.gru_cell import GruParams, backward, forward, weight_gradients
-from ipujax.popnn.recurrent import check
+from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -28,23 +26,13 @@ from ipujax.runtime.tensor import Tensor, concat
 _RESET, _BEFORE = 0, 3  # among the intermediates
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GruWeights:
-    """The parameters of a layer, or their gradients.
+class GruWeights(RecurrentWeights):
+    """The parameters of a layer, or their gradients: [3, in, out], [3, out, out] and [3, out].
 
-    Args:
-        input_weights: [3, in, out].
-        output_weights: [3, out, out].
-        biases: [3, out], or [3, 2, out] with `reset_after`: of inputs and of outputs.
+    With `reset_after` biases are [3, 2, out]: of inputs and of outputs.
     """
 
-    input_weights: Tensor
-    output_weights: Tensor
-    biases: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [self.input_weights, self.output_weights, self.biases]
+    __slots__ = ()
 
 
 def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor:
@@ -77,12 +65,8 @@ def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> Gr
 
 
 def _created(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
-        add(scratch, forward(params, False, False), operands, Program(), "gru")
-
     shapes = [params.input_shape, params.state_shape, *_weight_shapes(params)]
-    operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
-    return where_used(graph, operands, build, which, names)
+    return create_operands(graph, params, forward(params, False, False), shapes, which, names)
 
 
 def _weight_shapes(params: GruParams) -> list[tuple[int, ...]]:

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipujax.library import add
-from ipujax.poplin.operands import where_used
 from ipujax.popnn.lstm_cell import KEPT, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
-from ipujax.popnn.recurrent import check
+from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -34,23 +33,10 @@ class LstmState:
     cell_state: Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LstmWeights:
-    """The parameters of a layer, or their gradients.
+class LstmWeights(RecurrentWeights):
+    """The parameters of a layer, or their gradients: [4, in, out], [4, out, out] and [4, out]."""
 
-    Args:
-        input_weights: [4, in, out].
-        output_weights: [4, out, out].
-        biases: [4, out].
-    """
-
-    input_weights: Tensor
-    output_weights: Tensor
-    biases: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [self.input_weights, self.output_weights, self.biases]
+    __slots__ = ()
 
 
 def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tensor:
@@ -89,12 +75,7 @@ def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> L
 
 def _created(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
     shapes = [params.input_shape, params.state_shape, params.state_shape, *_weight_shapes(params)]
-
-    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
-        add(scratch, forward(params, False, False), operands, Program(), "lstm")
-
-    operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
-    return where_used(graph, operands, build, which, names)
+    return create_operands(graph, params, forward(params, False, False), shapes, which, names)
 
 
 def _weight_shapes(params: LstmParams) -> list[tuple[int, ...]]:

@@ -15,8 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.library import add
+from ipujax.poplin.operands import where_used
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name
 
@@ -120,6 +124,51 @@ class RecurrentParams:
     def gradients(self) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
         """For both the gradient of the operand, from result and gradient of the result."""
         return GRADIENTS_BY_RESULT[self.activation], GRADIENTS_BY_RESULT[self.recurrent_activation]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentWeights:
+    """The parameters of a layer, or their gradients.
+
+    Args:
+        input_weights: [units, in, out].
+        output_weights: [units, out, out].
+        biases: [units, out], or what the layer says.
+    """
+
+    input_weights: Tensor
+    output_weights: Tensor
+    biases: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [self.input_weights, self.output_weights, self.biases]
+
+
+def create_operands(
+    graph: Graph,
+    params: RecurrentParams,
+    forward: Callable[..., Any],
+    shapes: Sequence[tuple[int, ...]],
+    which: Sequence[int],
+    names: Sequence[str],
+) -> list[Tensor]:
+    """Some operands of a layer's forward pass, as new variables that lie where it uses them.
+
+    Args:
+        graph: graph to add to.
+        params: the layer.
+        forward: the pass, a function of arrays of `shapes` and of lengths if the layer has them.
+        shapes: of all its operands but lengths.
+        which: numbers of those to make.
+        names: their debug names.
+    """
+
+    def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
+        add(scratch, forward, operands, Program(), "layer")
+
+    operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
+    return where_used(graph, operands, build, which, names)
 
 
 def check(name: str, params: RecurrentParams, tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
