@@ -92,11 +92,6 @@ class MemoryReport:
         return self._worst[0]
 
     @property
-    def peak_origin(self) -> Origin:
-        """Where that step comes from."""
-        return self._worst[1]
-
-    @property
     def largest(self) -> tuple[LiveItem, ...]:
         """What the worst tile holds at its peak, largest first."""
         return self._worst[2]

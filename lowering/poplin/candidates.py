@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
 from ipujax.lowering.poplin.partials import partials_cost
-from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
     block_cycles,
@@ -80,7 +80,9 @@ class Candidates:
     @cached_property
     def slots(self) -> np.ndarray:
         """Partial results of each output element."""
-        return np.asarray(product(list(self.splits[[3, *range(4 + len(self.spec.in_field), len(self.splits))]])))
+        return np.asarray(
+            product(list(self.splits[[IN_CHANNELS, *range(FIELD + len(self.spec.in_field), len(self.splits))]]))
+        )
 
     @cached_property
     def exchange_cycles(self) -> np.ndarray:
@@ -118,17 +120,17 @@ class Candidates:
     def _received_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """Bytes of inputs and of weights that the tile of the largest block receives."""
         spec, rank = self.spec, len(self.spec.in_field)
-        field, kernel = self.splits[4 : 4 + rank], self.splits[4 + rank :]
+        field, kernel = self.splits[FIELD : FIELD + rank], self.splits[FIELD + rank :]
         inputs = self._input_bytes
         if spec.lhs_is_free:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
             held = block.batch * block.groups * block.in_channels * product(lengths) * element_bytes(spec.lhs_dtype)
-            inputs = self._received(inputs, held, self.splits[2] * product(list(np.minimum(field, kernel))))
+            inputs = self._received(inputs, held, self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel))))
         weights = self._weight_bytes
         if spec.rhs_is_free:
-            weights = self._received(weights, weights, self.splits[0] * product(list(field)))
+            weights = self._received(weights, weights, self.splits[BATCH] * product(list(field)))
         return inputs, weights
 
     def _received(self, block_bytes: np.ndarray, held_bytes: np.ndarray, users: Count) -> np.ndarray:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, elementwise_cycles, total_elements
+from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
@@ -208,8 +208,3 @@ def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[tuple[str, by
 
 
 _CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
-
-
-def is_elementwise(name: str) -> bool:
-    """Whether a JAX primitive is an elementwise operation of the table."""
-    return name in OP_COSTS

@@ -77,7 +77,7 @@ def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
         Rising numbers of blocks from 1, int64[≤ limit].
     """
     whole = -(-extent // grain)
-    # All numbers of blocks up to the root change the largest block; beyond it, those of whole blocks of up to the root.
+    # The longest block is short, or there are few blocks: one of the two is at most the root of the extent.
     root = isqrt(whole)
     blocks = np.union1d(-(-whole // np.arange(1, root + 1)), np.arange(1, -(-whole // root) + 1))
     if len(blocks) <= limit:

@@ -238,6 +238,7 @@ def test_a_model_makes_a_device_with_the_getters_of_a_target():
     assert (target.get_num_ipus(), target.get_tiles_per_ipu(), target.get_num_tiles()) == (2, 1216, 2432)
     assert (target.get_num_worker_contexts(), target.get_exchange_bytes_per_cycle()) == (6, 4)
     assert (target.get_vector_width(poplar.HALF), target.get_data_path_width()) == (4, 64)
+    assert (target.get_bytes_per_tile(), target.get_tile_clock_frequency()) == (256 * 1024, 1.6e9)
     assert target.replace(tiles_per_ipu=4).get_num_tiles() == 8
     assert (device.attach(), device.attach(), device.is_attached) == (True, False, True)
     device.detach()
