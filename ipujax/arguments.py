@@ -27,17 +27,18 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def as_numbers(setting: str, value: Any) -> tuple[int, ...]:
+def as_numbers(setting: str, value: Any, who: str = "ipu.jit") -> tuple[int, ...]:
     """Positions of arguments, given as one number, several or None.
 
     Args:
         setting: what they are given for, for the message.
         value: whole numbers.
+        who: whose setting it is, for the message.
 
     Raises:
         ArgumentTypeError: for anything else; a bool is most likely meant as yes or no.
     """
-    return _several(setting, value, int, "a whole number or several: the positions of arguments, from 0")
+    return _several(setting, value, int, "a whole number or several: the positions of arguments, from 0", who)
 
 
 def as_names(setting: str, value: Any) -> tuple[str, ...]:
@@ -53,14 +54,12 @@ def as_names(setting: str, value: Any) -> tuple[str, ...]:
     return _several(setting, value, str, "a string or several: the names of arguments")
 
 
-def _several(setting: str, value: Any, kind: type, expected: str) -> tuple[Any, ...]:
+def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
     single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
     items = () if value is None else (value,) if single else tuple(value)
     read = [item.__index__() if kind is int and hasattr(item, "__index__") else item for item in items]
     if not all(isinstance(item, kind) for item in read) or any(isinstance(item, bool) for item in items):
-        raise ArgumentTypeError(
-            f"{setting} of ipu.jit cannot be {value!r}", expected=expected, got=type(value).__name__
-        )
+        raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=type(value).__name__)
     return tuple(read)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.lax.linalg
 from jax.extend import core as _core
 from jax.extend.core import primitives as _primitives
-from jax.interpreters import batching, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from ipujax.runtime.errors import is_installed, shown_place
 
@@ -54,6 +54,40 @@ def make_primitive(
     primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
     batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., None]) -> Primitive:
+    """A primitive with several results that means a jaxpr it holds, and has no derivative.
+
+    Args:
+        name: its name.
+        body: the parameter that holds the `ClosedJaxpr`; its effects are the primitive's.
+        refuse_derivative: called with the parameters where one is asked for; raises.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def compute(*operands: Any, **params: Any) -> list[Any]:
+        return list(jaxpr_as_fun(params[body])(*operands))
+
+    def abstract(*avals: Any, **params: Any) -> tuple[list[Any], Any]:
+        return list(params[body].out_avals), params[body].effects
+
+    def batched(axis: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
+        inside = jax.vmap(jaxpr_as_fun(params[body]), axes, 0, axis_name=axis.name, axis_size=axis.size)
+        results = list(inside(*operands))
+        return results, [0] * len(results)
+
+    def derivative(primals: Any, tangents: Any, **params: Any) -> None:
+        del primals, tangents
+        refuse_derivative(**params)
+
+    primitive.def_impl(compute)
+    primitive.def_effectful_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+    batching.fancy_primitive_batchers[primitive] = batched
+    ad.primitive_jvps[primitive] = derivative
     return primitive
 
 
@@ -113,6 +147,14 @@ def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
         return jaxpr, moved
     live = eliminate_dead_code(body.replace(outvars=[body.outvars[n] for n in kept]))
     return ClosedJaxpr(live.replace(invars=[live.invars[n] for n in moved]), jaxpr.consts), moved
+
+
+def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """The jaxpr with its constants, which may be tracers, as further inputs before the others; and the constants."""
+    body = jaxpr.jaxpr
+    names = body.debug_info.with_unknown_names()
+    opened = body.replace(constvars=[], invars=[*body.constvars, *body.invars], debug_info=names)
+    return ClosedJaxpr(opened, ()), list(jaxpr.consts)
 
 
 def is_float0(aval: Any) -> bool:

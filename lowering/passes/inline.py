@@ -45,6 +45,7 @@ CALLEES: dict[str, str] = {
     "custom_vmap_call": "call",
     "composite": "jaxpr",
     "linear_call": "callee",
+    "ipu_pipeline": "loop",
     "remat_opt": "fwd_jaxpr",  # of a custom_vjp(optimize_remat=True); what only the gradient needs is dead code
 }
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     Jaxpr,
@@ -154,6 +155,7 @@ CALLS: dict[str, Callable[[jax.Array], Any]] = {
     "custom_vmap": doubled,
     "remat_opt, of which only the value is used": lambda x: jax.vjp(wave, x)[0],
     "remat_opt": jax.grad(lambda x: wave(x).sum() ** 2),
+    "pipeline": ipu.pipeline(jax.jit(jnp.sin), micro_batches=5, reduce="stack"),
     "linear solve": lambda x: jnp.linalg.solve(jnp.eye(5) + x, x),
     "constants inside scan": lambda x: lax.scan(lambda c, _: (jax.jit(lambda y: y + TABLE)(c), None), x, None, 3),
 }
@@ -168,7 +170,7 @@ def test_inline_leaves_no_call(name: str) -> None:
 def test_calls_are_there_to_inline() -> None:
     found = {p for fun in CALLS.values() for p in primitives(traced(fun, jnp.ones(5)))}
     assert {"jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"} <= found
-    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve"} <= found
+    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve", "ipu_pipeline"} <= found
     assert {"checkpoint", "remat2"} & found
 
 
