@@ -21,6 +21,7 @@ from ipujax.runtime.errors import GraphError as GraphError
 from ipujax.runtime.errors import IpuError as IpuError
 from ipujax.runtime.errors import MappingError as MappingError
 from ipujax.runtime.errors import ProfileError as ProfileError
+from ipujax.runtime.errors import ScheduleError as ScheduleError
 from ipujax.runtime.errors import TargetError as TargetError
 from ipujax.runtime.errors import TensorError as TensorError
 from ipujax.runtime.errors import TileMemoryError as TileMemoryError

@@ -142,6 +142,10 @@ class ArgumentValueError(ArgumentError, ValueError):
     """Such a call where JAX raises a `ValueError`."""
 
 
+class ScheduleError(ArgumentError):
+    """A pipeline schedule that is unknown, does not suit so many stages or micro-batches, or has tasks out of order."""
+
+
 class EngineError(IpuError):
     """A run that cannot start or go on: nothing loaded, no such program, a stream nobody connected, an abort."""
 

@@ -1,0 +1,111 @@
+"""A grid as a short program: slots that run once, and blocks of slots that repeat.
+
+Input: the grid of a pipeline. Output: a list of `Block`s which, unrolled, are the slots of the grid exactly:
+
+    Block ::= count × slots        iteration i runs each task of the slots on micro-batch task.micro_batch + i·stride
+
+1F1B becomes a ramp-up, one repeated block, a ramp-down; GPipe has a second block, of backward tasks. A block is found
+where slot t + period does in the same places the same tasks as slot t, all of them `stride` micro-batches later. The
+block that leaves the fewest slots to write down is taken first, then what is before and after it likewise.
+
+Limits: a grid in which nothing repeats is written down as it is, and grows with the number of micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.schedules.grid import Grid
+from ipujax.lowering.schedules.tasks import Kind, Task, TaskList
+
+Slot = tuple[Task, ...]  # the tasks of a slot, by IPU
+_FEWEST_REPEATS = 3  # two iterations are as short written out
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some slots, run some times.
+
+    Args:
+        slots: what runs, with the micro-batches of the first iteration.
+        count: number of iterations, at least 1.
+        stride: how many micro-batches later each iteration is than the one before.
+    """
+
+    slots: tuple[Slot, ...]
+    count: int = 1
+    stride: int = 0
+
+    def unrolled(self) -> Iterator[Slot]:
+        """The slots of all iterations, in order."""
+        for iteration in range(self.count):
+            for slot in self.slots:
+                later = iteration * self.stride
+                yield tuple(Task(task.stage, task.micro_batch + later, task.kind) for task in slot)
+
+
+def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
+    """The blocks of a grid, in order.
+
+    Args:
+        lists: the tasks of each IPU.
+        grid: their slots.
+    """
+    # One row a slot, with the kind, stage and micro-batch of the task of each IPU; −1 where it has none.
+    rows = np.full((grid.length, len(lists), 3), -1, np.int64)
+    for ipu, (tasks, slots) in enumerate(zip(lists, grid.slots, strict=True)):
+        rows[slots, ipu] = np.stack([tasks.kinds, tasks.stages, tasks.micro_batches], -1)
+    has_task = rows[:, :, 0] >= 0
+    first = rows[np.arange(len(rows)), has_task.argmax(1), 2]
+    relative = rows.copy()
+    relative[:, :, 2] = np.where(has_task, rows[:, :, 2] - first[:, None], 0)
+    # Slots with equal numbers do the same tasks, up to a shift of all micro-batches, which `first` tells.
+    _, numbers = np.unique(relative.reshape(len(rows), -1), axis=0, return_inverse=True)
+    return tuple(_cut(rows, numbers.reshape(-1), first, 0, len(rows)))
+
+
+def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int) -> Iterator[Block]:
+    """The blocks of slots `start` to `stop`."""
+    found = _longest(numbers[start:stop], first[start:stop])
+    if found is None:
+        if start < stop:
+            yield Block(_slots(rows[start:stop]))
+        return
+    offset, period, count = found
+    begin, end = start + offset, start + offset + period * count
+    yield from _cut(rows, numbers, first, start, begin)
+    yield Block(_slots(rows[begin : begin + period]), count, int(first[begin + period] - first[begin]))
+    yield from _cut(rows, numbers, first, end, stop)
+
+
+def _longest(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
+    """(offset, period, count) of the repetition that leaves the fewest slots to write down, None if there is none."""
+    length, saved, best = len(numbers), 0, None
+    for period in range(1, length // _FEWEST_REPEATS + 1):
+        if saved >= length - period:  # no longer period can save more
+            break
+        same = numbers[period:] == numbers[:-period]
+        # The shift where slots repeat; elsewhere numbers that are never equal to their neighbours.
+        shift = np.where(same, first[period:] - first[:-period], _NO_SHIFT - np.arange(len(same)))
+        bounds = np.flatnonzero(np.diff(shift, prepend=_NO_SHIFT + 1, append=_NO_SHIFT + 1))
+        counts = (np.diff(bounds) + period) // period
+        counts[~same[bounds[:-1]]] = 1
+        longest = int(counts.argmax())
+        count = int(counts[longest])
+        if count >= _FEWEST_REPEATS and (count - 1) * period > saved:
+            saved, best = (count - 1) * period, (int(bounds[longest]), period, count)
+    return best
+
+
+_NO_SHIFT = np.iinfo(np.int64).min // 2
+
+
+def _slots(rows: np.ndarray) -> tuple[Slot, ...]:
+    """The tasks of some rows."""
+    return tuple(
+        tuple(Task(stage, micro_batch, Kind(kind)) for kind, stage, micro_batch in row if kind >= 0)
+        for row in rows.tolist()
+    )

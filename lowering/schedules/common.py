@@ -1,0 +1,88 @@
+"""The schedules every pipeline library has: one stage on one IPU, forward and backward tasks whole.
+
+    sequential    one task at a time, on one IPU after the other
+    gpipe         all forward tasks, then all backward tasks
+    1f1b          as few forward tasks ahead as keep all IPUs busy, then one forward, one backward
+    eager-1f1b    the same with twice as many ahead, which hides the time of copies between IPUs
+
+With p stages, m micro-batches and equal stages that take T_F and T_B, free copies and buffers enough, the last three
+idle for (p − 1)(T_F + T_B) on every IPU; stage s keeps m, min(m, p − s) and min(m, 2(p − 1 − s) + 1) micro-batches.
+
+Source: GPipe (arXiv 1811.06965), PipeDream-flush (arXiv 2006.09503) for 1F1B, JaxPP for eager 1F1B.
+Limits: backward tasks go first in, first out everywhere, also in GPipe, so that all schedules add up gradients in the
+same order and give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.schedules.schedule import Schedule, Times, alternating, in_order
+from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, TaskList
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential(Schedule):
+    """One task at a time: a micro-batch passes all stages forwards and backwards before the next one starts."""
+
+    @property
+    def name(self) -> str:
+        return "sequential"
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        start = 2 * num_stages * np.arange(micro_batches)
+        return [
+            in_order(
+                (Times(s, FORWARD, start + s), Times(s, BACKWARD, start + 2 * num_stages - 1 - s)),
+                as_slots=True,
+            )
+            for s in range(num_stages)
+        ]
+
+    def forward_tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        start = num_stages * np.arange(micro_batches)
+        return [in_order((Times(s, FORWARD, start + s),), as_slots=True) for s in range(num_stages)]
+
+
+@dataclass(frozen=True, slots=True)
+class GPipe(Schedule):
+    """All forward tasks, then all backward tasks."""
+
+    @property
+    def name(self) -> str:
+        return "gpipe"
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        return [_forwards_ahead(s, micro_batches, micro_batches) for s in range(num_stages)]
+
+
+@dataclass(frozen=True, slots=True)
+class OneForwardOneBackward(Schedule):
+    """Stage s runs p − 1 − s forward tasks ahead, then one forward and one backward task in turn."""
+
+    @property
+    def name(self) -> str:
+        return "1f1b"
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        return [_forwards_ahead(s, micro_batches, num_stages - 1 - s) for s in range(num_stages)]
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOneForwardOneBackward(Schedule):
+    """Stage s runs 2(p − 1 − s) forward tasks ahead, then one forward and one backward task in turn."""
+
+    @property
+    def name(self) -> str:
+        return "eager-1f1b"
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        return [_forwards_ahead(s, micro_batches, 2 * (num_stages - 1 - s)) for s in range(num_stages)]
+
+
+def _forwards_ahead(stage: int, micro_batches: int, ahead: int) -> TaskList:
+    forward, backward = alternating(micro_batches, min(micro_batches, ahead))
+    return in_order((Times(stage, FORWARD, forward), Times(stage, BACKWARD, backward)))

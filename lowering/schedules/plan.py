@@ -1,0 +1,111 @@
+"""A schedule made definite: for so many stages and micro-batches, checked, as slots and blocks of slots.
+
+Input: a schedule, the number of stages and of micro-batches. Output: `SchedulePlan`, from which a program is emitted:
+
+    for each block: Repeat(block.count): for each slot: each task on its IPU; then copies of what goes to other IPUs
+
+What is written for a micro-batch and read later lies in a ring of slots, micro-batch j in slot j mod depth;
+`SchedulePlan.depth` says how many it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.schedules.blocks import Block, Slot, blocks
+from ipujax.lowering.schedules.grid import Grid, grid
+from ipujax.lowering.schedules.schedule import Schedule, as_task_list
+from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, TaskList
+from ipujax.lowering.schedules.validate import validate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchedulePlan:
+    """What each IPU does in each slot of a pipeline.
+
+    Args:
+        schedule: the schedule.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+        training: whether there are backward tasks.
+        ipus: the IPU of each stage, numbered as the schedule does.
+        lists: the tasks of each IPU, in order.
+        grid: the slot of each task.
+        blocks: the slots in order, what repeats written once.
+    """
+
+    schedule: Schedule
+    num_stages: int
+    micro_batches: int
+    training: bool
+    ipus: tuple[int, ...]
+    lists: tuple[TaskList, ...]
+    grid: Grid
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_ipus(self) -> int:
+        """How many IPUs the schedule uses."""
+        return len(self.lists)
+
+    def depth(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
+        """Slots of a ring that holds a value from the task that writes it to the task that reads it.
+
+        A value that goes to another IPU is written there after the slot of the task that found it, and a slot may be
+        written again after the slot of the task that reads it.
+
+        Args:
+            written: stage and kind of the tasks that find the values.
+            read: stage and kind of the tasks that read them last.
+
+        Returns:
+            The fewest slots such that no value is overwritten before it is read.
+        """
+        writes, reads = self.grid.of(*written), self.grid.of(*read)
+        return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
+
+    def in_flight(self, stage: int, until: Kind = BACKWARD) -> int:
+        """Micro-batches a stage keeps at once, from the forward task to a backward task: the depth of its stash.
+
+        Args:
+            stage: the stage.
+            until: which backward task; `BACKWARD_WEIGHT` for what only gradients of parameters need.
+        """
+        return self.depth((stage, FORWARD), (stage, until))
+
+    def slots(self) -> Iterator[Slot]:
+        """All slots in order, unrolled."""
+        for block in self.blocks:
+            yield from block.unrolled()
+
+    def drawing(self) -> str:
+        """One line an IPU with a column a slot: F, B, I (input) or W (weight gradients), then stage.micro-batch."""
+        cells = [[""] * self.grid.length for _ in self.lists]
+        for row, tasks, slots in zip(cells, self.lists, self.grid.slots, strict=True):
+            for task, slot in zip(tasks, slots.tolist(), strict=True):
+                row[slot] = task.short
+        width = max(len(cell) for row in cells for cell in row)
+        return "\n".join(" ".join(cell.ljust(width) for cell in row).rstrip() for row in cells)
+
+
+def schedule_plan(schedule: Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
+    """Makes a schedule definite and checks it.
+
+    Args:
+        schedule: the schedule.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+        training: whether there are backward tasks.
+
+    Raises:
+        ScheduleError: the numbers are outside the schedule's domain, or its tasks are wrong, naming the first.
+    """
+    schedule.check(num_stages, micro_batches, training)
+    given = (schedule.tasks if training else schedule.forward_tasks)(num_stages, micro_batches)
+    lists = tuple(map(as_task_list, given))
+    ipus = validate(lists, num_stages, micro_batches, training)
+    slots = grid(lists, num_stages, micro_batches)
+    return SchedulePlan(schedule, num_stages, micro_batches, training, ipus, lists, slots, blocks(lists, slots))

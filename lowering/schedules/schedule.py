@@ -1,0 +1,166 @@
+"""What a schedule is: which tasks each IPU does, in which order.
+
+Input: a number of stages and of micro-batches. Output: a `TaskList` for each IPU. Which IPU a stage is on follows from
+the lists, as every task of a stage is in the list of one IPU. A schedule of one's own is a class with one method:
+
+    class FirstInFirstOut(Schedule):
+        def tasks(self, num_stages, micro_batches):
+            return [[Task(stage, j, kind) for kind in (FORWARD, BACKWARD) for j in range(micro_batches)]
+                    for stage in range(num_stages)]
+
+A schedule is a value: equal schedules give equal lists. It is checked when a plan is made of it (`plan.plan`), so it
+need not check anything but its own domain.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.schedules.tasks import Kind, Task, TaskList
+from ipujax.runtime.errors import ScheduleError
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """How many micro-batches a schedule works for.
+
+    Args:
+        least: the fewest.
+        multiple: they are a multiple of this.
+        why: the reason, as the end of a sentence.
+    """
+
+    least: int = 1
+    multiple: int = 1
+    why: str = ""
+
+
+class Schedule(ABC):
+    """The order of the tasks of a pipeline. Subclasses are frozen dataclasses, or have no state."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """What messages and comparisons call it."""
+        return type(self).__name__
+
+    @abstractmethod
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList | Iterable[Task]]:
+        """The tasks of a training step, for each IPU in order.
+
+        Args:
+            num_stages: stages of the model, at least 1.
+            micro_batches: micro-batches of one step, at least 1 and in the `domain`.
+        """
+
+    def forward_tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList | Iterable[Task]]:
+        """The tasks of inference; by default the forward tasks of training, in the same order.
+
+        Args:
+            num_stages: stages of the model, at least 1.
+            micro_batches: micro-batches of one call, at least 1 and in the `domain` of inference.
+        """
+        return [as_task_list(tasks).forward_only() for tasks in self.tasks(num_stages, micro_batches)]
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        """For how many micro-batches this many stages work; any number, by default.
+
+        Args:
+            num_stages: stages of the model, at least 1.
+            training: whether there are backward tasks.
+
+        Raises:
+            ScheduleError: for so many stages it never works.
+        """
+        return Domain()
+
+    def check(self, num_stages: int, micro_batches: int, training: bool = True) -> None:
+        """Refuses numbers outside the domain.
+
+        Raises:
+            ScheduleError: saying how many there must be, and why.
+        """
+        for what, number in (("stage", num_stages), ("micro-batch", micro_batches)):
+            if number < 1:
+                raise ScheduleError(f"a pipeline has at least one {what}", got=number)
+        domain = self.domain(num_stages, training)
+        of = f"the schedule {self.name!r} over {num_stages} stages"
+        if micro_batches < domain.least:
+            fewest = _multiple_from(domain.least, domain.multiple)
+            raise ScheduleError(
+                f"{of} needs at least {fewest} micro-batches: {domain.why}",
+                expected=f"micro_batches ≥ {fewest}",
+                got=micro_batches,
+                hint="more and smaller micro-batches, fewer stages, or the schedule '1f1b', which takes any number",
+            )
+        if micro_batches % domain.multiple:
+            above = _multiple_from(micro_batches, domain.multiple)
+            below = above - domain.multiple
+            nearest = f"{below} or {above}" if below >= domain.least else f"{above}"
+            raise ScheduleError(
+                f"{of} needs a multiple of {domain.multiple} micro-batches: {domain.why}",
+                expected=f"micro_batches={nearest}, or another multiple of {domain.multiple}",
+                got=micro_batches,
+                hint="the schedule '1f1b' takes any number",
+            )
+
+
+def _multiple_from(least: int, of: int) -> int:
+    return -(-least // of) * of
+
+
+def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
+    """A `TaskList` of what a schedule gave for one IPU."""
+    return tasks if isinstance(tasks, TaskList) else TaskList.of(tasks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """When one IPU does the tasks of one kind of one stage: micro-batch j at `times[j]`.
+
+    Args:
+        stage: the stage.
+        kind: the kind of tasks.
+        times: rising, int64[micro_batches]; no two tasks of an IPU have the same.
+    """
+
+    stage: int
+    kind: Kind
+    times: np.ndarray
+
+
+def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
+    """The tasks of one IPU, by their times.
+
+    Args:
+        parts: its tasks.
+        as_slots: whether the times are those of the grid, or only tell the order.
+    """
+    times = np.concatenate([part.times for part in parts])
+    order = np.argsort(times, kind="stable")
+    lengths = [len(part.times) for part in parts]
+    stages = np.repeat([part.stage for part in parts], lengths)[order]
+    kinds = np.repeat([int(part.kind) for part in parts], lengths)[order]
+    micro_batches = np.concatenate([np.arange(length) for length in lengths])[order]
+    return TaskList(stages, micro_batches, kinds, times[order] if as_slots else None)
+
+
+def alternating(tasks: int, ahead: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times of forward and backward tasks that alternate, forwards `ahead` of backwards.
+
+    Args:
+        tasks: how many there are of each.
+        ahead: forward tasks before the first pair of one forward and one backward task, at most `tasks`.
+
+    Returns:
+        The times of the forward and of the backward tasks, int64[tasks] each; together they are 0 to 2·tasks − 1.
+    """
+    j = np.arange(tasks)
+    forward = np.where(j < ahead, j, 2 * j - ahead)
+    backward = np.where(j < tasks - ahead, ahead + 1 + 2 * j, tasks + j)
+    return forward, backward

@@ -1,0 +1,102 @@
+"""Slots, blocks and rings of every pipeline schedule: replayed, against the lists of tasks and what each waits for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
+from tests.lowering.schedule_helpers import EVERY, Given, check_slots, every_schedule, in_domain, plan_of
+from tests.lowering.schedule_simulator import letters, waits_for
+
+
+@every_schedule
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_slots_hold_every_task_once_in_an_order_that_works(schedule, training):
+    for p, m in in_domain(schedule, (1, 2, 3, 4, 6, 8), (1, 2, 4, 7, 8, 16, 24, 40), training):
+        plan = plan_of(schedule, p, m, training)
+        tasks = check_slots(plan)
+        split = {(s, j) for s, j, kind in tasks if kind == "I"}
+        assert split == {(s, j) for s, j, kind in tasks if kind == "W"}
+        everything = {(s, j) for s in range(p) for j in range(m)}
+        assert {(s, j) for s, j, kind in tasks if kind == "F"} == everything
+        assert {(s, j) for s, j, kind in tasks if kind == "B"} == (everything - split if training else set())
+
+
+@every_schedule
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_what_is_written_down_does_not_grow_with_micro_batches(schedule, training):
+    for p in (2, 4, 6):
+        if p % getattr(schedule, "chunks", 1):
+            continue
+        plans = [plan_of(schedule, p, m, training) for m in (48, 96, 384)]
+        shapes = {tuple((len(block.slots), block.stride) for block in plan.blocks) for plan in plans}
+        assert len(shapes) == 1
+        assert sum(len(block.slots) for block in plans[0].blocks) <= 20 * p
+        repeats = [[block.count for block in plan.blocks] for plan in plans]
+        assert all(few == more or few < more for few, more in zip(repeats[0], repeats[2], strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    schedule=st.sampled_from(EVERY),
+    scale=st.tuples(st.integers(1, 6), st.integers(1, 60)),
+    odd=st.integers(0, 5),
+    training=st.booleans(),
+)
+def test_blocks_unroll_to_the_tasks_for_any_numbers(schedule, scale, odd, training):
+    p = scale[0] * getattr(schedule, "chunks", 1)
+    m = scale[1] * (p if schedule.domain(p, training).multiple > 1 else 1) + odd
+    for num_stages, micro_batches in in_domain(schedule, (p,), (m, m - odd), training):
+        check_slots(plan_of(schedule, num_stages, micro_batches, training))
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=st.integers(1, 4), m=st.integers(1, 12), random=st.randoms(use_true_random=False))
+def test_any_order_that_can_run_is_accepted_and_kept(p, m, random):
+    """Each IPU takes at random any task that is ready, first in, first out; some backward work is split."""
+    split = [random.random() < 0.5 for _ in range(p)]
+    kinds = [("F", "I", "W") if split[s] else ("F", "B") for s in range(p)]
+    done, lists = set(), [[] for _ in range(p)]
+    whole = {(s, j, kind) for s in range(p) for j in range(m) for kind in kinds[s]}
+    while len(done) < len(whole):
+        following = [
+            min((t for t in whole - done if t[0] == s and t[2] == k), default=None) for s in range(p) for k in kinds[s]
+        ]
+        ready = [t for t in following if t and all(need in done for need in waits_for(t, p, whole))]
+        task = random.choice(sorted(ready))
+        done.add(task)
+        lists[task[0]].append(task)
+    kind_of = dict(zip("FBIW", Kind, strict=True))
+    plan = plan_of(Given(*[[Task(s, j, kind_of[k]) for s, j, k in tasks] for tasks in lists]), p, m)
+    check_slots(plan)
+
+
+@every_schedule
+def test_a_ring_never_loses_a_micro_batch(schedule):
+    """Rings of the depth the plan gives, replayed slot by slot; one slot less loses something."""
+    for p, m in in_domain(schedule, (2, 4, 6), (4, 12, 24)):
+        plan = plan_of(schedule, p, m)
+        pairs = [((s, FORWARD), (s, until)) for s in range(p) for until in (BACKWARD, BACKWARD_WEIGHT)]
+        pairs += [((s, FORWARD), (s + 1, FORWARD)) for s in range(p - 1)]
+        pairs += [((0, FORWARD), (p - 1, FORWARD)), ((0, FORWARD), (p - 1, BACKWARD))]
+        pairs += [((s + 1, BACKWARD), (s, BACKWARD)) for s in range(p - 1)]
+        for written, read in pairs:
+            depth = plan.depth(written, read)
+            assert not loses(plan, written, read, depth)
+            assert depth == 1 or loses(plan, written, read, depth - 1)
+
+
+def loses(plan, written, read, depth):
+    """Whether a ring of some depth is written again before it is read: a plain replay of the slots."""
+    ring = {}
+    for slot in plan.slots():
+        tasks = [letters(task) for task in slot]
+        if any(ring.get(j % depth) != j for s, j, kind in tasks if s == read[0] and kind in WORK[read[1]]):
+            return True
+        ring |= {j % depth: j for s, j, kind in tasks if s == written[0] and kind in WORK[written[1]]}
+    return False
+
+
+WORK = {FORWARD: "F", BACKWARD: "BI", BACKWARD_WEIGHT: "BW"}  # the letters of the tasks that do it
