@@ -55,9 +55,9 @@ def family() -> Family:
     source = "the figure of graphcore-research/sparsity-benchmarks, digitised to ± 2 % (reference B6), Bow at 1.85 GHz."
     how = (
         "`poplin.mat_mul`; compute and exchange, as the measurement counts: no sync, no host. The operands lie "
-        "linearly, so that they are received in full. The measured program made them by `createMatMulInputLHS` and "
-        "`RHS`, but for small n its times hold an exchange of all the weights (4096 × 4096 × 4 in float: 35,043 "
-        "cycles, of which receiving 46 KB a tile is 11,400); with operands that lie where they are used the simulation "
-        "would take half."
+        "linearly, so that they are received in full. The measured program (`ipu/matmul_bench.cpp` of that repository; "
+        "default memory proportion, no fully connected pass) made them by `createMatMulInputLHS` and `RHS`, but for "
+        "small n its times hold more than the use of weights where they lie: 4096 × 4096 × 4 in float took 35,043 "
+        "cycles, of which receiving 46 KB a tile is 11,400."
     )
     return Family("Dense matrix multiplication on Bow", source, how, [row for _, row in found], bars)

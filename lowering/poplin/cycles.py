@@ -12,7 +12,7 @@ that a real vertex would walk as a list are one region, and figures marked `assu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -27,13 +27,38 @@ Count = Any  # an int, or an int64 array over any grid: the arithmetic is the sa
 _CHAIN_BYTES = 32
 _WIDTH_BYTES = {"half": 2, "float": 4}
 
-# AMP 1x1, one worker: cycles for 0, 1 and 2 rows, and for 3 rows before the loop adds its cycles a row (reference 1.2).
-_WORKER_ROWS = {"half": (20, 31, 40, 38), "float": (24, 47, 46, 46)}
-_STATE_RETENTION_CYCLES = 7
 # AMP nx1: the same for one row of output elements and one kernel position (reference 1.2).
 _KERNEL_ROWS = {"half": (17, 29, 34, 34), "float": (17, 33, 44, 45)}
 # Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
 _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPass:
+    """One worker's part of an AMP 1x1 pass (reference 1.2; poplibs `PerformanceEstimation.hpp`).
+
+    Args:
+        row_table: cycles for 0, 1 and 2 rows of activations.
+        loop_start: cycles for 3 rows, from where each row takes as long as the AMP does.
+        zeroing_cycles: more cycles of the pass that starts the sums, for its first row or more.
+        zeroing_row_cycles: more cycles of that pass for each row.
+        kept_state_cycles: cycles saved by state that workers keep from pass to pass, and spent once.
+        kept_input_state_cycles: the part of those that is spent again for each group of input channels.
+    """
+
+    row_table: tuple[int, int, int]
+    loop_start: int
+    zeroing_cycles: int
+    zeroing_row_cycles: int
+    kept_state_cycles: int
+    kept_input_state_cycles: int
+
+
+# Half activations; on an AMP of 8 units sums in half precision have a codelet of their own. Float activations keep no
+# state, and zero their sums in stores of their own: 4 cycles a row of 8 channels, 8 of 16.
+_HALF_PASS = WorkerPass((22, 33, 42), 38, -1, 0, 7, 3)
+_HALF_SUMS_PASS = WorkerPass((24, 39, 40), 41, 2, 2, 0, 0)
+_FLOAT_PASS = WorkerPass((24, 47, 46), 46, 2, 8, 0, 0)
 
 
 def ceil_div(a: Count, b: Count) -> Count:
@@ -78,7 +103,13 @@ def amp_block(target: Target, precision: Precision) -> AmpBlock:
 
 
 def amp_1x1_cycles(
-    target: Target, precision: Precision, rows: Count, in_channels: Count, out_channels: Count, groups: Count = 1
+    target: Target,
+    precision: Precision,
+    rows: Count,
+    in_channels: Count,
+    out_channels: Count,
+    groups: Count = 1,
+    half_sums: bool = False,
 ) -> Count:
     """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`).
 
@@ -89,22 +120,41 @@ def amp_1x1_cycles(
         in_channels: channels reduced.
         out_channels: channels produced.
         groups: conv groups, one after the other.
+        half_sums: whether partial results are half precision.
     """
-    block = amp_block(target, precision)
+    block, worker = amp_block(target, precision), worker_pass(target, precision, half_sums)
+    own_path = int(worker is _HALF_SUMS_PASS)
     ins, outs = ceil_div(in_channels, block.in_channels), ceil_div(out_channels, block.out_channels)
-    adding, zeroing = (_amp_pass(target, block, precision, rows, first) for first in (False, True))
-    later = 15 + outs * (19 + 6 + block.load_cycles + adding)
-    first = 11 + outs * (18 + 7 + block.load_cycles + zeroing)
-    setup = 50 + target.worker_contexts * (7 + 3 * (ins * groups - 1))
-    return setup + groups * (13 + (ins - 1) * later + first)
+    adding, zeroing = (_amp_pass(target, block, worker, rows, first) for first in (False, True))
+    later = 15 + own_path + outs * (19 + 6 + block.load_cycles + adding)
+    first = 11 + outs * (18 + own_path + 7 + block.load_cycles + zeroing)
+    kept = worker.kept_state_cycles + worker.kept_input_state_cycles * (ins * groups - 1)
+    return 50 + target.worker_contexts * kept + groups * (13 - own_path + (ins - 1) * later + first)
 
 
-def _amp_pass(target: Target, block: AmpBlock, precision: Precision, rows: Count, zeroing: bool) -> Count:
-    workers = target.worker_contexts
-    table = tuple(n - _STATE_RETENTION_CYCLES + (1 if zeroing else 2) for n in _WORKER_ROWS[precision][:3])
-    start = _WORKER_ROWS[precision][3] - _STATE_RETENTION_CYCLES - (1 if zeroing else 0)
-    most, least = (_by_rows(n, table, start, block.row_cycles) for n in (ceil_div(rows, workers), rows // workers))
+@lru_cache(maxsize=64)
+def worker_pass(target: Target, precision: Precision, half_sums: bool = False) -> WorkerPass:
+    """What a worker does in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
+    if precision == "half":
+        return _HALF_SUMS_PASS if half_sums and target.conv_units_fp16 < _COMMON_PATH_UNITS else _HALF_PASS
+    stores = ceil_div(target.conv_units_fp32 * _WIDTH_BYTES[precision], target.vector_width_bytes)
+    return replace(_FLOAT_PASS, zeroing_row_cycles=int(stores))
+
+
+_COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in float
+
+
+def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool) -> Count:
+    workers, shares = target.worker_contexts, (ceil_div(rows, target.worker_contexts), rows // target.worker_contexts)
+    most, least = (_worker_cycles(worker, block, share, zeroing) for share in shares)
     return np.maximum(workers * np.maximum(most, least), workers * np.minimum(most, least) + 14)
+
+
+def _worker_cycles(worker: WorkerPass, block: AmpBlock, rows: Count, zeroing: bool) -> Count:
+    cycles = _by_rows(rows, worker.row_table, worker.loop_start, block.row_cycles) - worker.kept_state_cycles
+    if zeroing:
+        cycles = cycles + np.where(rows > 0, worker.zeroing_cycles + worker.zeroing_row_cycles * rows, 0)
+    return cycles
 
 
 def _by_rows(rows: Count, table: Sequence[int], start: int, row_cycles: int) -> Count:
@@ -175,13 +225,36 @@ def hmac_cycles(
     in_channels: Count,
     out_channels: Count,
     groups: Count = 1,
+    half_sums: bool = False,
 ) -> Count:
-    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
-    vector = target.vector_width_bytes // _WIDTH_BYTES[precision]
-    dot = ceil_div(in_channels, vector) + 7
-    share = ceil_div(rows, target.worker_contexts)
-    worker = 16 + kernel_positions * (13 + share * (7 + out_channels * dot))
-    return groups * (65 + target.worker_contexts * worker) + zero_cycles(target, rows * out_channels * groups)
+    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included.
+
+    One output channel after the other, two at once where sums are half precision.
+
+    Args:
+        target: the machine.
+        precision: of the activations.
+        rows: output elements of one channel.
+        kernel_positions: elements of the kernel.
+        in_channels: channels reduced.
+        out_channels: channels produced.
+        groups: conv groups, one after the other.
+        half_sums: whether partial results are half precision.
+    """
+    at_once = 2 if half_sums and precision == "half" else 1
+    dot = _dot_cycles(precision, in_channels, at_once)
+    worker = 16 + kernel_positions * (16 + 19 + ceil_div(rows, target.worker_contexts) * (7 + dot))
+    channels = ceil_div(out_channels, at_once) * (10 + target.worker_contexts * worker)
+    setup = (63 if precision == "half" else 58) + target.worker_contexts * (10 if half_sums else 9)
+    return setup + groups * (23 + 15 + channels) + zero_cycles(target, rows * out_channels * groups)
+
+
+def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
+    """Cycles of a dot product: 64 bits of each operand a cycle; what that does not divide, narrower and in two cycles."""
+    width = 8 // _WIDTH_BYTES[precision]
+    pairs, singles = 2 * ceil_div(length, 2) + at_once, 2 * length + at_once
+    narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
+    return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, length // width, narrow)
 
 
 def vmac_cycles(target: Target, precision: Precision, rows: Count, kernel_positions: Count, groups: Count) -> Count:

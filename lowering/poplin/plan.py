@@ -111,8 +111,8 @@ class Plan:
     def likely_least_cycles(self) -> int:
         """What it is hardly ever charged less than.
 
-        Half of the operands may lie where they are used, or reach two tiles of a bus at once; one partial result may lie
-        where all are combined.
+        Half of the operands may lie where they are used, or reach two tiles of a bus at once; one partial result may
+        lie where all are combined.
         """
         here = self.cost.exchange_cycles // 2 + self.cost.reduce_exchange_cycles // self.slots
         return self.total_cycles - self.steps * here

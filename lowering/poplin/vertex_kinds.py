@@ -116,13 +116,24 @@ def _rows(block: Block) -> Count:
 
 
 def _amp_1x1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
-    channels = block.in_channels * product(_useful_kernel(spec, block))
-    return formula.amp_1x1_cycles(target, _precision(how), _rows(block), channels, block.out_channels, block.groups)
+    return _amp(spec, block, target, how, _rows(block), block.out_channels)
 
 
 def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
+    return _amp(spec, block, target, how, block.out_channels, _rows(block))
+
+
+def _amp(spec: ConvSpec, block: Block, target: Target, how: Arithmetic, rows: Count, out_channels: Count) -> Count:
     channels = block.in_channels * product(_useful_kernel(spec, block))
-    return formula.amp_1x1_cycles(target, _precision(how), block.out_channels, channels, _rows(block), block.groups)
+    lengths = rows, channels, out_channels, block.groups
+    return formula.amp_1x1_cycles(target, _precision(how), *lengths, _sums_in_half(spec))
+
+
+def _sums_in_half(spec: ConvSpec) -> bool:
+    return element_bytes(spec.partials_dtype) == _HALF_BYTES
+
+
+_HALF_BYTES = 2
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
@@ -136,7 +147,7 @@ def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> C
 def _hmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
     channels = block.in_channels, block.out_channels, block.groups
-    return formula.hmac_cycles(target, _precision(how), _rows(block), positions, *channels)
+    return formula.hmac_cycles(target, _precision(how), _rows(block), positions, *channels, _sums_in_half(spec))
 
 
 def _vmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:

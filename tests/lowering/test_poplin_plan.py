@@ -10,7 +10,7 @@ import pytest
 
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates
-from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block
+from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, hmac_cycles
 from ipujax.lowering.poplin.spec import Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil import map_linearly
@@ -46,10 +46,10 @@ def test_amp_formula_against_128_measurements_on_bow():
     ("target", "precision", "macs"), [(MK2, "half", 64), (MK2, "float", 16), (MK1, "half", 32), (MK1, "float", 8)]
 )
 def test_amp_approaches_its_peak(target, precision, macs):
-    rows = 600_000
+    rows, groups = 600_000, 4096  # the first group of input channels also zeroes the sums
     block = amp_block(target, precision)
-    cycles = amp_1x1_cycles(target, precision, rows, 4 * block.in_channels, 4 * block.out_channels)
-    assert 16 * rows * block.in_channels * block.out_channels / cycles == pytest.approx(macs, rel=1e-3)
+    cycles = amp_1x1_cycles(target, precision, rows, groups * block.in_channels, 4 * block.out_channels)
+    assert 4 * groups * rows * block.in_channels * block.out_channels / cycles == pytest.approx(macs, rel=1e-3)
 
 
 def test_amp_counts_the_workers_setup_of_every_group():
@@ -57,6 +57,42 @@ def test_amp_counts_the_workers_setup_of_every_group():
     single = 13 + 11 + 18 + 7 + 64 + (6 * (37 - 7 + 4 * 7) + 14)
     assert one == 50 + 6 * 7 + single
     assert two == one + single + 6 * 3
+
+
+def test_amp_of_floats_zeroes_its_sums_and_keeps_no_state():
+    """Counted by hand from the table of poplibs' estimator, 60 rows by 16 × 16 on a Mk2: two passes of 8 channels."""
+    worker = 46 + 8 * 7  # 10 rows a worker
+    zeroing, adding = (6 * cycles + 14 for cycles in (worker + 2 + 8 * 10, worker))
+    assert amp_1x1_cycles(MK2, "float", 60, 16, 16) == 50 + 13 + (15 + 25 + 64 + adding) + (11 + 25 + 64 + zeroing)
+
+
+def test_amp_of_eight_units_adds_in_half_by_a_codelet_of_its_own():
+    """A Mk1 has 8 units: 256 bytes of weights a pass."""
+    worker = 41 + 4 * 7 + 2 + 2 * 10
+    alone = 50 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8, half_sums=True) == alone
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8) < alone
+    assert amp_1x1_cycles(MK2, "half", 60, 16, 8, half_sums=True) == amp_1x1_cycles(MK2, "half", 60, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("precision", "half_sums", "length", "dot"),
+    [
+        ("float", False, 10, 7 + 5),
+        ("float", False, 9, 7 + 18 + 1),
+        ("half", False, 8, 7 + 2),
+        ("half", False, 6, 7 + 6 + 1),
+        ("half", False, 7, 7 + 14 + 1),
+        ("half", True, 8, 11 + 2),
+    ],
+)
+def test_dot_products_without_the_amp(precision, half_sums, length, dot):
+    """Counted by hand from poplibs' estimator: 12 outputs of 4 channels, two of which half sums make at once."""
+    worker = 16 + (16 + 19 + 2 * (7 + dot))
+    kept = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
+    zeroing = 6 * (4 + 14 - 9)  # 24 stores of 64 bits
+    want = kept + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
+    assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == want
 
 
 @pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])
