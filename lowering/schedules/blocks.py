@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -41,9 +42,32 @@ class Block:
 
     def unrolled(self) -> Iterator[Slot]:
         """The slots of all iterations, in order."""
-        for iteration in range(self.count):
+        return self._iterations(0, self.count)
+
+    def by(self, multiple: int) -> tuple[Block, ...]:
+        """The same slots in blocks whose stride is a multiple of a number.
+
+        Micro-batch j is then in slot j mod `multiple` of a ring in every iteration alike, so that the ring can be that
+        many variables.
+
+        Args:
+            multiple: the number, at least 1.
+        """
+        if self.count == 1:
+            return (self,)
+        together = multiple // gcd(multiple, self.stride)
+        count = self.count // together
+        parts = []
+        if count:
+            parts.append(Block(tuple(self._iterations(0, together)), count, self.stride * together if count > 1 else 0))
+        if count * together < self.count:
+            parts.append(Block(tuple(self._iterations(count * together, self.count))))
+        return tuple(parts)
+
+    def _iterations(self, start: int, stop: int) -> Iterator[Slot]:
+        for iteration in range(start, stop):
+            later = iteration * self.stride
             for slot in self.slots:
-                later = iteration * self.stride
                 yield tuple(Task(task.stage, task.micro_batch + later, task.kind) for task in slot)
 
 
@@ -63,8 +87,9 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
     relative = rows.copy()
     relative[:, :, 2] = np.where(has_task, rows[:, :, 2] - first[:, None], 0)
     # Slots with equal numbers do the same tasks, up to a shift of all micro-batches, which `first` tells.
-    _, numbers = np.unique(relative.reshape(len(rows), -1), axis=0, return_inverse=True)
-    return tuple(_cut(rows, numbers.reshape(-1), first, 0, len(rows)))
+    known: dict[bytes, int] = {}
+    numbers = np.array([known.setdefault(row.tobytes(), len(known)) for row in relative])
+    return tuple(_cut(rows, numbers, first, 0, len(rows)))
 
 
 def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int) -> Iterator[Block]:
@@ -87,6 +112,9 @@ def _longest(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | N
     for period in range(1, length // _FEWEST_REPEATS + 1):
         if saved >= length - period:  # no longer period can save more
             break
+        edge = length - (saved + period + 1)  # a slot of every repetition that saves more, if no later than `saved`
+        if edge <= saved and numbers[edge] != numbers[edge + period]:
+            continue
         same = numbers[period:] == numbers[:-period]
         # The shift where slots repeat; elsewhere numbers that are never equal to their neighbours.
         shift = np.where(same, first[period:] - first[:-period], _NO_SHIFT - np.arange(len(same)))

@@ -67,6 +67,18 @@ class SchedulePlan:
         writes, reads = self.grid.of(*written), self.grid.of(*read)
         return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
 
+    def buffers(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
+        """Variables that values take turns in on their way to another IPU: one more than the `depth` of their ring.
+
+        A sender waits until the variable it writes has been read. With one to spare, that never lengthens a step of the
+        schedules here, whatever the stages cost: it takes what it takes with as many variables as there are values.
+
+        Args:
+            written: stage and kind of the tasks that find the values.
+            read: stage and kind of the tasks that read them.
+        """
+        return self.depth(written, read) + 1
+
     def in_flight(self, stage: int, until: Kind = BACKWARD) -> int:
         """Micro-batches a stage keeps at once, from the forward task to a backward task: the depth of its stash.
 
@@ -75,6 +87,14 @@ class SchedulePlan:
             until: which backward task; `BACKWARD_WEIGHT` for what only gradients of parameters need.
         """
         return self.depth((stage, FORWARD), (stage, until))
+
+    def blocks_by(self, multiple: int) -> tuple[Block, ...]:
+        """The blocks, each with a stride that is a multiple of a number, see `Block.by`.
+
+        Args:
+            multiple: the number, at least 1; a common multiple of the depths of rings that are so many variables.
+        """
+        return tuple(part for block in self.blocks for part in block.by(multiple))
 
     def slots(self) -> Iterator[Slot]:
         """All slots in order, unrolled."""

@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, the numbers each takes, and what is refused: an error for each thing that can be wrong."""
+"""Pipeline schedules by name, the numbers each takes, and what is refused: one error for each thing that is wrong."""
 
 from __future__ import annotations
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
-from tests.lowering.schedule_helpers import EVERY, Given, check_slots, every_schedule, in_domain, plan_of
-from tests.lowering.schedule_simulator import letters, waits_for
+from tests.lowering.schedule_helpers import (
+    EVERY,
+    Given,
+    check_slots,
+    every_schedule,
+    in_domain,
+    lists_of,
+    names,
+    plan_of,
+)
+from tests.lowering.schedule_simulator import letters, makespan, waits_for
 
 
 @every_schedule
@@ -71,6 +82,53 @@ def test_any_order_that_can_run_is_accepted_and_kept(p, m, random):
     kind_of = dict(zip("FBIW", Kind, strict=True))
     plan = plan_of(Given(*[[Task(s, j, kind_of[k]) for s, j, k in tasks] for tasks in lists]), p, m)
     check_slots(plan)
+
+
+@every_schedule
+def test_blocks_can_step_by_any_multiple(schedule):
+    for p, m in in_domain(schedule, (4, 6), (8, 12, 24, 36)):
+        plan = plan_of(schedule, p, m)
+        for multiple in (1, 2, 3, 4, 6):
+            blocks = plan.blocks_by(multiple)
+            assert [slot for block in blocks for slot in block.unrolled()] == list(plan.slots())
+            assert all(block.stride % multiple == 0 and (block.count > 1) == (block.stride > 0) for block in blocks)
+        assert plan.blocks_by(1) == plan.blocks
+
+
+@every_schedule
+def test_buffers_never_lengthen_a_step(schedule):
+    """A machine whose senders wait for a free buffer takes what one with unlimited buffers does, whatever tasks cost."""
+    random = Random(names(schedule))
+    for p, m in in_domain(schedule, (2, 3, 4, 6), (6, 12, 24)):
+        plan = plan_of(schedule, p, m)
+        for _ in range(4):
+            costs = [{kind: random.randint(1, 9) for kind in "FIW"} for _ in range(p)]
+            costs = [cost | {"B": cost["I"] + cost["W"]} for cost in costs]
+            assert buffered(plan, costs) == makespan(lists_of(plan), p, costs)
+
+
+def buffered(plan, cost):
+    """When the last IPU ends, if values lie in the buffers the plan gives until the task that reads them is done."""
+    clock, end, arrived = [0] * plan.num_ipus, {}, {}
+    everything = {letters(task) for tasks in plan.lists for task in tasks}
+    kind_of = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD}
+    for slot in plan.slots():
+        tasks = [(letters(task), plan.ipus[task.stage]) for task in slot]
+        for task, ipu in tasks:
+            needs = waits_for(task, plan.num_stages, everything)
+            start = max(
+                [clock[ipu], *(arrived[need] for need in needs if need in arrived and plan.ipus[need[0]] != ipu)]
+            )
+            clock[ipu] = end[task] = start + cost[task[0]][task[2]]
+        for (stage, j, kind), ipu in tasks:
+            reader = stage + (1 if kind == "F" else -1)
+            if kind == "W" or not 0 <= reader < plan.num_stages or plan.ipus[reader] == ipu:
+                continue
+            buffers = plan.buffers((stage, kind_of[kind]), (reader, kind_of[kind]))
+            before = [end[reader, j - buffers, k] for k in (kind, "B", "I") if (reader, j - buffers, k) in end]
+            clock[ipu] = max([clock[ipu], *before[:1]])
+            arrived[stage, j, kind] = clock[ipu]
+    return max(clock)
 
 
 @every_schedule
