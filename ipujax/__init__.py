@@ -16,6 +16,7 @@ from ipujax.device import IPUModel as IPUModel
 from ipujax.device import default_device as default_device
 from ipujax.jit import jit as jit
 from ipujax.pipeline import pipeline as pipeline
+from ipujax.pipeline import stage as stage
 from ipujax.runtime.errors import ArgumentError as ArgumentError
 from ipujax.runtime.errors import GraphError as GraphError
 from ipujax.runtime.errors import IpuError as IpuError

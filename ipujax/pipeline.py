@@ -10,7 +10,8 @@ Limits: no derivative is taken through it, and it does not nest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 from ipujax.arguments import argument_places, as_numbers, function_name
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
 from ipujax.lowering.pipeline_op import REDUCTIONS, PipelineSpec, Reduce, Role, bind_pipeline, pipeline_p
+from ipujax.lowering.stage_names import stage_scope
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.target import nearest
 
@@ -88,6 +90,26 @@ def pipeline(
         return jitted(args, kwargs)
 
     return pipelined
+
+
+@contextmanager
+def stage(number: int) -> Iterator[None]:
+    """Makes all that is traced inside, and its gradients, a stage of the model, with an IPU of its own.
+
+    Stages are numbered from 0; of stages inside one another the innermost counts. What is in no stage is done where its
+    operands are; an optimiser's update of a parameter where the parameter is. Plain JAX ignores stages.
+
+    Args:
+        number: the stage's number.
+
+    Raises:
+        ArgumentError: for what is no number of a stage.
+    """
+    if isinstance(number, bool) or not hasattr(number, "__index__") or number.__index__() < 0:
+        what = "ipu.stage needs the number of a stage"
+        raise ArgumentValueError(what, expected="a whole number from 0", got=repr(number))
+    with jax.named_scope(stage_scope(number.__index__())):
+        yield
 
 
 class _Numbers:

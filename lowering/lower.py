@@ -20,6 +20,8 @@ from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.lowering.rules import RULES
+from ipujax.lowering.stage_names import has_stages
+from ipujax.lowering.staged import lower_staged
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -82,9 +84,11 @@ def lower(
             arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
         inputs.append(stream)
         prog.add(StreamIn(stream, arguments[-1]))
-    lowering = Lowering(graph)
     with graph.debug_origin(Origin(line)):
-        results = lowering.jaxpr(jaxpr, arguments, prog)
+        if has_stages(jaxpr.jaxpr):
+            results = lower_staged(graph, Lowering, jaxpr, arguments, prog)
+        else:
+            results = Lowering(graph).jaxpr(jaxpr, arguments, prog)
     results = _set_aside_arguments(graph, prog, results, arguments, aliases)
     outputs = []
     for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
@@ -155,13 +159,17 @@ class Lowering:
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
         for eqn in body.eqns:
-            outer = self._graph.origin
-            with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
-                results = self._equation(eqn, [self._read(env, atom) for atom in eqn.invars], prog)
+            results = self.equation(eqn, [self.read(env, atom) for atom in eqn.invars], prog)
             env.update(zip(eqn.outvars, results, strict=True))
-        return [self._read(env, atom) for atom in body.outvars]
+        return [self.read(env, atom) for atom in body.outvars]
 
-    def _equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+        """Lowers one equation on given tensors; returns the tensors of its results."""
+        outer = self._graph.origin
+        with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
+            return self._apply_rule(eqn, operands, prog)
+
+    def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,
@@ -189,7 +197,8 @@ class Lowering:
         own = set(out.variables())
         return out if all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) else None
 
-    def _read(self, env: dict[Var, Tensor], atom: Atom) -> Tensor:
+    def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
+        """The tensor of a variable or a literal."""
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval

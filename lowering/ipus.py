@@ -1,0 +1,113 @@
+"""Values on several IPUs: each IPU lowers its equations, and what it needs of others is copied to it.
+
+Input: a graph and what lowers equations into a graph. Output: a lowering for each IPU, on its view of the graph, and
+`bring`, which adds copies between IPUs. What lies on one tile of an IPU goes to the same tile of the other.
+
+Limits: a value is copied once to each IPU that uses it, where it is first used there; so all uses must come later in
+the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ipujax.lowering.ipu_view import IpuView
+from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import TileMapping
+from ipujax.runtime.program import Copy
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.substitution import substituted
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Variable
+
+if TYPE_CHECKING:
+    from ipujax.lowering.lower import Lowering
+
+
+class Ipus:
+    """The IPUs of a graph.
+
+    Args:
+        graph: the graph of all IPUs.
+        make: makes what lowers equations into a graph.
+    """
+
+    def __init__(self, graph: Graph, make: Callable[[Graph], Lowering]) -> None:
+        self.graph, self._make = graph, make
+        self._views: dict[int, IpuView] = {}
+        self._lowerings: dict[int, Lowering] = {}
+        self._constants: dict[tuple[Variable, int], Variable] = {}
+        self._brought: dict[tuple[Tensor, int], Tensor] = {}
+
+    def view(self, ipu: int) -> IpuView:
+        """One IPU as a graph."""
+        if ipu not in self._views:
+            self._views[ipu] = IpuView(self.graph, ipu)
+        return self._views[ipu]
+
+    def lowering(self, ipu: int) -> Lowering:
+        """What lowers equations on one IPU."""
+        if ipu not in self._lowerings:
+            self._lowerings[ipu] = self._make(self.view(ipu))
+        return self._lowerings[ipu]
+
+    def home(self, variable: Variable) -> int | None:
+        """The IPU a variable lies on; None while it lies nowhere."""
+        return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
+
+    def bring(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+        """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
+
+        Args:
+            tensor: any view; what lies nowhere yet may still be placed by its first use there.
+            ipu: number of the IPU.
+            prog: where copies are added.
+        """
+        if (tensor, ipu) not in self._brought:
+            local = self._with_own_constants(tensor, ipu)
+            self._brought[tensor, ipu] = self._copied(local, ipu, prog)
+        return self._brought[tensor, ipu]
+
+    def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
+        return [v for v in tensor.variables() if self.home(v) not in (None, ipu)]
+
+    def _with_own_constants(self, tensor: Tensor, ipu: int) -> Tensor:
+        """The same view of constants of its own, which need not be sent."""
+        table = {}
+        for variable in self._elsewhere(tensor, ipu):
+            if variable.is_constant:
+                if (variable, ipu) not in self._constants:
+                    (own,) = self.view(ipu).add_constant(variable.value, variable.name).variables()
+                    self._constants[variable, ipu] = own
+                table[variable] = self._constants[variable, ipu]
+        return substituted(tensor, table)
+
+    def _copied(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+        foreign = self._elsewhere(tensor, ipu)
+        if not foreign:
+            return tensor
+        for variable in tensor.variables():
+            if self.home(variable) is None:
+                map_linearly(self.view(ipu), Tensor.of(variable))
+        if sum(variable.size for variable in foreign) <= tensor.size:  # a broadcast, say, is not sent in full
+            table: dict[Variable, Variable] = {}
+            for variable in foreign:
+                (table[variable],) = self.bring_dense(Tensor.of(variable), ipu, prog).variables()
+            return substituted(tensor, table)
+        return self.bring_dense(tensor, ipu, prog)
+
+    def bring_dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+        """A new variable on an IPU with the value of a tensor of mapped variables, laid out like it."""
+        shape, mapping = self.layout(tensor)
+        copy = self.view(ipu).add_variable(shape, tensor.dtype, f"to IPU {ipu}", mapping)
+        prog.add(Copy(tensor.reshape(shape), copy, f"to IPU {ipu}", self.graph.origin))
+        return copy.reshape(tensor.shape)
+
+    def layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
+        """A shape and a mapping on one IPU that follow a tensor as far as it lies on one IPU."""
+        homes = {self.home(v) for v in tensor.variables()}
+        (home,) = homes if len(homes) == 1 else (None,)
+        found = None if home is None else layout_like(self.view(home), tensor)
+        return found or (tensor.shape, linear_mapping(self.view(0), tensor.size, tensor.dtype))

@@ -1,0 +1,71 @@
+"""Stages in name stacks: `ipu.stage(2)` puts a name on all that is traced inside, and JAX carries it along.
+
+Input: the name stack of an equation after inlining, `transpose(jvp(ipu_stage_2))/dense`. Output: the innermost stage,
+and whether it is the stage's backward part: the gradients of what is traced inside a stage are named after it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, name_stack
+
+_TOKEN = re.compile(r"ipu_stage_(\d+)")
+_TRANSPOSED = "transpose("
+
+
+@dataclass(frozen=True, slots=True)
+class StageName:
+    """What a name stack says.
+
+    Args:
+        stage: number of the innermost stage, None outside of all.
+        is_backward: whether it belongs to a gradient.
+    """
+
+    stage: int | None
+    is_backward: bool
+
+
+def stage_scope(number: int) -> str:
+    """The name of a stage's scope."""
+    return f"ipu_stage_{number}"
+
+
+@lru_cache(maxsize=4096)
+def read_name(stack: str) -> StageName:
+    """What a name stack says of stages."""
+    found = list(_TOKEN.finditer(stack))
+    end = found[-1].start() if found else len(stack)
+    return StageName(int(found[-1][1]) if found else None, _TRANSPOSED in stack[:end])
+
+
+def stage_name(eqn: JaxprEqn) -> StageName:
+    """What the name stack of an equation says."""
+    return read_name(name_stack(eqn))
+
+
+def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
+    """The stages named inside the jaxprs that an equation holds, each with the first equation that names it."""
+    found: dict[int, JaxprEqn] = {}
+    for body in jaxprs_in_params(eqn.params):
+        for inner in _equations(getattr(body, "jaxpr", body)):
+            stage = stage_name(inner).stage
+            if stage is not None:
+                found.setdefault(stage, inner)
+    return found
+
+
+def has_stages(jaxpr: Jaxpr) -> bool:
+    """Whether any equation, however deep, is named after a stage."""
+    return any(stage_name(eqn).stage is not None for eqn in _equations(jaxpr))
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in jaxprs_in_params(eqn.params):
+            yield from _equations(getattr(body, "jaxpr", body))
