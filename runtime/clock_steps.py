@@ -8,20 +8,21 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
     Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
                          buffered: a sender waits until its destination has been read, works, receivers wait for it
     CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
-    StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange
+    StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first the sync zones of the IPUs in it meet
     Sync                 internal: each IPU by itself; external: all IPUs meet
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
 
 Source: lockstep is how PopART runs pipelines, buffered is the model of the closed forms for pipeline schedules (design
 §5).
-Limits: the sync group of a global sync is the whole system. An IPU's exchange between IPUs lasts as long as its links
-or its busiest tile need, whichever is more.
+Source of sync zones for host exchanges: PopART user guide, "Sync patterns".
+Limits: the sync group of a global exchange is the whole system. An IPU's exchange between IPUs lasts as long as its
+links or its busiest tile need, whichever is more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
@@ -89,9 +90,7 @@ def _step(
             work = _compute_set_work(cost, target)
             return ClockStep(work, _busy(work), frees=frees)
         case StreamCost():
-            work = _no_work(target)
-            work[:, HOST_EXCHANGE] = cost.cycles
-            return ClockStep(work, _busy(work), frees=frees)
+            return _host_exchange(cost, target, frees)
         case SyncCost(kind):
             return _sync(target) if kind == "internal" else _meeting(target, target.global_sync_cycles)
     if not cost.is_global:
@@ -99,13 +98,32 @@ def _step(
         return ClockStep(work, _busy(work), frees=frees)
     if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
         everyone = tuple(range(target.num_ipus))
-        return ClockStep(_global_copy_work(cost, target), everyone, meet=everyone, frees=frees)
+        return ClockStep(_global_copy_work(cost, target), everyone, meets=(everyone,), frees=frees)
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work = _sender_work(cost, target, senders)
     ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
     fills = tuple(slots[variable] for variable in leaf.destination.variables())
     return ClockStep(work, ipus, senders=senders, receivers=receivers, fills=fills, frees=frees)
+
+
+def _host_exchange(cost: StreamCost, target: Target, frees: tuple[int, ...]) -> ClockStep:
+    """The zones that a transfer touches meet in an external sync, unless it goes on with the exchange before it."""
+    work = _no_work(target)
+    work[:, HOST_EXCHANGE] = cost.cycles
+    busy = _busy(work)
+    zones = () if cost.joins else tuple(zone for zone in host_sync_zones(target) if any(ipu in zone for ipu in busy))
+    meets = tuple(tuple(zone) for zone in zones)
+    for zone in meets:
+        work[list(zone), SYNC] = target.global_sync_cycles
+    return ClockStep(work, tuple(sorted({*busy, *chain(*meets)})), meets=meets, frees=frees)
+
+
+def host_sync_zones(target: Target) -> tuple[range, ...]:
+    """The groups of several IPUs that sync with each other before they exchange with the host, by `sync_pattern`."""
+    step = {"full": 1, "ping_pong": 2, "single_pipeline": target.num_ipus}[target.sync_pattern]
+    zones = (range(first, target.num_ipus, step) for first in range(step))
+    return tuple(zone for zone in zones if len(zone) > 1)
 
 
 def _no_work(target: Target) -> np.ndarray:
@@ -174,7 +192,7 @@ def _meeting(target: Target, cycles: int) -> ClockStep:
     """All IPUs wait for one another, and then for a sync of some cycles."""
     work, everyone = _no_work(target), tuple(range(target.num_ipus))
     work[:, SYNC] = cycles
-    return ClockStep(work, everyone, meet=everyone)
+    return ClockStep(work, everyone, meets=(everyone,))
 
 
 def _sync(target: Target) -> ClockStep:

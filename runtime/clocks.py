@@ -2,10 +2,10 @@
 
     step ::= meet? ; work on some IPUs ; wait for arrival? ; free slots
 
-A step first makes its group of IPUs meet (lockstep exchanges and shared decisions), or makes senders wait until the
-slot they write is free (buffered exchanges). Then each IPU works; then receivers wait until everything has been sent;
-last, the slots that were read are free again. All of it is linear over (max, +), see `maxplus`, so a clock state may be
-a vector or a matrix.
+A step first makes its groups of IPUs meet (lockstep exchanges, shared decisions, sync zones), or makes senders wait
+until the slot they write is free (buffered exchanges). Then each IPU works; then receivers wait until everything has
+been sent; last, the slots that were read are free again. All of it is linear over (max, +), see `maxplus`, so a clock
+state may be a vector or a matrix.
 
 State: int64[num_ipus + slots, k] cycles; row i < num_ipus is the clock of IPU i, further rows are the times since when
 each slot (the destination of a buffered exchange) is free.
@@ -30,7 +30,7 @@ class ClockStep:
     Args:
         work: cycles of each of `PHASES` on each IPU, int64[num_ipus, 5].
         ipus: the IPUs that take part, rising.
-        meet: the IPUs that wait for one another before they start.
+        meets: groups of IPUs that wait for one another before they start.
         senders: IPUs that send in a buffered exchange.
         receivers: IPUs that wait for what `senders` sent.
         fills: slots that `senders` write, and so wait for, as rows of the state.
@@ -39,7 +39,7 @@ class ClockStep:
 
     work: np.ndarray
     ipus: tuple[int, ...]
-    meet: tuple[int, ...] = _NONE
+    meets: tuple[tuple[int, ...], ...] = ()
     senders: tuple[int, ...] = _NONE
     receivers: tuple[int, ...] = _NONE
     fills: tuple[int, ...] = _NONE
@@ -52,8 +52,8 @@ class ClockStep:
 
     def start(self, state: np.ndarray) -> None:
         """Makes the IPUs of `state` wait for whatever they wait for before they work, in place."""
-        if len(self.meet) > 1:
-            rows = list(self.meet)
+        for group in self.meets:
+            rows = list(group)
             state[rows] = state[rows].max(0)
         if self.fills:
             senders = list(self.senders)

@@ -166,7 +166,7 @@ def _copied(graph: Graph) -> Graph:
     copy = Graph(graph.target, graph.replication_factor)
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
-    copy.fallbacks = dict(graph.fallbacks)
+    copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
     return copy
 
 

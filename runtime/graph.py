@@ -13,6 +13,7 @@ import numpy as np
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.mapping import TileMapping, check_mapping
+from ipujax.runtime.memory_bound import UnmetBound
 from ipujax.runtime.program import ComputeSet, Function, Program
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
@@ -28,6 +29,8 @@ class Graph:
         replication_factor: how many replicas run the graph, each on IPUs of its own.
 
     Attributes:
+        fallbacks: the primitive of each compute set that runs one as a single vertex.
+        unmet_bounds: operations whose plans take more memory than planners may use.
         libraries: op libraries that the user's program says it uses.
     """
 
@@ -39,6 +42,7 @@ class Graph:
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
         self.fallbacks: dict[ComputeSet, str] = {}
+        self.unmet_bounds: list[UnmetBound] = []
         self.libraries: set[str] = set()
         self._origin = Origin()
 

@@ -58,6 +58,12 @@ _COMMON: Mapping[str, Row] = {
         "pieces before compute alone would give 4, those after it 9; Mk2 and Bow: carried over",
     ),
     "global_exchange": _row("lockstep", "assumed", "as PopART: all IPUs of a sync group meet (design, section 5)"),
+    "sync_pattern": _row(
+        "single_pipeline",
+        "assumed",
+        "the three patterns are PopART's (user guide, 'Sync patterns'); that each IPU syncs with the host by itself is "
+        "a choice",
+    ),
     "ipu_link_bytes_per_second": _row(
         128 * 2**30 / 8,
         "published",
@@ -123,7 +129,10 @@ _MK1: Mapping[str, Row] = {
     "bytes_per_tile": _row(256 * KIB, "published", "Citadel report 1912.03413, second-hand (reference A1, 1.1)"),
     "memory_element_bytes": _row(16 * KIB, "assumed", "the figure of an IPU21 compiler, memory.rs (reference 1.1)"),
     "interleaved_offset_bytes": _row(
-        128 * KIB, "assumed", "no Mk1 figure was found; the upper half, as the region is the upper part (reference A1)"
+        128 * KIB,
+        "derived",
+        "the profile in the user guide of Mk1's time: 131,608 bytes with gaps, of which 536 are interleaved, so that "
+        "the region starts at 131,072 (Poplar & PopLibs user guide, 'Memory per tile')",
     ),
     "clock_hz": _row(1.6e9, "published", "nominal; C2 servers were seen at 1.3 GHz (cookbook, reference A1)"),
     "fp16_amp_macs_per_cycle": _row(32, "derived", "from 124.5 TF of 1216 tiles at 1.6 GHz (apaperaday, reference A1)"),

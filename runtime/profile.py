@@ -19,6 +19,7 @@ from ipujax.runtime.clocks import PHASES
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.memory import MemoryReport
+from ipujax.runtime.memory_bound import UnmetBound
 from ipujax.runtime.program import Execute, If, Program, RepeatWhile, Switch
 from ipujax.runtime.program_trace import program_trace
 from ipujax.runtime.report import graph_counts, graph_report, optimization_info
@@ -138,6 +139,11 @@ class Profile:
                 cycles, tiles = int(cost.compute_cycles.max()), borrowed.get(name, 1)
                 found[leaf.compute_set] = Fallback(graph.fallbacks[leaf.compute_set], name, cycles, tiles, origin)
         return tuple(found.values())
+
+    @property
+    def unmet_bounds(self) -> tuple[UnmetBound, ...]:
+        """Operations whose plans take more of a tile's memory than planners may use, in the order they were added."""
+        return tuple(self.executable.graph.unmet_bounds)
 
     def operations(self, n: int | None = None) -> tuple[Operation, ...]:
         """The most expensive lines of the user's source, most expensive first; those that take no time are left out.

@@ -1,8 +1,8 @@
 """The profile as text: the machine, the graph, how full the tiles are, how long a run takes and why, what to look at.
 
 Input: a `Profile`. Output: text with the sections of Poplar's profile summary, in its order: target, graph, memory,
-variable storage, execution, cycles by vertex type, steps. Added are the costliest lines of source, and what runs on one
-tile only.
+variable storage, execution, cycles by vertex type, steps. Added are the costliest lines of source, what runs on one
+tile only, and what was planned with more memory than planners may use.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
@@ -26,6 +26,7 @@ from ipujax.runtime.summary_steps import execution_steps
 from ipujax.runtime.text import duration, share, size, table
 
 if TYPE_CHECKING:
+    from ipujax.runtime.memory_bound import UnmetBound
     from ipujax.runtime.profile import Fallback, Operation, Profile
 
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
@@ -58,7 +59,7 @@ def summary(
     sections += [memory_histogram(profile), largest_on_fullest_tile(profile)]
     sections += [memory_by_ipu(profile)] if show_per_ipu_memory_usage else []
     sections += [variable_storage(profile)] if show_var_storage else []
-    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks)]
+    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks), _bounds(profile.unmet_bounds)]
     sections += [execution_steps(profile)] if show_execution_steps else []
     text = "\n\n".join(section for section in sections if section) + "\n"
     return coloured(text) if wants_colours(colours, is_terminal=False) else text
@@ -171,6 +172,13 @@ def _operations(rows: tuple[Operation, ...]) -> str:
         names = ", ".join(row.names[:3]) + (", …" if len(row.names) > 3 else "")
         lines.append(f"  {row.cycles:>15,}  {row.share:>6.1%}  {mostly:<15}  {row.origin}  [{names}]")
     return "\n".join(lines)
+
+
+def _bounds(unmet: tuple[UnmetBound, ...]) -> str:
+    if not unmet:
+        return ""
+    lines = ["Planned with more memory than the available proportion:"]
+    return "\n".join([*lines, *(f"  {item}, {item.origin}" for item in unmet)])
 
 
 def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:

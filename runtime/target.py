@@ -25,6 +25,7 @@ from ipujax.runtime.errors import TargetError
 
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]
+SyncPattern = Literal["single_pipeline", "ping_pong", "full"]
 
 _MOST_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
 # Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
@@ -126,6 +127,10 @@ class Target:
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
     global_exchange: GlobalExchange = constant(unit="choice", doc="how the clocks of IPUs meet at a global exchange")
+    sync_pattern: SyncPattern = constant(
+        unit="choice",
+        doc="which IPUs sync with each other before a host exchange: none, those of even or of odd number, or all",
+    )
 
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
     ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
@@ -278,8 +283,9 @@ def _word(value: object) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
-def _meeting(value: object) -> str | None:
-    return value if isinstance(value, str) and value in get_args(GlobalExchange) else None
+def _one_of(choices: object) -> tuple[str, Callable[[object], object]]:
+    names = get_args(choices)
+    return f"one of {names}", lambda value: value if isinstance(value, str) and value in names else None
 
 
 def _dtype_names(value: object) -> frozenset[str] | None:
@@ -304,7 +310,8 @@ _READERS: Mapping[str, tuple[str, Callable[[object], object]]] = MappingProxyTyp
         "int": ("a whole number", _whole),
         "float": ("a finite number", _real),
         "str": ("a non-empty string", _word),
-        "GlobalExchange": (f"one of {get_args(GlobalExchange)}", _meeting),
+        "GlobalExchange": _one_of(GlobalExchange),
+        "SyncPattern": _one_of(SyncPattern),
         "frozenset[str]": ("a non-empty set of full number or bool dtype names, as 'float32'", _dtype_names),
     }
 )

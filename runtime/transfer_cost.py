@@ -65,11 +65,13 @@ class StreamCost:
         first_ipu: the IPU of the first tile of `tile_bytes`.
         tile_bytes: bytes each tile sends or receives, int64[tiles], the tiles of whole IPUs.
         cycles: cycles each IPU needs, int64[num_ipus]; 0 for a resident stream, whose value stays on the device.
+        joins: whether it is part of the host exchange of the transfer before it.
     """
 
     first_ipu: int
     tile_bytes: np.ndarray
     cycles: np.ndarray
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +121,7 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
     seconds = exchanges * target.host_latency_seconds + per_ipu / target.host_bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
-    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident))
+    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), joins)
 
 
 def tensor_tile_bytes(graph: Graph, tensor: Tensor) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ipujax.poplar.streams import STREAM_LIMIT_BYTES, StreamPart
+from ipujax.poplar.streams import StreamPart
 from ipujax.runtime.errors import EngineError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import (
@@ -34,12 +34,13 @@ from ipujax.runtime.transfer_cost import tensor_tile_bytes
 from ipujax.runtime.variable import element_bytes
 
 
-def check_stream_sizes(graph: Graph, program: Program, limit_bytes: int = STREAM_LIMIT_BYTES) -> None:
-    """Refuses a stream copy that moves more than the limit to or from one IPU.
+def check_stream_sizes(graph: Graph, program: Program) -> None:
+    """Refuses a stream copy that moves more to or from one IPU than a stream buffer of the target holds.
 
     Raises:
         EngineError: naming the stream, the limit and the option that splits.
     """
+    limit_bytes = graph.target.stream_buffer_limit_bytes
     for node in distinct(program):
         match node:
             case StreamIn(stream, tensor, origin) | StreamOut(tensor, stream, origin):
@@ -56,7 +57,7 @@ def check_stream_sizes(graph: Graph, program: Program, limit_bytes: int = STREAM
                     )
 
 
-def split_large_copies(program: Program, limit_bytes: int = STREAM_LIMIT_BYTES) -> Program:
+def split_large_copies(program: Program, limit_bytes: int) -> Program:
     """The program with every stream copy over the limit made of parts that are not."""
     functions: dict[Function, Function] = {}
 

@@ -94,7 +94,8 @@ class Engine:
             raise ArgumentError("an engine without programs", expected="a program or a list of them", got=got)
         given = [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
         if self._options.split_large_copies:
-            given = [split_large_copies(program) for program in given]
+            limit_bytes = graph.target.stream_buffer_limit_bytes
+            given = [split_large_copies(program, limit_bytes) for program in given]
         if isinstance(graph, ReplicatedGraph | VirtualGraph):
             raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
         for node in (node for program in given for node in distinct(program) if isinstance(node, Execute)):

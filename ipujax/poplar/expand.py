@@ -52,7 +52,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
     _check_parents_vertices(graph, programs)
     flat = RuntimeGraph(graph.target)
     flat.variables, flat.mappings, flat.groups = graph.variables, graph.mappings, dict(graph.groups.items())
-    flat.fallbacks = dict(graph.fallbacks)
+    flat.fallbacks, flat.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
     expander = _Expander(graph, flat)
     return flat, tuple(expander.all(program) for program in programs)
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 
 # What a graph shares with those that are views of it.
-SHARED = ("fallbacks", "codelets", "host_writes", "host_reads", "streams", "remote_buffers", "initial_values",
-          "libraries")  # fmt: skip
+SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
+          "initial_values", "libraries")  # fmt: skip
 
 
 class Graph(HostSide):

@@ -32,8 +32,6 @@ from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.program import HostStream
 from ipujax.runtime.variable import dtype_name
 
-STREAM_LIMIT_BYTES = 128 << 20  # Poplar & PopLibs user guide, "Stream buffer size limit": 128 MBytes a stream copy
-
 
 class StreamCallback(ABC):
     """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""

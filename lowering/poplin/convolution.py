@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine, out_dtypes
@@ -103,6 +104,7 @@ def convolution(
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
     plan = _chosen(plan, graph.target, available_memory_proportion, *operands, params, tuple(windows))
+    report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, x, w, _Planned(plan, params, tuple(windows)), prog, name).reshape(out_shape)
 
 

@@ -250,7 +250,7 @@ def hmac_cycles(
 
 
 def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
-    """Cycles of a dot product: 64 bits of each operand a cycle; what that does not divide, narrower and in two cycles."""
+    """Cycles of a dot product: 64 bits of each operand a cycle; lengths that does not divide go narrower, in two."""
     width = 8 // _WIDTH_BYTES[precision]
     pairs, singles = 2 * ceil_div(length, 2) + at_once, 2 * length + at_once
     narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles

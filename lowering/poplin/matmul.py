@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
@@ -83,6 +84,7 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     plan = _chosen(plan, graph.target, available_memory_proportion, Operand.of(graph, a), Operand.of(graph, b))
+    report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 

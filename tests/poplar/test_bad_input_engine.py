@@ -16,7 +16,6 @@ import pytest
 from ipujax import poplar, popops, poputil
 from ipujax.poplar import FLOAT, INT
 from ipujax.poplar.program import Copy, Execute, Repeat, Sequence
-from ipujax.poplar.streams import STREAM_LIMIT_BYTES
 from ipujax.runtime.errors import ArgumentError, EngineError, TargetError
 from tests.poplar.engine_helpers import DEVICE, constant, new_graph, variable
 from tests.poplar.refusals import refused
@@ -136,8 +135,8 @@ def test_what_is_no_stream_or_no_callback(s):
 
 
 def test_a_copy_over_the_stream_limit_names_limit_and_option_and_runs_with_it():
-    size = STREAM_LIMIT_BYTES // 4 + 1
     device = poplar.IPUModel().create_device()
+    size = device.get_target().stream_buffer_limit_bytes // 4 + 1
     graph = poplar.Graph(device)
     x = graph.add_variable(FLOAT, [size], "x")
     poputil.map_tensor_linearly(graph, x)

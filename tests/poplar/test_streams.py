@@ -12,7 +12,7 @@ import pytest
 from ipujax import poplar, popops
 from ipujax.poplar.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.program import Copy, Repeat, RepeatWhileTrue, Sequence
-from ipujax.poplar.streams import STREAM_LIMIT_BYTES, StreamPart
+from ipujax.poplar.streams import StreamPart
 from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.program import StreamIn, Sync
 from ipujax.runtime.steps import distinct
@@ -255,9 +255,9 @@ def test_an_unknown_stream_and_no_callback():
 
 
 def test_a_copy_over_the_limit_is_refused_naming_limit_and_option():
-    size = STREAM_LIMIT_BYTES // 4 + 1
     for num_ipus in (1, 2):
         device = poplar.IPUModel(num_ipus=num_ipus).create_device()
+        size = device.get_target().stream_buffer_limit_bytes // 4 + 1
         graph = poplar.Graph(device)
         x = graph.add_variable(poplar.FLOAT, [size], "x")
         graph.set_tile_mapping(x, (np.arange(size) * graph.target.num_tiles // size).astype(np.int32))
@@ -269,6 +269,17 @@ def test_a_copy_over_the_limit_is_refused_naming_limit_and_option():
             EngineError, match=r"stream in (.|\n)*134,217,728 bytes(.|\n)*134,217,732(.|\n)*streams.splitLarge"
         ):
             poplar.Engine(graph, program)
+
+
+def test_the_limit_is_the_targets():
+    target = poplar.IPUModel(tiles_per_ipu=4).create_device().get_target().replace(stream_buffer_limit_bytes=16)
+    graph = poplar.Graph(target)
+    x = variable(graph, [10], poplar.INT, "x")
+    copy = Copy(graph.add_host_to_device_fifo("in", poplar.INT, 10), x)
+    check_stream_sizes(graph, split_large_copies(copy, 16))
+    with pytest.raises(EngineError, match=r"at most 16 bytes an IPU"):
+        poplar.Engine(graph, copy)
+    poplar.Engine(graph, copy, {"streams.splitLargeCopies": "true"})
 
 
 def test_a_large_copy_is_split_with_syncs_and_the_host_sees_the_whole():
@@ -283,9 +294,6 @@ def test_a_large_copy_is_split_with_syncs_and_the_host_sees_the_whole():
     parts = [node.stream for node in nodes if isinstance(node, StreamIn)]
     assert [(part.start, part.stop) for part in parts if isinstance(part, StreamPart)] == [(0, 4), (4, 8), (8, 10)]
     assert sum(isinstance(node, Sync) for node in nodes) == 4
-    check_stream_sizes(graph, program, limit)
-    with pytest.raises(EngineError):
-        check_stream_sizes(graph, Copy(source, x), limit)
     engine = engine_of(graph, program)
     out = np.zeros((2, size), np.int32)
     engine.connect_stream("in", np.arange(2 * size, dtype=np.int32))

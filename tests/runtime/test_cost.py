@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, SYNC
+from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 from ipujax.runtime.codelet import Codelet, Field
 from ipujax.runtime.compile import leaf_costs
 from ipujax.runtime.cost import block_shapes, compute_set_cost, slowest_workers
@@ -20,6 +20,7 @@ from ipujax.runtime.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, 
 from ipujax.runtime.presets import preset
 from ipujax.runtime.program import Copy, Execute, HostStream, RemoteBuffer, Repeat, Sequence, StreamIn
 from ipujax.runtime.tensor import concat
+from ipujax.runtime.timeline import timeline
 from ipujax.runtime.transfer_cost import copy_cost, stream_cost
 from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, block, element
 
@@ -219,7 +220,7 @@ def test_ipus_of_one_compute_set_work_for_themselves():
     mapping = Flat(32, np.array([0, 8]), np.array([1, 13]))
     compute_set = elementwise(graph, unary(lambda n: n), mapping, [0, 8, 32], [1, 13], 32)
     step = steps_of(graph, Execute(compute_set))
-    assert step.ipus == (0, 3) and step.meet == ()
+    assert step.ipus == (0, 3) and step.meets == ()
     assert step.work[:, COMPUTE].tolist() == [8, 0, 0, 24]
     assert step.work[:, SYNC].tolist() == [POD.internal_sync_cycles, 0, 0, POD.internal_sync_cycles]
 
@@ -310,7 +311,7 @@ def test_lockstep_copy_between_ipus_makes_all_meet():
     graph, copy = pipe(POD)
     cost, step = copy_cost(graph, copy), steps_of(graph, copy)
     assert cost.exchange.cycles[0] == 1024 + POD.exchange_startup_cycles  # 4,096 bytes a tile at 4 B/cycle
-    assert step.meet == step.ipus == (0, 1, 2, 3)
+    assert step.meets == (step.ipus,) == ((0, 1, 2, 3),)
     assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles] * 4
     slowest = max(int(cost.exchange.cycles.max()), int(cost.link_cycles.max()))
     assert step.work[:, GLOBAL_EXCHANGE].tolist() == [slowest, slowest, 0, 0]
@@ -322,7 +323,7 @@ def test_buffered_copy_between_ipus_is_paid_by_the_sender():
     program = Sequence(copy, Repeat(2, Copy(copy.destination, copy.destination)))
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
     step = steps[copy]
-    assert slots == 1 and step.fills == (4,) and step.meet == ()
+    assert slots == 1 and step.fills == (4,) and step.meets == ()
     assert (step.senders, step.receivers) == ((0,), (1,))
     assert step.work[0, GLOBAL_EXCHANGE] > 0 and not step.work[1:].any() and not step.work[:, SYNC].any()
     assert next(s for node, s in steps.items() if node is not copy).frees == (4,)
@@ -340,6 +341,49 @@ def test_stream_costs_latency_and_bytes_of_each_ipu():
     assert cost.first_ipu == 0 and cost.tile_bytes.tolist() == [4000, 0, 0, 0, 0, 8000, 0, 0]
     step = steps_of(graph, StreamIn(HostStream("x", (3000,), F32), x))
     assert step.ipus == (0, 1) and step.work.sum() == cost.cycles.sum()
+
+
+ZONES = {"single_pipeline": (), "ping_pong": ((0, 2),), "full": ((0, 1, 2, 3),)}
+
+
+@pytest.mark.parametrize("pattern", ZONES)
+def test_sync_zones_meet_before_a_host_exchange(pattern):
+    """Data for IPU 2 alone, while IPU 0 is busy: who shares its zone waits, and waits for it."""
+    target = POD.replace(sync_pattern=pattern)
+    graph = Graph(target)
+    x = graph.add_variable((1000,), F32, "x", Flat(1000, np.array([0]), np.array([8])))
+    stream = StreamIn(HostStream("x", (1000,), F32), x)
+    busy = elementwise(graph, unary(lambda n: n), on_one_tile(800, 0), [0, 800], [0], 800)
+    step, zones = steps_of(graph, stream), ZONES[pattern]
+    members = sorted({2, *(ipu for zone in zones for ipu in zone)})
+    assert step.meets == zones and list(step.ipus) == members
+    synced = {ipu for zone in zones for ipu in zone}
+    assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles * (ipu in synced) for ipu in range(4)]
+    program = Sequence(Execute(busy), stream)
+    steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), target)
+    clocks = timeline(program, steps, target.num_ipus, slots).clocks
+    before = int(steps_of(graph, Execute(busy)).work[0].sum())
+    host = int(step.work[2, HOST_EXCHANGE])
+    waits = before + POD.global_sync_cycles
+    assert (
+        clocks.tolist()
+        == {
+            "single_pipeline": [before, 0, host, 0],
+            "ping_pong": [waits, 0, waits + host, 0],
+            "full": [waits, waits, waits + host, waits],
+        }[pattern]
+    )
+
+
+def test_transfers_that_are_one_host_exchange_sync_once():
+    graph = Graph(POD.replace(sync_pattern="full"))
+    tensors = [graph.add_variable((8,), F32, name, Flat(8, np.array([0]), np.array([0]))) for name in "xy"]
+    program = Sequence(*(StreamIn(HostStream("s", (8,), F32), tensor) for tensor in tensors))
+    steps, _ = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
+    assert [step.work[0, SYNC] for step in steps.values()] == [POD.global_sync_cycles, 0]
+    alone = Graph(TARGET.replace(sync_pattern="full"))
+    x = alone.add_variable((8,), F32, "x", Flat(8, np.array([0]), np.array([0])))
+    assert steps_of(alone, StreamIn(HostStream("s", (8,), F32), x)).meets == ()
 
 
 @pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])

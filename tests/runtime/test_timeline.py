@@ -53,7 +53,7 @@ def local(*cycles):
 
 def meeting(*cycles, sync=7):
     everyone = tuple(range(NUM_IPUS))
-    return ClockStep(work(global_exchange=cycles, sync=sync), everyone, meet=everyone)
+    return ClockStep(work(global_exchange=cycles, sync=sync), everyone, meets=(everyone,))
 
 
 def run(program, steps, **known):
@@ -97,7 +97,8 @@ def clock_steps(draw):
     ipus = draw(_ipus)
     kind = draw(st.sampled_from(["local", "meet", "send"]))
     if kind == "meet":
-        return ClockStep(cycles, ipus, meet=ipus)
+        split = draw(st.integers(0, len(ipus)))
+        return ClockStep(cycles, ipus, meets=tuple(group for group in (ipus[:split], ipus[split:]) if group))
     if kind == "send":
         return ClockStep(
             cycles, ipus, senders=draw(_ipus), receivers=draw(_ipus), fills=draw(_slots), frees=draw(_slots)
@@ -137,9 +138,10 @@ def iterate(program, steps, clocks, done):
             iterate(child, steps, clocks, done)
     else:
         step = steps[program]
-        met = max((clocks[i] for i in step.meet), default=0)
-        for i in step.meet:
-            clocks[i] = met
+        for group in step.meets:
+            met = max(clocks[i] for i in group)
+            for i in group:
+                clocks[i] = met
         for i in step.senders if step.fills else ():
             clocks[i] = max([clocks[i], *(clocks[slot] for slot in step.fills)])
         for i in range(NUM_IPUS):
