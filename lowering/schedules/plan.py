@@ -17,6 +17,7 @@ import numpy as np
 
 from ipujax.lowering.schedules.blocks import Block, Slot, blocks
 from ipujax.lowering.schedules.grid import Grid, grid
+from ipujax.lowering.schedules.names import as_schedule
 from ipujax.lowering.schedules.schedule import Schedule, as_task_list
 from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, TaskList
 from ipujax.lowering.schedules.validate import validate
@@ -111,18 +112,20 @@ class SchedulePlan:
         return "\n".join(" ".join(cell.ljust(width) for cell in row).rstrip() for row in cells)
 
 
-def schedule_plan(schedule: Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
+def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
     """Makes a schedule definite and checks it.
 
     Args:
-        schedule: the schedule.
+        schedule: the schedule, or its name.
         num_stages: stages of the model.
         micro_batches: micro-batches of a step.
         training: whether there are backward tasks.
 
     Raises:
-        ScheduleError: the numbers are outside the schedule's domain, or its tasks are wrong, naming the first.
+        ScheduleError: no schedule has this name, the numbers are outside its domain, or its tasks are wrong, naming
+            the first that is.
     """
+    schedule = as_schedule(schedule)
     schedule.check(num_stages, micro_batches, training)
     given = (schedule.tasks if training else schedule.forward_tasks)(num_stages, micro_batches)
     lists = tuple(map(as_task_list, given))

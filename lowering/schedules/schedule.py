@@ -115,8 +115,18 @@ def _multiple_from(least: int, of: int) -> int:
 
 
 def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
-    """A `TaskList` of what a schedule gave for one IPU."""
-    return tasks if isinstance(tasks, TaskList) else TaskList.of(tasks)
+    """A `TaskList` of what a schedule gave for one IPU.
+
+    Raises:
+        ScheduleError: it holds something that is no task.
+    """
+    if isinstance(tasks, TaskList):
+        return tasks
+    listed = list(tasks)
+    for number, task in enumerate(listed):
+        if not isinstance(task, Task):
+            raise ScheduleError(f"number {number} of what a schedule gave an IPU is no Task", got=repr(task))
+    return TaskList.of(listed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.mapping import frozen
 
 
@@ -82,6 +83,8 @@ class TaskList:
             values = getattr(self, name)
             if values is not None:
                 object.__setattr__(self, name, frozen(values, np.int64))
+                if getattr(self, name).shape != (len(self.stages),):
+                    raise ScheduleError(f"a list of tasks has {len(self.stages)} stages, but not as many {name}")
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> TaskList:

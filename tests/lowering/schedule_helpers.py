@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.lowering.schedules import SCHEDULES, LoopedOneForwardOneBackward, Schedule, as_schedule, schedule_plan
+from ipujax.lowering.schedules import SCHEDULES, LoopedOneForwardOneBackward, Schedule, schedule_plan
 from ipujax.runtime.errors import ScheduleError
 from tests.lowering.schedule_simulator import letters, waits_for
 
@@ -19,7 +19,7 @@ every_schedule = pytest.mark.parametrize("schedule", EVERY, ids=names)
 
 
 def plan_of(schedule, num_stages, micro_batches, training=True):
-    return schedule_plan(as_schedule(schedule), num_stages, micro_batches, training)
+    return schedule_plan(schedule, num_stages, micro_batches, training)
 
 
 def lists_of(plan):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
+from ipujax import schedules
 from ipujax.lowering.schedules import (
     BACKWARD,
     BACKWARD_WEIGHT,
@@ -135,6 +138,15 @@ def test_a_bad_schedule_is_refused_by_its_first_bad_task(lists, message):
         plan_of(Given(*lists), 2, 2)
 
 
+def test_what_is_no_list_of_tasks_is_refused():
+    with pytest.raises(ScheduleError, match=r"(?s)number 1 of what a schedule gave an IPU is no Task.*\(0, 1\)"):
+        plan_of(Given([F00, (0, 1)]), 1, 1)
+    with pytest.raises(ScheduleError, match="2 stages, but not as many micro_batches"):
+        TaskList([0, 0], [0], [0, 0])
+    with pytest.raises(ScheduleError, match="2 stages, but not as many slots"):
+        TaskList([0, 0], [0, 1], [0, 0], [1])
+
+
 def test_slots_of_a_schedule_s_own_are_checked():
     def with_slots(tasks, slots):
         tasks = TaskList.of(tasks)
@@ -174,6 +186,12 @@ def test_a_schedule_of_one_s_own_is_one_method():
     assert mine.drawing() == gpipe.drawing()
     assert mine.blocks == gpipe.blocks
     assert plan_of(FirstBackward(), 3, 20, training=False).blocks == plan_of("gpipe", 3, 20, training=False).blocks
+
+
+def test_the_public_module_s_example_runs(capsys):
+    lines = schedules.__doc__.splitlines()
+    exec(textwrap.dedent("\n".join(lines[2:])), {"schedule_plan": schedules.schedule_plan})
+    assert capsys.readouterr().out.rstrip() == plan_of("gpipe", 4, 8).drawing()
 
 
 def test_1f1b_is_drawn_as_in_the_paper():

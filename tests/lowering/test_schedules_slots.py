@@ -97,7 +97,7 @@ def test_blocks_can_step_by_any_multiple(schedule):
 
 @every_schedule
 def test_buffers_never_lengthen_a_step(schedule):
-    """A machine whose senders wait for a free buffer takes what one with unlimited buffers takes, at any cost of tasks."""
+    """A machine whose senders wait for a free buffer takes what one with unlimited buffers takes, at any task costs."""
     random = Random(names(schedule))
     for p, m in in_domain(schedule, (2, 3, 4, 6), (6, 12, 24)):
         plan = plan_of(schedule, p, m)
