@@ -30,6 +30,7 @@ class Context:
         params: all of the equation's parameters.
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
+        functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
         into_tensor: where the result may be written at once; a rule that does so returns it.
     """
 
@@ -40,6 +41,7 @@ class Context:
     params: Mapping[str, Any]
     out_avals: tuple[Any, ...]
     lower_jaxpr: LowerJaxpr
+    functions: dict[Any, Any]
     into_tensor: Tensor | None = None
 
     def into(self, prog: ProgramSequence) -> Context:

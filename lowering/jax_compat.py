@@ -38,7 +38,7 @@ def public_primitives() -> dict[str, Primitive]:
 
 
 def make_primitive(
-    name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any]
+    name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any] | None = None
 ) -> Primitive:
     """A primitive with several results that plain JAX can run and vmap.
 
@@ -46,14 +46,16 @@ def make_primitive(
         name: its name.
         compute: a JAX function of operands and parameters that returns the list of results.
         abstract: the same from shapes and dtypes to `jax.ShapeDtypeStruct`s.
-        batched: from operands, the batch axis of each (None without) and parameters to results and their axes.
+        batched: from operands, the batch axis of each (None without) and parameters to results and their axes; without
+            it, vmap refuses.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compute)
     primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
-    batching.primitive_batchers[primitive] = batched
+    if batched is not None:
+        batching.primitive_batchers[primitive] = batched
     return primitive
 
 
@@ -191,11 +193,19 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+def jaxpr_function(jaxpr: Jaxpr) -> str:
+    """The name of the function a jaxpr was traced from, "" when unknown."""
+    return _traced_from(jaxpr)[0]
+
+
 def jaxpr_file(jaxpr: Jaxpr) -> str:
     """The file of the function a jaxpr was traced from, "" when unknown."""
-    info = getattr(jaxpr.debug_info, "func_src_info", None) or ""
-    _, _, place = info.partition(" at ")
-    return place.rpartition(":")[0]
+    return _traced_from(jaxpr)[1].rpartition(":")[0]
+
+
+def _traced_from(jaxpr: Jaxpr) -> tuple[str, str]:
+    name, _, place = (getattr(jaxpr.debug_info, "func_src_info", None) or "").partition(" at ")
+    return name, place
 
 
 def with_caller(eqn: JaxprEqn, caller: JaxprEqn, *, keep_line: bool) -> JaxprEqn:
@@ -203,3 +213,27 @@ def with_caller(eqn: JaxprEqn, caller: JaxprEqn, *, keep_line: bool) -> JaxprEqn
     stack = caller.source_info.name_stack + eqn.source_info.name_stack
     info = eqn.source_info if keep_line else caller.source_info
     return eqn.replace(source_info=info.replace(name_stack=stack))
+
+
+def joined_stack(outer: Any, eqn: JaxprEqn) -> Any:
+    """The name stack of an equation inside callers whose name stack is `outer`, or None for none."""
+    own = eqn.source_info.name_stack
+    return own if outer is None else outer + own
+
+
+def common_stack(stacks: Sequence[Any], name: str) -> Any:
+    """What several name stacks begin with, followed by a name."""
+    first = stacks[0]
+    same = 0
+    while all(same < len(stack) and stack[: same + 1] == first[: same + 1] for stack in stacks):
+        same += 1
+    return first[:same].extend(name)
+
+
+def in_function(jaxpr: ClosedJaxpr, stack: Any, caller: JaxprEqn | None) -> ClosedJaxpr:
+    """A callee whose equations' name stacks begin with `stack`; they have the source line of `caller` where given."""
+    eqns = []
+    for eqn in jaxpr.eqns:
+        info = eqn.source_info if caller is None else caller.source_info
+        eqns.append(eqn.replace(source_info=info.replace(name_stack=stack + eqn.source_info.name_stack)))
+    return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)

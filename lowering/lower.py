@@ -151,6 +151,7 @@ class Lowering:
     def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None) -> None:
         self._graph, self._into = graph, into or {}
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
+        self._functions: dict[Any, Any] = {}
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
         """Lowers a jaxpr on given tensors; returns the tensors of its results."""
@@ -179,6 +180,7 @@ class Lowering:
             params=eqn.params,
             out_avals=tuple(var.aval for var in eqn.outvars),
             lower_jaxpr=self.jaxpr,
+            functions=self._functions,
             into_tensor=self._target(eqn, operands),
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)

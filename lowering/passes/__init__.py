@@ -7,7 +7,8 @@ from collections.abc import Callable
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.share import share
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
-PASSES: tuple[tuple[str, Pass], ...] = (("inline", inline), ("dce", dce))
+PASSES: tuple[tuple[str, Pass], ...] = (("share", share), ("inline", inline), ("dce", dce))

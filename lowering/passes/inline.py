@@ -10,7 +10,7 @@ is library code: JAX traces that once and shares it between callers, so that its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from ipujax.lowering.jax_compat import (
     source_line,
     with_caller,
 )
+from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
 from ipujax.runtime.errors import GraphError, is_installed
 
 # Parameter that holds the callee, by primitive name.
@@ -53,16 +54,22 @@ PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr without calls."""
+    inside: list[Rewrite] = []
+    inside.append(once(lambda body: _inline(body, inside[0])))
+    return inside[0](jaxpr)
+
+
+def _inline(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
     consts = list(jaxpr.consts)
-    body = _Inliner(jaxpr.jaxpr, consts).run()
+    body = _Inliner(jaxpr.jaxpr, consts, inside).run()
     return ClosedJaxpr(body, consts)
 
 
 class _Inliner:
-    """Rewrites one jaxpr; constants of callees become constants of the whole."""
+    """Rewrites one jaxpr, those inside it by `inside`; constants of callees become constants of the whole."""
 
-    def __init__(self, jaxpr: Jaxpr, consts: list[Any]) -> None:
-        self._jaxpr, self._consts = jaxpr, consts
+    def __init__(self, jaxpr: Jaxpr, consts: list[Any], inside: Rewrite) -> None:
+        self._jaxpr, self._consts, self._inside = jaxpr, consts, inside
         self._constvars = list(jaxpr.constvars)
         self._eqns: list[JaxprEqn] = []
 
@@ -90,7 +97,7 @@ class _Inliner:
                 continue
             outvars = [v if not fresh or isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
-            params = {key: _inlined_inside(value) for key, value in eqn.params.items()}
+            params = rewritten_params(eqn.params, self._inside)
             self._eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
         return [_read(env, atom) for atom in jaxpr.outvars]
 
@@ -104,11 +111,18 @@ class _Inliner:
         return self._copy(callee.jaxpr, env, caller, fresh=True)
 
 
+def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The jaxpr that a call evaluates on its operands; None for what is no call."""
+    param = CALLEES.get(eqn.primitive.name)
+    return None if param is None else closed(eqn.params[param])
+
+
 def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Atom]] | None:
     """The jaxpr that an equation does nothing but evaluate, and on what; None for other equations."""
     name, params = eqn.primitive.name, eqn.params
-    if name in CALLEES:
-        return closed(params[CALLEES[name]]), operands
+    callee = callee_of(eqn)
+    if callee is not None:
+        return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):
         branches = params["branches"]
         return branches[min(max(int(operands[0].val), 0), len(branches) - 1)], operands[1:]
@@ -136,28 +150,3 @@ def _platform_index(eqn: JaxprEqn) -> int:
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
     return atom if isinstance(atom, Literal) else env[atom]
-
-
-def _inlined_inside(value: Any) -> Any:
-    """Inlines calls in the jaxprs that a parameter of control flow holds."""
-    if isinstance(value, ClosedJaxpr):
-        return inline(value)
-    if isinstance(value, Jaxpr) and not value.constvars:
-        return inline(closed(value)).jaxpr if not _has_consts(value) else value
-    if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
-        inside = map(_inlined_inside, value)
-        return type(value)(*inside) if hasattr(value, "_fields") else tuple(inside)
-    return value
-
-
-def _has_consts(jaxpr: Jaxpr) -> bool:
-    """Whether inlining an open jaxpr would need constants, which it has no place for."""
-    return any(bool(inner.consts) for inner in _closed_callees(jaxpr))
-
-
-def _closed_callees(jaxpr: Jaxpr) -> Iterator[ClosedJaxpr]:
-    for eqn in jaxpr.eqns:
-        callee = eqn.params.get(CALLEES.get(eqn.primitive.name, ""))
-        if callee is not None:
-            yield closed(callee)
-            yield from _closed_callees(closed(callee).jaxpr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipujax.lowering.context import Rule
 from ipujax.lowering.rules import (
     arg_reduce,
+    calls,
     codelet,
     control,
     cumulative,
@@ -37,6 +38,7 @@ _FAMILIES = (
     dynamic,
     random,
     control,
+    calls,
     codelet,
     effects,
 )

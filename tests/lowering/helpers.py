@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.lower import LoweredProgram, lower
@@ -92,3 +94,10 @@ def check(
         literal = run_engine(program, args, exact_splits=True)
         assert_same(literal, expected, split_rtol, split_atol, f"literal engine, {count} tiles")
         assert_same(run_tiles(program, args, count), expected, split_rtol, split_atol, f"interpreter, {count} tiles")
+
+
+def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every callee with an equation that computes a function when it is called twice, however little it does."""
+    module = importlib.import_module("ipujax.lowering.passes.share")
+    for name, value in (("_LEAST_STEPS", 1), ("_WEIGHT_PER_COPY", 0), ("_WORK_PER_ELEMENT", 0)):
+        monkeypatch.setattr(module, name, value)

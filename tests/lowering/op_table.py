@@ -265,7 +265,7 @@ def _dynamic() -> list[OpCase]:
 
 
 def _control() -> list[OpCase]:
-    x = normal(5, 29)
+    x, square = normal(5, 29), normal(29, 29, scale=0.2)
 
     def cumulated(x: Any) -> Any:
         return lax.scan(lambda c, row: (c * 0.9 + row, c.sum()), jnp.zeros(29), x)
@@ -275,6 +275,11 @@ def _control() -> list[OpCase]:
 
     def squared(x: Any, n: Any) -> Any:
         return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5 + x), (0, x))
+
+    @jax.jit
+    def block(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w)
+        return x + jnp.tanh(h @ w) * h
 
     def chosen(i: Any, x: Any) -> Any:
         return lax.switch(i, [lambda x: x * 2, lambda x: x[::-1], jnp.tanh], x)
@@ -292,6 +297,10 @@ def _control() -> list[OpCase]:
             1e-6,
             1e-6,
         ),
+        OpCase(
+            "function_call", "blocks", lambda v, w, x: block(v, block(w, x)), (square, square, x), 1e-5, 1e-5, grad=True
+        ),
+        OpCase("function_call", "one weight", lambda w, x: block(w, block(w, block(w, x))), (square, x), 1e-5, 1e-5),
         OpCase("cond", "if", lambda p, x: lax.cond(p, lambda x: x + 1, lambda x: x, x), (booleans(), x), grad=True),
     ]
 

@@ -295,9 +295,22 @@ def running_sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return lax.scan(lambda c, a: (c + jax.jit(jnp.tanh)(a), c), jnp.zeros(3), x)
 
 
+@jax.jit
+def block(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Several steps, that all its callers have in common."""
+    h = jnp.tanh(x @ w)
+    return x + jnp.tanh(h @ w) * h
+
+
+def blocks(v: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+    """Two calls of one function."""
+    return block(w, block(v, x))
+
+
 TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "layer": (layer, [(6, 4), (4,), (5, 6)]),
     "running_sum": (running_sum, [(4, 3)]),
+    "blocks": (blocks, [(6, 6), (6, 6), (8, 6)]),
 }
 
 

@@ -1,0 +1,55 @@
+"""Jaxprs inside the parameters of equations: loop bodies, branches, callees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, closed, jaxprs_in_params
+
+Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
+
+
+def rewritten_params(params: Mapping[str, Any], rewrite: Rewrite) -> dict[str, Any]:
+    """The parameters of an equation with every jaxpr in them rewritten.
+
+    Args:
+        params: the parameters.
+        rewrite: from a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants, which it
+            has no place for, stays as it is.
+    """
+    return {key: _rewritten(value, rewrite) for key, value in params.items()}
+
+
+def _rewritten(value: Any, rewrite: Rewrite) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return rewrite(value)
+    if isinstance(value, Jaxpr) and not value.constvars:
+        new = rewrite(closed(value))
+        return value if new.consts else new.jaxpr
+    if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
+        inside = [rewrite(item) for item in value]
+        kind: Any = type(value)
+        return kind(*inside) if hasattr(value, "_fields") else tuple(inside)
+    return value
+
+
+def once(rewrite: Rewrite) -> Rewrite:
+    """The same rewriting, done once for a jaxpr: one that several equations hold stays one object."""
+    done: dict[tuple[int, ...], tuple[ClosedJaxpr, ClosedJaxpr]] = {}
+
+    def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        key = id(jaxpr.jaxpr), *map(id, jaxpr.consts)
+        if key not in done:
+            done[key] = jaxpr, rewrite(jaxpr)  # holding it keeps its id
+        return done[key][1]
+
+    return run
+
+
+def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
+    """The names of the primitives of a jaxpr and of the jaxprs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jaxprs_in_params(eqn.params):
+            yield from primitive_names(getattr(inner, "jaxpr", inner))

@@ -1,0 +1,87 @@
+"""Rule for callees that a program uses several times: a function of the control program, lowered at its first call.
+
+A function's variables have one place for all its calls, so operands are copied to where it reads them and results from
+where it leaves them. What nothing has placed before its first call is placed as the function wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly, mapping_like
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked
+from ipujax.runtime.program import Call, Copy, Function
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredFunction:
+    """A function with the tensors it reads and leaves.
+
+    Args:
+        function: what is called.
+        operands: where it reads each operand.
+        results: where it leaves each result.
+    """
+
+    function: Function
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+
+def function_call_rule(
+    ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
+) -> Sequence[Tensor]:
+    """Copies operands in, but those that never change, calls, and copies results out."""
+    graph, prog = ctx.graph, ctx.prog
+    key = jaxpr.jaxpr, *(x.node for x, same in zip(operands, fixed, strict=True) if same)
+    if key not in ctx.functions:
+        ctx.functions[key] = _lower(ctx, operands, jaxpr, name, fixed)
+    lowered: LoweredFunction = ctx.functions[key]
+    place = ctx.name.removesuffix(ctx.primitive.name) + name
+    for number, (given, own) in enumerate(zip(operands, lowered.operands, strict=True)):
+        if given.node is not own.node:
+            _map_alike(graph, given, own)
+            prog.add(Copy(given, own, f"{place}/operand{number}", graph.origin))
+    prog.add(Call(lowered.function))
+    outs = []
+    for number, own in enumerate(lowered.results):
+        outs.append(graph.add_variable(own.shape, own.dtype, f"{place}/result{number}"))
+        _map_alike(graph, outs[-1], own)
+        prog.add(Copy(own, outs[-1], f"{place}/result{number}", graph.origin))
+    return outs
+
+
+def _lower(
+    ctx: Context, operands: Sequence[Tensor], jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
+) -> LoweredFunction:
+    """Lowers a callee on variables of its own, which lie as the operands of this first call do."""
+    graph, body = ctx.graph, ProgramSequence()
+    with graph.debug_origin(Origin(graph.origin.line, name)):
+        own = tuple(
+            x if same else graph.add_variable(x.shape, x.dtype, f"{name}/operand{n}", mapping_like(graph, x))
+            for n, (x, same) in enumerate(zip(operands, fixed, strict=True))
+        )
+        results = tuple(ctx.lower_jaxpr(jaxpr, own, body))
+    for tensor in (*own, *results):
+        map_linearly(graph, tensor)
+    return LoweredFunction(graph.add_function(body, name), own, results)
+
+
+def _map_alike(graph: Graph, tensor: Tensor, like: Tensor) -> None:
+    """Maps what is not mapped of a tensor as another lies, where that has a simple form."""
+    mapping = None if graph.is_mapped(tensor) else mapping_like(graph, like)
+    if isinstance(mapping, Blocked):
+        map_by_plan(graph, tensor, mapping.cuts, mapping.tile)
+    elif mapping is not None and tensor.is_whole_variable:
+        graph.set_tile_mapping(tensor.variables()[0], mapping)
+    map_linearly(graph, tensor)
+
+
+RULES: dict[str, Rule] = {"function_call": function_call_rule}
