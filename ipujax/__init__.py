@@ -10,6 +10,7 @@ step.lower(params, batch).compile().profile.summary() says what the machine woul
 
 from typing import Any
 
+from ipujax import distributed as distributed
 from ipujax import optim as optim
 from ipujax.device import CPU as CPU
 from ipujax.device import IPUModel as IPUModel
