@@ -94,7 +94,7 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
 
 def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int) -> Iterator[Block]:
     """The blocks of slots `start` to `stop`."""
-    found = _longest(numbers[start:stop], first[start:stop])
+    found = best_repetition(numbers[start:stop], first[start:stop])
     if found is None:
         if start < stop:
             yield Block(_slots(rows[start:stop]))
@@ -106,8 +106,16 @@ def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, s
     yield from _cut(rows, numbers, first, end, stop)
 
 
-def _longest(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
-    """(offset, period, count) of the repetition that leaves the fewest slots to write down, None if there is none."""
+def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
+    """The repetition in some slots that leaves the fewest to write down.
+
+    Args:
+        numbers: what each slot does, up to a shift of all micro-batches, int64[slots].
+        first: the micro-batch each slot begins with, int64[slots].
+
+    Returns:
+        (offset, period, count): from `offset` on, `period` slots run `count` times; None if none runs three times.
+    """
     length, saved, best = len(numbers), 0, None
     for period in range(1, length // _FEWEST_REPEATS + 1):
         if saved >= length - period:  # no longer period can save more

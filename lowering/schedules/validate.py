@@ -130,7 +130,7 @@ def _in_order(tasks: TaskList, stage: int) -> None:
     for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT), (BACKWARD, BACKWARD_WEIGHT)):
         places = np.flatnonzero(mine & np.isin(tasks.kinds, kinds))
         order = tasks.micro_batches[places]
-        late = np.flatnonzero(np.diff(order) <= 0)
+        late = np.flatnonzero(np.diff(order) < 0)
         if len(late):
             raise ScheduleError(
                 f"{tasks[places[late[0] + 1]]} comes after micro-batch {order[late[0]]}",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
+from ipujax.lowering.schedules.blocks import best_repetition
 from tests.lowering.schedule_helpers import (
     EVERY,
     Given,
@@ -84,6 +86,38 @@ def test_any_order_that_can_run_is_accepted_and_kept(p, m, random):
     check_slots(plan)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=8), st.integers(1, 5), st.data())
+def test_the_best_repetition_is_found(start, times, data):
+    """Against all (offset, period, count), on sequences that have some repetition or other."""
+    repeated = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=4))
+    slots = [*start, *repeated * times, *data.draw(st.lists(st.sampled_from([(0, 0), (1, 0), (0, 1)]), max_size=6))]
+    numbers = np.array([number for number, _ in slots], np.int64)
+    first = np.cumsum([step for _, step in slots], dtype=np.int64)
+
+    def repeats(offset, period, count):
+        shifts = {
+            first[t + period] - first[t] if numbers[t + period] == numbers[t] else None
+            for t in range(offset, offset + period * (count - 1))
+        }
+        return len(shifts) == 1 and None not in shifts
+
+    saved = [
+        (count - 1) * period
+        for period in range(1, len(slots) // 3 + 1)
+        for offset in range(len(slots))
+        for count in range(3, (len(slots) - offset) // period + 1)
+        if repeats(offset, period, count)
+    ]
+    found = best_repetition(numbers, first)
+    if found is None:
+        assert not saved
+    else:
+        offset, period, count = found
+        assert offset + period * count <= len(slots) and repeats(*found)
+        assert (count - 1) * period == max(saved)
+
+
 @every_schedule
 def test_blocks_can_step_by_any_multiple(schedule):
     for p, m in in_domain(schedule, (4, 6), (8, 12, 24, 36)):
@@ -93,6 +127,8 @@ def test_blocks_can_step_by_any_multiple(schedule):
             assert [slot for block in blocks for slot in block.unrolled()] == list(plan.slots())
             assert all(block.stride % multiple == 0 and (block.count > 1) == (block.stride > 0) for block in blocks)
         assert plan.blocks_by(1) == plan.blocks
+        if len(strides := {block.stride for block in plan.blocks if block.count > 1}) == 1:
+            assert plan.blocks_by(*strides) == plan.blocks  # they are multiples already
 
 
 @every_schedule
