@@ -51,6 +51,7 @@ def init() -> None:
     meet("ipu.distributed.init")
     # JAX would catch SIGTERM to announce that a machine goes away; here it means the end.
     jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_check_proxy_envs", False)  # the launcher sees to them
     try:
         jax.distributed.initialize(
             me.coordinator,

@@ -106,6 +106,7 @@ def _start(settings: Launch, index: int, port: int) -> Instance:
             env={
                 "JAX_PLATFORMS": "cpu",  # where IPUs are simulated; several processes cannot share one GPU anyway
                 **os.environ,
+                **_past_proxies(),
                 "PYTHONUNBUFFERED": "1",
                 LAUNCHER_PID: str(os.getpid()),
                 CONTROL_FD: str(theirs.fileno()),
@@ -116,6 +117,15 @@ def _start(settings: Launch, index: int, port: int) -> Instance:
             },
         )
     return Instance(index, process, mine)
+
+
+def _past_proxies() -> dict[str, str]:
+    """What keeps gRPC, by which JAX's processes find each other on this machine, from asking a proxy of the network."""
+    if not any(name.lower() in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy") for name in os.environ):
+        return {}
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+    without = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join(filter(None, (without, "127.0.0.1")))}
 
 
 @contextmanager

@@ -144,6 +144,14 @@ def test_distributed_init_must_come_first(run: Runner):
 
 
 @pytest.mark.slow
+def test_distributed_on_a_network_with_a_proxy(run: Runner, monkeypatch: pytest.MonkeyPatch):
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody answers
+    assert run(START + "print(float(ipu.distributed.all_reduce(index)))", "--timeout", "60") == 0, run.err
+    assert sorted(line for line in run.out if "0.5" in line) == ["[0] 0.5", "[1] 0.5"]
+
+
+@pytest.mark.slow
 def test_distributed_programs_that_a_script_starts_are_no_instances(run: Runner):
     source = START + "import subprocess, sys\nsubprocess.check_call([sys.executable, '-c', sys.argv[1]])"
     alone = "import ipujax as ipu; ipu.distributed.init(); print(ipu.distributed.num_instances())"
