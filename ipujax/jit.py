@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, overload
 
@@ -32,14 +33,24 @@ from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.lowering.jax_compat import argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
+from ipujax.replicas import Replication, unknown_axis
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature
 
 _LOG = logging.getLogger("ipujax")
 
-# The device whose compilation is tracing user code right now: inner `ipu.jit` functions are inlined into it.
-_COMPILING_FOR: ContextVar[Device | None] = ContextVar("ipujax_compiling_for", default=None)
+
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    """What user code is being traced for."""
+
+    device: Device
+    replicas: int
+
+
+# The compilation that is tracing user code right now: inner `ipu.jit` functions are inlined into it.
+_COMPILING_FOR: ContextVar[_Compilation | None] = ContextVar("ipujax_compiling_for", default=None)
 
 
 @overload
@@ -50,6 +61,9 @@ def jit(
     /,
     *,
     device: Device | None = None,
+    replicas: int = 1,
+    in_specs: Any = None,
+    out_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -61,17 +75,38 @@ def jit(
     /,
     *,
     device: Device | None = None,
+    replicas: int = 1,
+    in_specs: Any = None,
+    out_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
 ) -> IpuFunction: ...
-def jit(fun=None, /, *more, device=None, donate_argnums=(), static_argnums=(), static_argnames=(), options=None):  # type: ignore[no-untyped-def]
+def jit(  # type: ignore[no-untyped-def]
+    fun=None,
+    /,
+    *more,
+    device=None,
+    replicas=1,
+    in_specs=None,
+    out_specs=None,
+    donate_argnums=(),
+    static_argnums=(),
+    static_argnames=(),
+    options=None,
+):
     """Compiles a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator.
 
     Args:
         fun: function of pytrees of arrays.
         device: `IPUModel(...)` or `CPU()`; the default device when None, looked up at each call.
+        replicas: how many copies of the function run, each on its even share of the device's IPUs and on its part of
+            the arguments. The function is written for one of them; `jax.lax.pmean(x, "replica")` and its like are how
+            they meet, and nothing is reduced unless it says so.
+        in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
+            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. All the same when None.
+        out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
             their place, stay on the device, while all other arguments and results move from and to the host each call.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
@@ -82,7 +117,8 @@ def jit(fun=None, /, *more, device=None, donate_argnums=(), static_argnums=(), s
         A function with the results of `jax.jit(fun)`, with a method `lower(*args)`.
 
     Raises:
-        ArgumentError: at a call, for arguments that are not arrays.
+        ArgumentError: at a call, for arguments that are not arrays, or cannot be split.
+        GraphError: at a call, for a result that `out_specs` say is the same on all replicas, and may not be.
         TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
     """
     if more:
@@ -96,6 +132,9 @@ def jit(fun=None, /, *more, device=None, donate_argnums=(), static_argnums=(), s
         return functools.partial(
             jit,
             device=device,
+            replicas=replicas,
+            in_specs=in_specs,
+            out_specs=out_specs,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
@@ -108,6 +147,7 @@ def jit(fun=None, /, *more, device=None, donate_argnums=(), static_argnums=(), s
         as_numbers("static_argnums", static_argnums),
         as_names("static_argnames", static_argnames),
         Options() if options is None else options,
+        Replication.of(replicas, in_specs, out_specs),
     )
 
 
@@ -122,6 +162,7 @@ class IpuFunction:
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
         options: Options,
+        replication: Replication | None = None,
     ) -> None:
         if not callable(fun):
             hint = f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None
@@ -145,15 +186,20 @@ class IpuFunction:
             "static_argnames": static_argnames or None,
         }
         self.__name__: str = function_name(fun)
-        self._plain = jax.jit(fun, **self._settings)
+        self._replication = replication
+        self._one_replica = jax.jit(fun, **self._settings)
+        self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
         self._lowered: dict[Any, Lowered] = {}
         self._calling: list[Lowered] = []  # those that call Python functions while they run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = self._device or _COMPILING_FOR.get() or current_device()
-        plain = self._is_inlined(device, args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        device = self._device or _outer_device() or current_device()
+        inlined = self._is_inlined(device)
+        if inlined:
+            return self._one_replica(*args, **kwargs)
+        plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
@@ -197,22 +243,43 @@ class IpuFunction:
             raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
         return lowered
 
-    def _is_inlined(self, device: Device, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether another transformation is tracing this call, so that it becomes part of what is being traced."""
+    def _is_inlined(self, device: Device) -> bool:
+        """Whether the call becomes part of another function that is being compiled."""
         outer = _COMPILING_FOR.get()
-        if outer is not None:
-            if device != outer:
-                raise ArgumentError(
-                    f"{self.__name__} is called inside a function compiled for another device",
-                    expected=outer,
-                    got=device,
-                    hint="give both functions one device, or leave the inner one's out",
-                )
-            return True
+        if outer is None:
+            return False
+        if device != outer.device:
+            raise ArgumentError(
+                f"{self.__name__} is called inside a function compiled for another device",
+                expected=outer.device,
+                got=device,
+                hint="give both functions one device, or leave the inner one's out",
+            )
+        if self._replication is not None and self._replication.replicas != outer.replicas:
+            raise ArgumentError(
+                f"{self.__name__} is called inside a function of another number of replicas",
+                expected=outer.replicas,
+                got=self._replication.replicas,
+                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
+            )
+        return True
+
+    def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
         if has_tracer(args, kwargs):
             self._log_plain()
             return True
         return False
+
+    def _all_replicas(self, replication: Replication) -> Any:
+        """The results of all replicas in plain JAX, jitted."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return replication.evaluate(
+                self._fun, args, kwargs, argument_places(self._fun, args, *self._static), self.__name__
+            )
+
+        return self._jitted(run)
 
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
@@ -241,8 +308,13 @@ class IpuFunction:
         if device not in self._tracers:
 
             def traced(*args: Any, **kwargs: Any) -> Any:
-                with _compiling_for(device):
-                    return self._fun(*args, **kwargs)
+                replication = self._replication
+                with _compiling_for(_Compilation(device, replication.replicas if replication else 1)):
+                    if replication is None:
+                        return self._fun(*args, **kwargs)
+                    return replication.trace(
+                        self._fun, args, kwargs, argument_places(self._fun, args, *self._static), self.__name__
+                    )
 
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
@@ -257,7 +329,7 @@ class IpuFunction:
         """Lowers once for each trace, which JAX makes once for each signature; None if tracers are closed over."""
         timings: dict[str, float] = {}
         with _timed(timings, "trace"):
-            traced = self._tracer(device).trace(*args, **kwargs)
+            traced = self._traced(device, args, kwargs)
         if len(traced.jaxpr.in_avals) != len(jax.tree.leaves(traced.args_info)):
             return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
         # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
@@ -270,6 +342,14 @@ class IpuFunction:
             if lowered.calls is not None:
                 self._calling.append(lowered)
         return self._lowered[key]
+
+    def _traced(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._tracer(device).trace(*args, **kwargs)
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise unknown_axis(error, self._replication) from error
 
     def _lower_anew(
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
@@ -308,9 +388,14 @@ def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
     timings[name] = time.perf_counter() - start
 
 
+def _outer_device() -> Device | None:
+    outer = _COMPILING_FOR.get()
+    return None if outer is None else outer.device
+
+
 @contextmanager
-def _compiling_for(device: IPUModel) -> Iterator[None]:
-    token = _COMPILING_FOR.set(device)
+def _compiling_for(compilation: _Compilation) -> Iterator[None]:
+    token = _COMPILING_FOR.set(compilation)
     try:
         yield
     finally:

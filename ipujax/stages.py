@@ -130,10 +130,9 @@ class Lowered:
             program.graph, program.program, exact_splits=self._options.exact_splits, record=record, calls=self.calls
         )
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
-        outs = run(dict(zip(program.inputs, moved, strict=True)))
-        streams = iter(program.outputs)
+        outs = iter(program.evaluate(moved, run))
         results = [
-            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(outs[next(streams)], aval.weak_type)
+            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
             for aval in signature.out_avals
         ]
         return jax.tree.unflatten(signature.out_tree, results)

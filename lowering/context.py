@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -26,8 +26,7 @@ class Context:
         graph: graph to add to; its `origin` is already set to the user's line.
         prog: program to add to.
         name: debug name of the equation.
-        primitive: the equation's primitive.
-        params: all of the equation's parameters.
+        equation: the equation itself.
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
@@ -37,12 +36,21 @@ class Context:
     graph: Graph
     prog: ProgramSequence
     name: str
-    primitive: Primitive
-    params: Mapping[str, Any]
+    equation: JaxprEqn
     out_avals: tuple[Any, ...]
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
     into_tensor: Tensor | None = None
+
+    @property
+    def primitive(self) -> Primitive:
+        """The equation's primitive."""
+        return self.equation.primitive
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """All of the equation's parameters."""
+        return self.equation.params
 
     def into(self, prog: ProgramSequence) -> Context:
         """The same surroundings, adding to another program."""

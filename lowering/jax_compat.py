@@ -25,6 +25,23 @@ Var = _core.Var
 DropVar = _core.DropVar
 Atom = Var | Literal
 
+# Parameter that holds the callee, by primitive name.
+CALLEES: dict[str, str] = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+    "linear_call": "callee",
+    "ipu_pipeline": "loop",
+    "remat_opt": "fwd_jaxpr",  # of a custom_vjp(optimize_remat=True); what only the gradient needs is dead code
+}
+
 check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
 jaxprs_in_params = _core.jaxprs_in_params
@@ -91,6 +108,67 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
     batching.fancy_primitive_batchers[primitive] = batched
     ad.primitive_jvps[primitive] = derivative
     return primitive
+
+
+def make_holding_primitive(
+    name: str, compute: Callable[..., Any], abstract: Callable[..., Any], callee: str
+) -> Primitive:
+    """A primitive with several results that evaluates a jaxpr, with the effects of that jaxpr.
+
+    Args:
+        name: its name.
+        compute: a JAX function of operands and parameters that returns the list of results.
+        abstract: the same from shapes and dtypes to `jax.ShapeDtypeStruct`s.
+        callee: the parameter that holds the jaxpr, a `ClosedJaxpr`, with an input for each operand and an output for
+            each result; those that nothing needs are dropped from it with the results.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compute)
+    primitive.def_effectful_abstract_eval(
+        lambda *avals, **params: (
+            [_core_aval(out) for out in abstract(*avals, **params)],
+            without_axes(params[callee].jaxpr.effects),
+        )
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
+
+    def drop_dead_code(used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+        if not any(used) and not eqn.effects:
+            return [False] * len(eqn.invars), None
+        live = ClosedJaxpr(eliminate_dead_code(eqn.params[callee].jaxpr), eqn.params[callee].consts)
+        return [True] * len(eqn.invars), eqn.replace(params={**eqn.params, callee: live})
+
+    partial_eval.dce_rules[primitive] = drop_dead_code
+    return primitive
+
+
+def without_axes(effects: Any) -> frozenset[Any]:
+    """Effects but those of naming an axis, which whoever evaluates a jaxpr over one has bound."""
+    return frozenset(effect for effect in effects if type(effect).__name__ != "NamedAxisEffect")
+
+
+def call_equation(invars: Sequence[Atom], outvars: Sequence[Var], callee: ClosedJaxpr, like: JaxprEqn) -> JaxprEqn:
+    """An equation that calls a jaxpr, at the place of another equation."""
+    params = {"call_jaxpr": callee}
+    return new_jaxpr_eqn(
+        list(invars), list(outvars), _primitives.closed_call_p, params, callee.jaxpr.effects, like.source_info
+    )
+
+
+def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
+    """The results of one equation on arrays, a list."""
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def trace_over_axis(fun: Callable[..., Any], avals: Sequence[Any], axis: str, size: int) -> tuple[ClosedJaxpr, Any]:
+    """Traces a function of arrays as one of `size` that run it over a named axis.
+
+    Returns:
+        The jaxpr, and the tree of results as `jax.ShapeDtypeStruct`s.
+    """
+    return jax.make_jaxpr(fun, axis_env=[(axis, size)], return_shape=True)(*avals)
 
 
 def _core_aval(out: jax.ShapeDtypeStruct) -> Any:

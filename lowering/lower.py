@@ -9,16 +9,19 @@ neither moves to or from the host. Variables no rule has placed are placed linea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.replica_checks import check_results, of_one_replica
+from ipujax.lowering.replicate import Dims, Replicated, joined, split, unwrapped
 from ipujax.lowering.rules import RULES
 from ipujax.lowering.stage_names import has_stages
 from ipujax.lowering.staged import lower_staged
@@ -42,6 +45,8 @@ class LoweredProgram:
         inputs: one stream for each input of the jaxpr.
         outputs: one stream for each output.
         aliases: for each output, the number of the donated input whose variable it ends in, or None.
+        in_dims: for each input the dimension that is split over replicas, None where all get the same.
+        out_dims: for each output the dimension along which parts of replicas are joined, None where they are equal.
     """
 
     graph: Graph
@@ -49,6 +54,23 @@ class LoweredProgram:
     inputs: tuple[HostStream, ...]
     outputs: tuple[HostStream, ...]
     aliases: tuple[int | None, ...]
+    in_dims: Dims
+    out_dims: Dims
+
+    def evaluate(self, operands: Sequence[jax.Array], run: Callable[..., Mapping[HostStream, Any]]) -> list[jax.Array]:
+        """The results of a run on whole arrays, which are split over replicas and joined again.
+
+        Args:
+            operands: one array for each input.
+            run: the engine's function of streams.
+        """
+        replicas = self.graph.replication_factor
+        if replicas == 1:
+            outs = run(dict(zip(self.inputs, operands, strict=True)))
+            return [outs[stream] for stream in self.outputs]
+        parts = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
+        outs = run(dict(zip(self.inputs, parts, strict=True)))
+        return [joined(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]
 
 
 def lower(
@@ -57,8 +79,8 @@ def lower(
     """Lowers a jaxpr for a target.
 
     Args:
-        jaxpr: inlined jaxpr, see `passes`.
-        target: the machine.
+        jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
+        target: the machine, of all replicas together.
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
         line: the user's line that equations belong to of which no line is the user's, `file:line (function)`.
@@ -67,19 +89,24 @@ def lower(
         The graph and the program of one call.
 
     Raises:
-        GraphError: for an argument or constant that is no array.
+        GraphError: for an argument or constant that is no array, for more replicas than the machine has room for, or
+            for a result that is to be the same on all replicas and may differ.
     """
+    whole = unwrapped(jaxpr)
+    jaxpr, replicas = whole.jaxpr, whole.replicas
+    check_results(whole)
     for number, aval in enumerate(jaxpr.in_avals):
         check_is_array(aval, f"argument {names[number] if names else number}")
     for var in jaxpr.jaxpr.constvars:
         check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
-    graph, prog = Graph(target), ProgramSequence()
-    aliases = donated_aliases(jaxpr, donated)
+    graph, prog = Graph(of_one_replica(target, replicas), replicas), ProgramSequence()
+    aliases = donated_aliases(whole, donated)
     arguments, inputs = [], []
     for number, aval in enumerate(jaxpr.in_avals):
-        stream = HostStream(names[number], aval.shape, aval.dtype, resident=number in aliases)
+        shared = replicas > 1 and whole.in_dims[number] is None
+        stream = HostStream(names[number], aval.shape, aval.dtype, resident=number in aliases, broadcast=shared)
         with graph.debug_origin(Origin(path=f"argument {names[number]}")):
             arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
         inputs.append(stream)
@@ -100,15 +127,16 @@ def lower(
         prog.add(StreamOut(result, outputs[-1]))
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
-    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases)
+    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, whole.in_dims, whole.out_dims)
 
 
-def donated_aliases(jaxpr: ClosedJaxpr, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape and dtype, as JAX pairs them."""
+def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
+    """For each output the first free donated input of its shape, dtype and split, as JAX pairs them."""
     free = [n for n, given in enumerate(donated) if given]
+    jaxpr, in_dims = whole.jaxpr, whole.in_dims
     aliases: list[int | None] = []
-    for aval in jaxpr.out_avals:
-        match = next((n for n in free if _same_buffer(jaxpr.in_avals[n], aval)), None)
+    for aval, dim in zip(jaxpr.out_avals, whole.out_dims, strict=True):
+        match = next((n for n in free if _same_buffer(jaxpr.in_avals[n], aval) and in_dims[n] == dim), None)
         if match is not None:
             free.remove(match)
         aliases.append(match)
@@ -176,8 +204,7 @@ class Lowering:
             graph=self._graph,
             prog=prog,
             name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
-            primitive=eqn.primitive,
-            params=eqn.params,
+            equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
             lower_jaxpr=self.jaxpr,
             functions=self._functions,

@@ -4,9 +4,9 @@ Input: a graph and a program. Output: for each decision of data-dependent contro
 
 Replicas run one program on memory of their own, so a value differs where it comes from something that does: a constant
 of each replica, a stream that is not broadcast, a remote buffer, memory from before the run, or a copy between replicas
-(unless all receive one value). What is computed from such values differs; so does whatever is written under a decision
-on which replicas disagree. Found by a walk through the program, to a fixpoint in loops; writing all of a variable makes
-it the same again.
+(unless all receive one value, or it is one of the rounds of a `Collective` after which all agree). What is computed
+from such values differs; so does whatever is written under a decision on which replicas disagree. Found by a walk
+through the program, to a fixpoint in loops; writing all of a variable makes it the same again.
 Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
 """
 
@@ -18,6 +18,7 @@ from ipujax.runtime.effects import EffectsOf, group_tensors, written_in_full
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import (
     Call,
+    Collective,
     Copy,
     CrossReplicaCopy,
     Execute,
@@ -72,6 +73,9 @@ class _Walk:
             case Sequence() | Call():
                 for child in node.children():
                     self.visit(child, differing)
+                if isinstance(node, Collective) and node.is_same:
+                    for tensor in node.outputs:
+                        _write(tensor, differing, is_same=True)
             case Execute(compute_set):
                 reads_and_writes = [group_tensors(group) for group in self._graph.groups[compute_set]]
                 spread = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]

@@ -90,7 +90,7 @@ class EngineProgram:
         host: GuardedHost | None = None,
         calls: HostCalls | None = None,
     ) -> None:
-        self._graph, self._record, self._host = graph, record, host
+        self._graph, self._record, self._host, self._exact_splits = graph, record, host, exact_splits
         self._calls = calls or HostCalls(guarded=False)
         # Operands that wait for the last one of a call, and its results until they are taken: all in one sequence.
         self._arrived: dict[HostCall, list[jax.Array]] = {}
@@ -325,11 +325,11 @@ _STEPS: dict[type[Program], Callable[..., None]] = {
 _CONTROL = (Repeat, RepeatWhile, If, Switch)
 
 
-def steps_of(program: Program) -> Iterator[Program]:
-    """The steps of a program in order, without the sequences and calls around them."""
-    if isinstance(program, (Sequence, Call)):
+def steps_of(program: Program, whole: type[Program] | tuple[()] = ()) -> Iterator[Program]:
+    """The steps of a program in order, without the sequences and calls around them; some sequences are left `whole`."""
+    if isinstance(program, (Sequence, Call)) and not isinstance(program, whole):
         for child in program.children():
-            yield from steps_of(child)
+            yield from steps_of(child, whole)
     else:
         yield program
 

@@ -44,6 +44,16 @@ def calling_line() -> str:
     return "" if place is None else shown_place(place)
 
 
+def line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's that an exception came through."""
+    traceback, found = error.__traceback__, None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        found = (code.co_filename, traceback.tb_lineno, code.co_name) if _is_of_user(code.co_filename) else found
+        traceback = traceback.tb_next
+    return None if found is None else shown_place(found)
+
+
 def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Place | None:
     """The first frame, going outwards, of a wanted file, or that was typed into a console."""
     while frame is not None:
@@ -144,6 +154,10 @@ class ArgumentValueError(ArgumentError, ValueError):
 
 class ScheduleError(ArgumentError):
     """A pipeline schedule that is unknown, does not suit so many stages or micro-batches, or has tasks out of order."""
+
+
+class ArgumentNameError(ArgumentError, NameError):
+    """Such a call where JAX raises a `NameError`: an axis it does not know."""
 
 
 class EngineError(IpuError):

@@ -96,6 +96,18 @@ class Graph:
         variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
         return self._add(variable, mapping)
 
+    def add_replica_constant(self, values: np.ndarray, name: str = "", mapping: TileMapping | None = None) -> Tensor:
+        """Adds a constant of which each replica has its own, and returns its tensor.
+
+        Args:
+            values: [replicas, *shape].
+            name: debug name.
+            mapping: its tile mapping, if already known.
+        """
+        if self.replication_factor == 1:
+            return self.add_constant(values[0], name, mapping)
+        return self._add(Variable(values.shape[1:], values.dtype, name, values, None, self.origin, True), mapping)
+
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
         self.variables.append(variable)
         if mapping is not None:

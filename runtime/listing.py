@@ -35,6 +35,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping
 from ipujax.runtime.program import (
     Call,
+    Collective,
     Copy,
     CrossReplicaCopy,
     Execute,
@@ -116,6 +117,12 @@ class _Writer:
     def steps(self, program: Program) -> Iterator[str]:
         """The lines of a program."""
         match program:
+            case Collective():
+                replicas = "all replicas agree" if program.is_same else "each replica has its own"
+                sources, results = (", ".join(map(self._view, part)) for part in (program.inputs, program.outputs))
+                yield f"collective {_quoted(program.name)}: {sources} -> {results}, {replicas}{_at(program.origin)}"
+                for child in program.children():
+                    yield from _indented(self.steps(child))
             case ProgramSequence():
                 for child in program.children():
                     yield from self.steps(child)

@@ -6,6 +6,7 @@
               | StreamIn(stream, destination) | StreamOut(source, stream) | WriteUndef(destination)
               | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Sync(kind)
               | CrossReplicaCopy(source, destination, replica map)
+              | Collective(inputs, outputs, program…)
 
 Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled.
 In a graph of several replicas each runs the program on memory of its own; they meet in `CrossReplicaCopy` alone.
@@ -13,9 +14,11 @@ In a graph of several replicas each runs the program on memory of its own; they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+import jax
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
@@ -187,6 +190,43 @@ class CrossReplicaCopy(Program):
         """The replica that each replica receives from, None where there is none."""
         sent = {destination: source for source, destination in self.replica_map}
         return tuple(sent.get(replica) for replica in range(replicas))
+
+
+Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
+
+
+class Collective(Sequence):
+    """A sequence in which all replicas take part, and what it comes to.
+
+    Its programs are the very rounds of the machine. The engine computes their result at once from the arrays of all
+    replicas, which may reassociate sums; with exact splits it runs the rounds.
+
+    Args:
+        body: the rounds.
+        inputs: what they read.
+        outputs: what they write that is read later: all of each.
+        compute: the values of outputs from those of inputs.
+        is_same: whether outputs are equal on all replicas.
+        name: debug name.
+        origin: where it comes from.
+    """
+
+    __slots__ = ("compute", "inputs", "is_same", "name", "origin", "outputs")
+
+    def __init__(
+        self,
+        body: Program,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        compute: Callable[[Stacked], Stacked],
+        *,
+        is_same: bool,
+        name: str,
+        origin: Origin,
+    ) -> None:
+        super().__init__(body)
+        self.inputs, self.outputs, self.compute, self.is_same = inputs, outputs, compute, is_same
+        self.name, self.origin = name, origin
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -3,7 +3,7 @@
 Input: a program prepared for one replica. Output: `ReplicatedProgram`, the same for all of them.
 
     program ::= (steps apart | meeting)…
-    meeting ::= host stream | copy between replicas | control with a meeting inside
+    meeting ::= host stream | copy between replicas | collective | control with a meeting inside
 
 Steps between two meetings are one replica's program under one `vmap`, without an axis name: decisions on which replicas
 disagree then take both ways and keep what each replica chose, and loops run until the last replica is done. Meetings
@@ -26,6 +26,7 @@ import numpy as np
 from ipujax.runtime.divergence import meets
 from ipujax.runtime.engine_program import EngineProgram, Live, Values, steps_of
 from ipujax.runtime.program import (
+    Collective,
     CrossReplicaCopy,
     HostStream,
     If,
@@ -81,8 +82,8 @@ class ReplicatedProgram(EngineProgram):
         return values
 
     def go(self, program: Program, values: Values, live: Live) -> None:
-        for part, live_after in self._parts(list(steps_of(program)), live):
-            if isinstance(part, ProgramSequence):
+        for part, live_after in self._parts(list(steps_of(program, () if self._exact_splits else Collective)), live):
+            if type(part) is ProgramSequence:
                 self._apart(part, values, live_after)
             else:
                 _MEETINGS[type(part)](self, part, values, live_after)
@@ -93,7 +94,7 @@ class ReplicatedProgram(EngineProgram):
         for step in steps:
             if meets(step):
                 parts.append(step)
-            elif parts and isinstance(parts[-1], ProgramSequence):
+            elif parts and type(parts[-1]) is ProgramSequence:
                 parts[-1].add(step)
             else:
                 parts.append(ProgramSequence(step))
@@ -181,6 +182,12 @@ class ReplicatedProgram(EngineProgram):
             received = jnp.where(is_new, received, self._load(step.destination, values))
         self._store(step.destination, values, received)
 
+    def _collective(self, step: Collective, values: Values, live: Live) -> None:
+        del live
+        results = step.compute([self._load(tensor, values) for tensor in step.inputs])
+        for tensor, value in zip(step.outputs, results, strict=True):
+            self._store(tensor, values, value)
+
     def _decided(self, tensor: Tensor, values: Values) -> jax.Array:
         return self._load(tensor, values)[0].reshape(())
 
@@ -189,6 +196,7 @@ _MEETINGS: dict[type[Program], Callable[..., None]] = {
     StreamIn: ReplicatedProgram._meet_stream_in,
     StreamOut: ReplicatedProgram._meet_stream_out,
     CrossReplicaCopy: ReplicatedProgram._cross_replica_copy,
+    Collective: ReplicatedProgram._collective,
     Repeat: EngineProgram._repeat,
     RepeatWhile: EngineProgram._repeat_while,
     If: EngineProgram._if,

@@ -29,7 +29,6 @@ from ipujax.poplar.groups import Groups
 from ipujax.poplar.host_side import HostSide
 from ipujax.poplar.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
 from ipujax.poplar.replica_tensors import all_replicas, in_each_replica, is_of_replicas, share_of_ipus
-from ipujax.poplar.types import UNSIGNED_INT
 from ipujax.poplar.vertex import Vertex
 from ipujax.poplar.vertices import FieldRef, VertexRef, VertexStore
 from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
@@ -419,10 +418,7 @@ class Graph(HostSide):
         Args:
             name: debug name.
         """
-        index = np.arange(self.replication_factor, dtype=np.uint32)
-        by_replica = self.replication_factor > 1
-        value = index if by_replica else index[0]
-        return self._add(Variable((), UNSIGNED_INT, name, value, None, self.origin, by_replica), None)
+        return self.add_replica_constant(np.arange(self.replication_factor, dtype=np.uint32), name)
 
 
 _BELOW = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"

@@ -7,8 +7,16 @@ from collections.abc import Callable
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.merge_collectives import merge_collectives
+from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.share import share
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
-PASSES: tuple[tuple[str, Pass], ...] = (("share", share), ("inline", inline), ("dce", dce))
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("share", share),
+    ("inline", inline),
+    ("shard_map", shard_map),
+    ("merge_collectives", merge_collectives),
+    ("dce", dce),
+)

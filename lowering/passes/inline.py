@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import (
+    CALLEES,
     Atom,
     ClosedJaxpr,
     DropVar,
@@ -33,22 +34,6 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
 from ipujax.runtime.errors import GraphError, is_installed
 
-# Parameter that holds the callee, by primitive name.
-CALLEES: dict[str, str] = {
-    "jit": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "composite": "jaxpr",
-    "linear_call": "callee",
-    "ipu_pipeline": "loop",
-    "remat_opt": "fwd_jaxpr",  # of a custom_vjp(optimize_remat=True); what only the gradient needs is dead code
-}
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 

@@ -11,8 +11,7 @@ from math import prod, sqrt
 from operator import add
 from typing import Any
 
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, jaxprs_in_params
-from ipujax.lowering.passes.inline import CALLEES
+from ipujax.lowering.jax_compat import CALLEES, Atom, Jaxpr, JaxprEqn, jaxprs_in_params
 
 _VIEWS = frozenset((
     *("reshape", "broadcast_in_dim", "transpose", "squeeze", "rev", "slice", "concatenate", "stack", "unstack"),

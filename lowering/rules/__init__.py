@@ -7,6 +7,7 @@ from ipujax.lowering.rules import (
     arg_reduce,
     calls,
     codelet,
+    collectives,
     control,
     cumulative,
     dynamic,
@@ -40,6 +41,7 @@ _FAMILIES = (
     control,
     calls,
     codelet,
+    collectives,
     effects,
 )
 

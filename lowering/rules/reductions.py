@@ -1,4 +1,4 @@
-"""Rules for reductions by a monoid or any function, and for collectives over an axis that `vmap` made a dimension."""
+"""Rules for reductions by a monoid or any function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.popops.row_functions import RowFunction, reduce_by_function
-from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
 
@@ -41,39 +40,15 @@ def _row_reduction(
     return lambda *blocks: primitive.bind(*blocks, dimensions=(axis,), jaxpr=jaxpr, **dict(params))
 
 
-def collective_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int | str], **params: Any) -> Tensor:
-    """`psum` and its like under `vmap(axis_name=...)`: a reduction over dimensions, or none at all.
-
-    Raises:
-        GraphError: for an axis that is no dimension, as those of replicas are.
-    """
-    del params  # vmap refuses `axis_index_groups`
-    names = [axis for axis in axes if isinstance(axis, str)]
-    if names:
-        what = f"{ctx.primitive.name} over the axis {names[0]!r}, which is no dimension of this program"
-        raise GraphError(what, where=ctx.graph.origin, hint=f"jax.vmap(..., axis_name={names[0]!r})")
-    dims = tuple(axis for axis in axes if not isinstance(axis, str))
-    return reduce(ctx.graph, x, dims, monoid, ctx.prog, ctx.name) if dims else x
-
-
-_COLLECTIVES: dict[str, Rule] = {
-    f"p{name}": partial(collective_rule, monoid=monoid)
-    for name, monoid in (("sum", "add"), ("max", "max"), ("min", "min"))
+RULES: dict[str, Rule] = {"reduce": reduce_by_function_rule} | {
+    f"reduce_{name}": partial(reduce_rule, monoid=monoid)
+    for name, monoid in (
+        ("sum", "add"),
+        ("prod", "mul"),
+        ("max", "max"),
+        ("min", "min"),
+        ("and", "and"),
+        ("or", "or"),
+        ("xor", "xor"),
+    )
 }
-
-RULES: dict[str, Rule] = (
-    {"reduce": reduce_by_function_rule}
-    | _COLLECTIVES
-    | {
-        f"reduce_{name}": partial(reduce_rule, monoid=monoid)
-        for name, monoid in (
-            ("sum", "add"),
-            ("prod", "mul"),
-            ("max", "max"),
-            ("min", "min"),
-            ("and", "and"),
-            ("or", "or"),
-            ("xor", "xor"),
-        )
-    }
-)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ipujax.lowering.jax_compat import public_primitives
-from ipujax.lowering.passes.inline import CALLEES
+from ipujax.lowering.gcl.collective_params import COLLECTIVES
+from ipujax.lowering.jax_compat import CALLEES, public_primitives
 from ipujax.lowering.rules import RULES
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_rows_fallback import fallback_rows
@@ -24,10 +24,7 @@ _INLINED = {*CALLEES, "custom_linear_solve"}  # the latter is its solution alone
 
 # What has neither a rule nor a row nor another test, with the reason.
 NOTES: dict[str, str] = {
-    **dict.fromkeys(
-        ("all_gather", "all_to_all", "axis_index", "ppermute", "ragged_all_to_all"),
-        "under `vmap(axis_name=...)` JAX replaces it by others; over devices there is nothing yet",
-    ),
+    "ragged_all_to_all": "refused: rows of any number are not exchanged between replicas",
     **dict.fromkeys(("after_all", "create_token"), "a token is no array: refused when a result hangs on it"),
     **dict.fromkeys(("get", "swap"), "values of a program never change: references are refused"),
     **dict.fromkeys(("call", "closed_call", "core_call"), "no test of its own: JAX makes none of the user's functions"),
@@ -36,6 +33,8 @@ NOTES: dict[str, str] = {
     "select_and_scatter": "on one tile; JAX itself makes `select_and_scatter_add` of every window it differentiates",
     "stage": "not met in any program so far",
 }
+
+_COLLECTIVES = "collective over replicas: `tests/lowering/test_collectives.py`"
 
 _HEAD = """# Primitives
 
@@ -79,9 +78,10 @@ def page() -> str:
 
 
 def _tested(name: str, kind: str, rows: Iterable[OpCase]) -> str:
-    found = ", ".join(f"{case.name}{' ∂' if case.grad else ''}" for case in rows)
+    found = [f"{case.name}{' ∂' if case.grad else ''}" for case in rows]
+    found += [_COLLECTIVES] if name in COLLECTIVES else []
     if found:
-        return found
+        return ", ".join(found)
     return NOTES.get(name, "`tests/lowering/test_passes.py`") if kind == "inlined" else NOTES[name]
 
 

@@ -15,6 +15,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import (
+    CALLEES,
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
@@ -27,7 +28,7 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.passes.dce import dce
-from ipujax.lowering.passes.inline import CALLEES, inline
+from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.listing import listing
 from tests.ipujax.models import MODELS, training_step
 from tests.lowering.helpers import small_target

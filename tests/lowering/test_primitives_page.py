@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.jax_compat import public_primitives
-from ipujax.lowering.passes.inline import CALLEES
+from ipujax.lowering.jax_compat import CALLEES, public_primitives
 from ipujax.lowering.rules import RULES
 from tests.lowering.op_rows_fallback import fallback_rows
 from tests.lowering.primitives_page import NOTES, PAGE, page

@@ -1,0 +1,205 @@
+"""What `ipu.jit` is told of replicas: how many, and how arguments and results are split over them.
+
+The function is written for one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
+`PartitionSpec()` for what all replicas get, `PartitionSpec("replica")` for what is split along its first dimension,
+`PartitionSpec(None, "replica")` along its second. Keyword arguments go to all. `out_specs` is a prefix of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
+from ipujax.lowering.replicate import AXIS, Dims, evaluate, replicated_p
+from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
+
+Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How a function is replicated.
+
+    Args:
+        replicas: how many.
+        in_specs: prefix of the positional arguments that are not static; all `PartitionSpec()` when None.
+        out_specs: prefix of the results; the same.
+    """
+
+    replicas: int = 1
+    in_specs: Any = None
+    out_specs: Any = None
+
+    @staticmethod
+    def of(replicas: Any, in_specs: Any, out_specs: Any) -> Replication | None:
+        """The settings of `ipu.jit`; None for a plain function, which has no axis of replicas.
+
+        Raises:
+            ArgumentError: for what is no number of replicas, or no tree of specs.
+        """
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
+        for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+            for spec in jax.tree.leaves(specs, is_leaf=_is_spec):
+                _check_spec(name, spec)
+        return (
+            None if (replicas, in_specs, out_specs) == (1, None, None) else Replication(replicas, in_specs, out_specs)
+        )
+
+    def trace(
+        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
+    ) -> Any:
+        """The results of all replicas, as one equation of the jaxpr that is being traced."""
+        return self._apply(replicated_p.bind, fun, args, kwargs, places, name)
+
+    def evaluate(
+        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
+    ) -> Any:
+        """The results of all replicas, as plain JAX operations."""
+        return self._apply(evaluate, fun, args, kwargs, places, name)
+
+    def _apply(
+        self,
+        do: Callable[..., Any],
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        places: Places,
+        name: str,
+    ) -> Any:
+        arguments, static = places
+        moved = [n for n in range(len(args)) if n not in static]
+        arrays = {key: value for key, value in kwargs.items() if _is_array_tree(value)}
+        settings = {key: value for key, value in kwargs.items() if key not in arrays}
+        given = tuple(args[n] for n in moved)
+        dims = _dims(f"in_specs of {name}", self.in_specs, given)
+        dims += (None,) * len(jax.tree.leaves(arrays))
+        leaves, tree = jax.tree.flatten((given, arrays))
+        names = [arguments[n] for n in moved]
+        found = [_place(names, path) for path, _ in jax.tree.leaves_with_path((given, arrays))]
+        shapes = [self._local(x, dim, place) for x, dim, place in zip(leaves, dims, found, strict=True)]
+
+        def one_replica(*local: Any) -> Any:
+            own, keywords = jax.tree.unflatten(tree, local)
+            whole = list(args)
+            for n, value in zip(moved, own, strict=True):
+                whole[n] = value
+            return fun(*whole, **keywords, **settings)
+
+        jaxpr, results = trace_over_axis(one_replica, shapes, AXIS, self.replicas)
+        out_dims = _dims(f"out_specs of {name}", self.out_specs, results)
+        for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
+            _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
+        body = jaxpr.jaxpr
+        open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
+        in_dims: Dims = (None,) * len(jaxpr.consts) + dims
+        outs = do(
+            *jaxpr.consts,
+            *leaves,
+            jaxpr=open_jaxpr,
+            replicas=self.replicas,
+            in_dims=in_dims,
+            out_dims=out_dims,
+            is_checked=False,
+        )
+        return jax.tree.unflatten(jax.tree.structure(results), outs)
+
+    def _local(self, x: Any, dim: int | None, place: str) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one replica's part of an array."""
+        aval = jax.typeof(x)
+        _check_rank("in_specs", place, aval, dim)
+        shape = list(aval.shape)
+        if dim is not None:
+            if shape[dim] % self.replicas:
+                raise ArgumentValueError(
+                    f"argument {place} cannot be split over {self.replicas} replicas",
+                    expected=f"a multiple of {self.replicas} in dimension {dim}",
+                    got=f"{aval.str_short()}",
+                    hint=f"a batch of {-(-shape[dim] // self.replicas) * self.replicas}, or another number of replicas",
+                )
+            shape[dim] //= self.replicas
+        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+
+
+def _place(names: Sequence[str], path: Sequence[Any]) -> str:
+    """An argument's leaf as the user would write it."""
+    kind, which, *rest = path
+    return f"{names[which.idx] if kind.idx == 0 else which.key}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, PartitionSpec)
+
+
+def _is_array_tree(x: Any) -> bool:
+    """Whether a keyword argument is data, which is traced here, not a setting."""
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(isinstance(leaf, jax.core.Tracer | jax.Array) for leaf in leaves)
+
+
+def _check_spec(name: str, spec: Any) -> None:
+    if spec is None:
+        return
+    if not isinstance(spec, PartitionSpec):
+        hint = "jax.sharding.PartitionSpec(), or PartitionSpec('replica')"
+        raise ArgumentTypeError(f"{name} of ipu.jit", expected="a tree of PartitionSpec", got=repr(spec), hint=hint)
+    axes = [axis for part in spec if part is not None for axis in ((part,) if isinstance(part, str) else part)]
+    if any(axis != AXIS for axis in axes) or len(axes) > 1:
+        raise ArgumentError(
+            f"{name} of ipu.jit name axes there are not" if any(a != AXIS for a in axes) else f"{name} split twice",
+            expected=f'"{AXIS}" once, or no axis',
+            got=spec,
+        )
+
+
+def _dims(name: str, specs: Any, values: Any) -> Dims:
+    """The dimension that each leaf is split along, from a prefix of specs.
+
+    Raises:
+        ArgumentError: specs of another structure than the values.
+    """
+    specs = PartitionSpec() if specs is None else specs
+    if isinstance(values, tuple) and isinstance(specs, list):
+        specs = tuple(specs)
+    try:
+        full = jax.tree.broadcast(specs, values, is_leaf=_is_spec)
+    except ValueError as error:
+        raise ArgumentError(
+            f"{name} do not fit what they are for",
+            expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}",
+            got=specs,
+            hint="one PartitionSpec for each argument or result, or for a subtree of it",
+        ) from error
+    return tuple(_dim(spec) for spec in jax.tree.leaves(full, is_leaf=_is_spec))
+
+
+def _dim(spec: PartitionSpec | None) -> int | None:
+    return next((dim for dim, part in enumerate(spec or ()) if part is not None and part != ()), None)
+
+
+def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
+    if dim is not None and dim >= len(aval.shape):
+        shape = f"{aval.dtype}{list(aval.shape)}"
+        what = f"{name} split dimension {dim} of {place}, which has none"
+        raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
+
+
+def unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
+    """What to say of a collective over an axis that JAX does not know."""
+    name = str(error).partition("axis name: ")[2].partition(".")[0]
+    if replication is None:
+        hint = f'ipu.jit(..., replicas=N, in_specs=..., out_specs=...), over which the axis is "{AXIS}"'
+    else:
+        hint = f'jax.lax.psum(x, "{AXIS}")'
+    return ArgumentNameError(
+        f"a collective over the axis {name!r}, which there is not",
+        where=line_of(error),
+        expected=f'"{AXIS}"' if replication else "an axis of jax.vmap or jax.shard_map",
+        got=repr(name),
+        hint=hint,
+    )

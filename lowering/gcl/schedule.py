@@ -1,0 +1,140 @@
+"""Schedules of collectives as data: rounds of (source replica, destination replica, chunk).
+
+    schedule ::= level…                 outermost last
+    level    ::= ring | doubling        of groups of replicas, all at the same time
+
+On a *ring* of n replicas a value is n chunks. In each of n - 1 rounds of its first half every replica sends a chunk to
+the next one, which adds its own; then each holds the sum of one chunk, and n - 1 rounds hand the sums on. With several
+levels a replica goes on with the chunk it holds among the replicas of the next level, which hold the same chunk, before
+it hands on: rings in each machine, then a ring of machines. *Doubling* is for small values: in round k every replica
+swaps its whole value with the one whose number differs in bit k.
+
+Every group of a level has as many replicas, a power of two for doubling, which can only be the last level.
+Source: closed forms of ring, two halves and doubling: reference parallel.md §4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Groups = tuple[tuple[int, ...], ...]  # of replicas, each in order
+Pairs = tuple[tuple[int, int], ...]  # (source, destination)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is sent at one time.
+
+    Args:
+        sends: (source, destination, chunk), int64[sends, 3]; the chunk is numbered within its level's value.
+        combines: whether the receiver adds what comes to what it has, instead of storing it.
+    """
+
+    sends: np.ndarray
+    combines: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Groups of replicas that do the same at the same time.
+
+    Args:
+        groups: the replicas of each group, in the order of the ring.
+        kind: "ring" or "doubling".
+    """
+
+    groups: Groups
+    kind: Literal["ring", "doubling"] = "ring"
+
+    @property
+    def size(self) -> int:
+        """Replicas of a group."""
+        return len(self.groups[0])
+
+    @property
+    def chunks(self) -> int:
+        """Chunks a value is cut into."""
+        return self.size if self.kind == "ring" else 1
+
+    @property
+    def pairs(self) -> Pairs:
+        """Each replica with the next one of its ring."""
+        return tuple((a, b) for group in self.groups for a, b in zip(group, (*group[1:], group[0]), strict=True))
+
+    def swaps(self) -> Iterator[Pairs]:
+        """Each replica with the one it swaps with, for each round of doubling."""
+        bit = 1
+        while bit < self.size:
+            yield tuple((group[n], group[n ^ bit]) for group in self.groups for n in range(self.size))
+            bit *= 2
+
+    def positions(self, replicas: int) -> np.ndarray:
+        """Where in its group each replica is, int64[replicas]; -1 for those of no group."""
+        found = np.full(replicas, -1, np.int64)
+        for group in self.groups:
+            found[list(group)] = np.arange(self.size)
+        return found
+
+    def reducing(self) -> Iterator[Round]:
+        """The rounds after which the replica at position p of a ring has the sum of chunk p, of doubling all."""
+        if self.kind == "doubling":
+            for swaps in self.swaps():
+                yield Round(np.array([(a, b, 0) for a, b in swaps]), combines=True)
+            return
+        for turn in range(self.size - 1):
+            yield self._turn(lambda position, turn=turn: position - 1 - turn, combines=True)
+
+    def gathering(self) -> Iterator[Round]:
+        """The rounds after which all have every chunk, if the replica at position p has chunk p."""
+        for turn in range(self.size - 1 if self.kind == "ring" else 0):
+            yield self._turn(lambda position, turn=turn: position - turn, combines=False)
+
+    def _turn(self, chunk: object, combines: bool) -> Round:
+        assert callable(chunk)
+        sends = [
+            (group[p], group[(p + 1) % self.size], chunk(p) % self.size)
+            for group in self.groups
+            for p in range(self.size)
+        ]
+        return Round(np.array(sends), combines)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A collective over all levels; the value of level k + 1 is the chunk that a replica ends level k with.
+
+    Args:
+        levels: one or more.
+        name: what it is called.
+    """
+
+    levels: tuple[Level, ...]
+    name: str
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks of the value at each level."""
+        return tuple(level.chunks for level in self.levels)
+
+    @property
+    def num_rounds(self) -> tuple[int, int]:
+        """Rounds that reduce, and rounds that gather."""
+        reducing = sum(1 for level in self.levels for _ in level.reducing())
+        return reducing, sum(1 for level in self.levels for _ in level.gathering())
+
+    def places(self, groups: Groups) -> np.ndarray:
+        """The rank that ends reducing with each chunk, int64[chunks of each level]; the same in all of `groups`.
+
+        Args:
+            groups: the replicas of the whole collective by rank.
+        """
+        ranks = {replica: rank for rank, replica in enumerate(groups[0])}
+        positions = [level.positions(1 + max(map(max, groups))) for level in self.levels]
+        places = np.zeros(self.chunks, np.int64)
+        for replica, rank in ranks.items():
+            places[tuple(int(at[replica]) % n for at, n in zip(positions, self.chunks, strict=True))] = rank
+        return places

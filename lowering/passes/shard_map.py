@@ -1,0 +1,318 @@
+"""Pass `shard_map`: a user's own `jax.shard_map` becomes what each of as many replicas as its mesh has computes.
+
+The whole program then runs on all replicas: what is outside of `shard_map` is computed by each of them alike. Where one
+begins, a replica takes its part of what all have; where it ends, parts are gathered. Collectives over axes of the mesh
+become collectives over groups of replicas, the last axis of the mesh varying fastest. Arguments of the function that go
+into `shard_map` alone, split over the whole mesh along one dimension, come from the host split, and so results leave.
+
+Source: `jax.shard_map`, jax 0.10. Limits: one number of devices for all of a program; no axis left to the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.gcl.schedule import Groups
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    call_equation,
+    closed,
+    jaxprs_in_params,
+    new_jaxpr_eqn,
+    new_var,
+    source_line,
+    trace_over_axis,
+)
+from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
+from ipujax.lowering.replicate import AXIS, Dims, global_shape, replicated_p
+from ipujax.runtime.errors import GraphError
+
+
+def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns an equal jaxpr without `shard_map`."""
+    sizes = {_size(eqn) for eqn in _shard_maps(jaxpr.jaxpr)}
+    if not sizes:
+        return jaxpr
+    if len(sizes) > 1:
+        raise GraphError("one program uses jax.shard_map over meshes of different sizes", got=sorted(sizes))
+    if any(eqn.primitive is replicated_p for eqn in jaxpr.jaxpr.eqns):
+        raise GraphError(
+            "jax.shard_map inside of a function of several replicas",
+            where=source_line(next(_shard_maps(jaxpr.jaxpr))) or None,
+            hint="leave out replicas=, in_specs= and out_specs= of ipu.jit, or shard_map",
+        )
+    (replicas,) = sizes
+    in_dims, out_dims = _split_inputs(jaxpr.jaxpr), _split_results(jaxpr.jaxpr)
+    inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
+    return _wrapped(inner, jaxpr, replicas, in_dims, out_dims)
+
+
+def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _shard_maps(inner)
+
+
+def _size(eqn: JaxprEqn) -> int:
+    mesh, manual = eqn.params["mesh"], eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    if manual is not None and set(manual) != set(mesh.axis_names):
+        raise GraphError(
+            "jax.shard_map leaves axes of its mesh to the compiler",
+            where=source_line(eqn) or None,
+            expected=f"all of {list(mesh.axis_names)}",
+            got=sorted(manual),
+            hint="name all axes, or none, in axis_names=",
+        )
+    return int(prod(mesh.shape.values()))
+
+
+# --- what comes and goes split ---
+
+
+def _split_dim(spec: Any, mesh: Any) -> int | None:
+    """The dimension that a spec splits over the whole mesh; None if it splits in another way, or not at all."""
+    if mesh.size == 1:
+        return None
+    split = [(dim, names) for dim, names in enumerate(map(_names, spec)) if names]
+    used = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    if len(split) == 1 and [n for n in split[0][1] if mesh.shape[n] > 1] == used:
+        return split[0][0]
+    return None
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+
+
+def _split_inputs(jaxpr: Jaxpr) -> Dims:
+    """For each input the dimension it may come split along: every use of it is a `shard_map` that splits it so."""
+    uses: dict[Var, list[int | None]] = {var: [] for var in jaxpr.invars}
+    for eqn in jaxpr.eqns:
+        for number, atom in enumerate(eqn.invars):
+            if isinstance(atom, Var) and atom in uses:
+                sharded = eqn.primitive.name == "shard_map"
+                uses[atom].append(_split_dim(eqn.params["in_specs"][number], eqn.params["mesh"]) if sharded else None)
+    returned = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
+    return tuple(dims[0] if dims and len(set(dims)) == 1 and v not in returned else None for v, dims in uses.items())
+
+
+def _split_results(jaxpr: Jaxpr) -> Dims:
+    """For each result the dimension it may leave split along: it is a result of `shard_map` that nothing else uses."""
+    made = {v: (eqn, n) for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map" for n, v in enumerate(eqn.outvars)}
+    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var)}
+    dims: list[int | None] = []
+    for atom in jaxpr.outvars:
+        if isinstance(atom, Literal) or atom not in made or atom in used:
+            dims.append(None)
+            continue
+        eqn, number = made[atom]
+        dims.append(_split_dim(eqn.params["out_specs"][number], eqn.params["mesh"]))
+    return tuple(dims)
+
+
+# --- the program of one replica ---
+
+
+def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ()) -> Jaxpr:
+    """A jaxpr with a call for each `shard_map`, on and to local arrays where they come or leave split."""
+
+    @once
+    def inside(inner: ClosedJaxpr) -> ClosedJaxpr:
+        return ClosedJaxpr(_local(inner.jaxpr, replicas), inner.consts)
+
+    split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
+    leaving = {v: d for v, d in zip(jaxpr.outvars, out_dims, strict=False) if d is not None and isinstance(v, Var)}
+    new = {v: new_var(_local_aval(v.aval, d, replicas)) for v, d in {**split, **leaving}.items()}
+
+    def renamed(atom: Any) -> Any:
+        return new.get(atom, atom) if isinstance(atom, Var) else atom
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "shard_map":
+            eqns.append(eqn.replace(params=rewritten_params(eqn.params, inside)))
+            continue
+        operands, results = [renamed(atom) for atom in eqn.invars], [renamed(var) for var in eqn.outvars]
+        eqns += _calls(eqn, operands, results, replicas)
+    return jaxpr.replace(
+        invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
+    )
+
+
+def _local_aval(aval: Any, dim: int, replicas: int) -> Any:
+    return aval.update(shape=tuple(n // replicas if d == dim else n for d, n in enumerate(aval.shape)))
+
+
+def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
+    """A `shard_map` as calls: taking its parts, what it computes, gathering parts of results.
+
+    Args:
+        eqn: the equation.
+        operands: whole, or local where they come split.
+        results: the same.
+        replicas: how many.
+    """
+    params, mesh = eqn.params, _Mesh.of(eqn.params["mesh"])
+    body = closed(params["jaxpr"])
+    parts: list[Atom] = []
+    for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
+        parts.append(atom)
+        if _shape(atom) != _shape(inner):
+            parts[-1] = new_var(inner.aval)
+            yield _call(eqn, partial(mesh.part, spec=spec), [atom], [parts[-1]], replicas)
+    own = [
+        var if _shape(var) == _shape(inner) else new_var(inner.aval)
+        for var, inner in zip(results, body.jaxpr.outvars, strict=True)
+    ]
+    yield call_equation(parts, own, _over_replicas(mesh, replicas)(body), eqn)
+    for part, var, spec in zip(own, results, params["out_specs"], strict=True):
+        if part is not var:
+            yield _call(eqn, partial(mesh.gathered, spec=spec), [part], [var], replicas)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, replicas: int) -> JaxprEqn:
+    """A call of a JAX function over the axis of replicas, at the place of another equation."""
+    shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in operands]
+    return call_equation(operands, results, trace_over_axis(fun, shapes, AXIS, replicas)[0], like)
+
+
+def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
+    """Rewrites jaxprs to collectives over replicas for those over axes of a mesh."""
+    rules = mesh.rules()
+
+    def rewritten(eqn: JaxprEqn) -> JaxprEqn:
+        rule = rules.get(eqn.primitive.name)
+        if rule is None:
+            return eqn.replace(params=rewritten_params(eqn.params, rewrite))
+        return _call(eqn, partial(rule, **eqn.params), eqn.invars, eqn.outvars, replicas)
+
+    @once
+    def rewrite(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=list(map(rewritten, jaxpr.jaxpr.eqns))), jaxpr.consts)
+
+    return rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    """A mesh of replicas; the last axis varies fastest."""
+
+    sizes: Mapping[str, int]
+
+    @staticmethod
+    def of(mesh: Any) -> _Mesh:
+        return _Mesh(dict(mesh.shape))
+
+    def groups(self, names: Sequence[str], within: Any = None) -> Groups:
+        """The replicas that differ in some axes only, by rank along them; or groups of those ranks."""
+        every = list(self.sizes)
+        numbers = np.arange(prod(self.sizes.values())).reshape([self.sizes[n] for n in every])
+        order = [*(a for a, n in enumerate(every) if n not in names), *(every.index(n) for n in names)]
+        table = numbers.transpose(order).reshape(-1, prod(self.sizes[n] for n in names))
+        parts = [table] if within is None else [table[:, list(group)] for group in within]
+        return tuple(tuple(map(int, row)) for part in parts for row in part)
+
+    def index(self, names: Sequence[str]) -> jax.Array:
+        """The rank of a replica along some axes, int32."""
+        rank = jnp.zeros((), jnp.int32)
+        for name in names:
+            after = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
+            rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(after) % self.sizes[name]
+        return rank
+
+    def part(self, x: jax.Array, spec: Any) -> jax.Array:
+        """A replica's part of what all have."""
+        for dim, names in enumerate(map(_names, spec)):
+            ranks = prod(self.sizes[n] for n in names)
+            if ranks > 1:
+                size = x.shape[dim] // ranks
+                x = lax.dynamic_slice_in_dim(x, self.index(names) * size, size, dim)
+        return x
+
+    def gathered(self, x: jax.Array, spec: Any) -> jax.Array:
+        """All parts of what replicas have one of."""
+        for dim, names in enumerate(map(_names, spec)):
+            if prod(self.sizes[n] for n in names) > 1:
+                x = lax.all_gather(x, AXIS, axis_index_groups=self.groups(names), axis=dim, tiled=True)
+        return x
+
+    def rules(self) -> dict[str, Callable[..., Any]]:
+        """How equations over axes of the mesh are done over replicas, by primitive name."""
+        return {
+            "psum": self._reduce(lax.psum),
+            "psum_invariant": self._reduce(lax.psum),
+            "pmax": self._reduce(lax.pmax),
+            "pmin": self._reduce(lax.pmin),
+            "pvary": lambda x, **_: x,
+            "all_gather": self._gather,
+            "all_gather_invariant": self._gather,
+            "reduce_scatter": self._scatter,
+            "all_to_all": self._exchange,
+            "ppermute": self._permute,
+            "pbroadcast": self._broadcast,
+            "axis_index": lambda axis_name: self.index(_names(axis_name)),
+        }
+
+    def _reduce(self, fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda x, axes, axis_index_groups=None: fun(
+            x, AXIS, axis_index_groups=self.groups(_names(axes), axis_index_groups)
+        )
+
+    def _gather(
+        self, x: jax.Array, *, all_gather_dimension: int, axis_name: Any, tiled: bool, **params: Any
+    ) -> jax.Array:
+        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
+        return lax.all_gather(x, AXIS, axis_index_groups=groups, axis=all_gather_dimension, tiled=tiled)
+
+    def _scatter(
+        self, x: jax.Array, *, scatter_dimension: int, axis_name: Any, tiled: bool, **params: Any
+    ) -> jax.Array:
+        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
+        return lax.psum_scatter(x, AXIS, scatter_dimension=scatter_dimension, axis_index_groups=groups, tiled=tiled)
+
+    def _exchange(self, x: jax.Array, *, split_axis: int, concat_axis: int, axis_name: Any, **params: Any) -> jax.Array:
+        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
+        return lax.all_to_all(x, AXIS, split_axis, concat_axis, axis_index_groups=groups, tiled=True)
+
+    def _permute(self, x: jax.Array, *, axis_name: Any, perm: Sequence[tuple[int, int]]) -> jax.Array:
+        pairs = [(group[s], group[d]) for group in self.groups(_names(axis_name)) for s, d in perm]
+        return lax.ppermute(x, AXIS, pairs)
+
+    def _broadcast(self, x: jax.Array, *, axis_name: Any, source: int, **params: Any) -> jax.Array:
+        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
+        return lax.ppermute(x, AXIS, [(group[source], replica) for group in groups for replica in group])
+
+
+def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Dims, out_dims: Dims) -> ClosedJaxpr:
+    """A jaxpr of one `replicated` equation, with the inputs and results of the outer one."""
+    avals = [
+        aval.update(shape=global_shape(aval.shape, d, replicas))
+        for aval, d in zip(inner.out_avals, out_dims, strict=True)
+    ]
+    results: list[Atom] = [new_var(aval) for aval in avals]
+    # What leaves whole is equal on all replicas: JAX has checked that, or was told not to.
+    params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims, "is_checked": True}
+    eqn = new_jaxpr_eqn(outer.jaxpr.invars, results, replicated_p, params, inner.jaxpr.effects)
+    body = outer.jaxpr.replace(constvars=[], eqns=[eqn], outvars=results)
+    return ClosedJaxpr(body, ())

@@ -1,0 +1,72 @@
+"""Rules for collectives over replicas: each by its form, see `gcl.collective_params`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.gcl import collectives
+from ipujax.lowering.gcl.collective_params import COLLECTIVES, Form
+from ipujax.lowering.popops.reduce import reduce
+from ipujax.runtime.tensor import Tensor
+
+
+def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Any collective over the axis of replicas."""
+    del params
+    form = COLLECTIVES[ctx.primitive.name](ctx.equation, ctx.graph.replication_factor)
+    return _ADDED[form.kind](ctx, form, *operands)
+
+
+def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
+    """One value for the operands of each dtype."""
+    if form.dims:
+        operands = tuple(reduce(ctx.graph, x, form.dims, form.monoid, ctx.prog, ctx.name) for x in operands)
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(x.dtype for x in operands):
+        numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
+        own = [operands[n] for n in numbers]
+        reduced = collectives.all_reduce(ctx.graph, own, form.monoid, form.groups, ctx.prog, ctx.name)
+        results.update(zip(numbers, reduced, strict=True))
+    return [results[n] for n in range(len(operands))]
+
+
+def _gather(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
+    assert form.after is not None
+    return [form.after.of(collectives.all_gather(ctx.graph, x, form.groups, ctx.prog, ctx.name))]
+
+
+def _scatter(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
+    assert form.before is not None
+    parts = form.before.of(x)
+    return [collectives.reduce_scatter(ctx.graph, parts, form.monoid, form.groups, ctx.prog, ctx.name)]
+
+
+def _exchange(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
+    assert form.before is not None and form.after is not None
+    return [form.after.of(collectives.all_to_all(ctx.graph, form.before.of(x), form.groups, ctx.prog, ctx.name))]
+
+
+def _permute(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
+    return [collectives.permute(ctx.graph, x, form.pairs, ctx.prog, ctx.name)]
+
+
+def _index(ctx: Context, form: Form) -> Sequence[Tensor]:
+    del form
+    return [ctx.graph.add_replica_constant(np.arange(ctx.graph.replication_factor, dtype=np.int32), "replica index")]
+
+
+_ADDED: dict[str, Callable[..., Sequence[Tensor]]] = {
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "exchange": _exchange,
+    "permute": _permute,
+    "index": _index,
+}
+
+
+RULES: dict[str, Rule] = dict.fromkeys(COLLECTIVES, collective_rule)
