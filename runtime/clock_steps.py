@@ -6,7 +6,8 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
     Execute              sync, exchange, compute; if results move: sync, exchange
     Copy inside IPUs     sync, exchange, compute (copying on the own tile)
     Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
-                         buffered: a sender waits until its destination has been read, works, receivers wait for it
+                         buffered: a sender waits until its destination has been read, and works; a receiver waits
+                         where it reads or writes the destination
     CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
     StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first the sync zones of the IPUs in it meet
     Sync                 internal: each IPU by itself; external: all IPUs meet
@@ -21,14 +22,15 @@ links or its busiest tile need, whichever is more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain, count
 
 import numpy as np
 
 from ipujax.runtime.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
 from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.effects import Effects, EffectsOf
 from ipujax.runtime.program import Copy, CrossReplicaCopy, If, Program, RepeatWhile, Switch
 from ipujax.runtime.steps import Leaf, distinct
 from ipujax.runtime.target import Target
@@ -56,58 +58,86 @@ def clock_steps(
     steps: dict[Program, ClockStep] = {}
     for node in distinct(program):
         if isinstance(node, (If, Switch, RepeatWhile)):
-            steps[node] = _decision(target)
+            decider = node.selector if isinstance(node, Switch) else node.predicate
+            steps[node] = _with_slots(_decision(target), decider.variables(), (), slots)
         elif isinstance(node, Leaf):
-            reads = effects(node).reads if slots else frozenset()
-            frees = tuple(sorted(slots[variable] for variable in reads if variable in slots))
-            steps[node] = _step(node, costs[node], target, slots, frees)
-    return steps, len(slots)
+            does = effects(node) if slots else Effects()
+            step = _step(node, costs[node], target, slots)
+            steps[node] = _with_slots(step, does.reads, () if step.fills else does.writes, slots)
+    return steps, sum(1 + len(slot.arrivals) for slot in slots.values())
 
 
-def _slots(costs: Costs, target: Target) -> dict[Variable, int]:
-    """The destinations of buffered exchanges, by their row in the clock state."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slot:
+    """The rows in the clock state of a destination of buffered exchanges.
+
+    Args:
+        free: the row that tells since when it is free.
+        arrivals: by receiving IPU, the row that tells when what was sent last arrived.
+    """
+
+    free: int
+    arrivals: dict[int, int]
+
+
+_Slots = Mapping[Variable, _Slot]
+
+
+def _slots(costs: Costs, target: Target) -> _Slots:
+    """The destinations of buffered exchanges."""
     if target.global_exchange == "lockstep":
         return {}
     rows = count(target.num_ipus)
-    slots: dict[Variable, int] = {}
+    slots: dict[Variable, _Slot] = {}
     for leaf, cost in costs.items():
-        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.is_global:
+        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and cost.is_global:
             for variable in leaf.destination.variables():
-                if variable not in slots:
-                    slots[variable] = next(rows)
+                slot = slots[variable] if variable in slots else slots.setdefault(variable, _Slot(next(rows), {}))
+                for receiver in np.flatnonzero(cost.flows.any(0)).tolist():
+                    if receiver not in slot.arrivals:
+                        slot.arrivals[receiver] = next(rows)
     return slots
+
+
+def _with_slots(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Variable], slots: _Slots) -> ClockStep:
+    """A step that also waits for what was sent to its IPUs and it reads or overwrites, and frees what it has read."""
+    read = {slots[variable] for variable in reads if variable in slots}
+    awaited = read | {slots[variable] for variable in writes if variable in slots}
+    awaits = sorted((ipu, row) for slot in awaited for ipu, row in slot.arrivals.items() if ipu in step.ipus)
+    return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=tuple(awaits))
 
 
 def _step(
     leaf: Leaf,
     cost: ComputeSetCost | CopyCost | StreamCost | SyncCost,
     target: Target,
-    slots: Mapping[Variable, int],
-    frees: tuple[int, ...],
+    slots: _Slots,
 ) -> ClockStep:
     match cost:
         case ComputeSetCost():
             work = _compute_set_work(cost, target)
-            return ClockStep(work, _busy(work), frees=frees)
+            return ClockStep(work, _busy(work))
         case StreamCost():
-            return _host_exchange(cost, target, frees)
+            return _host_exchange(cost, target)
         case SyncCost(kind):
             return _sync(target) if kind == "internal" else _meeting(target, target.global_sync_cycles)
     if not cost.is_global:
         work = _local_copy_work(cost, target)
-        return ClockStep(work, _busy(work), frees=frees)
+        return ClockStep(work, _busy(work))
     if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
         everyone = tuple(range(target.num_ipus))
-        return ClockStep(_global_copy_work(cost, target), everyone, meets=(everyone,), frees=frees)
+        return ClockStep(_global_copy_work(cost, target), everyone, meets=(everyone,))
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work = _sender_work(cost, target, senders)
     ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
-    fills = tuple(slots[variable] for variable in leaf.destination.variables())
-    return ClockStep(work, ipus, senders=senders, receivers=receivers, fills=fills, frees=frees)
+    filled = [slots[variable] for variable in leaf.destination.variables()]
+    senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
+    delivers = tuple((slot.arrivals[ipu], senders_to[ipu]) for slot in filled for ipu in receivers)
+    return ClockStep(work, ipus, senders=senders, fills=tuple(slot.free for slot in filled), delivers=delivers)
 
 
-def _host_exchange(cost: StreamCost, target: Target, frees: tuple[int, ...]) -> ClockStep:
+def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
     """The zones that a transfer touches meet in an external sync, unless it goes on with the exchange before it."""
     work = _no_work(target)
     work[:, HOST_EXCHANGE] = cost.cycles
@@ -116,7 +146,7 @@ def _host_exchange(cost: StreamCost, target: Target, frees: tuple[int, ...]) -> 
     meets = tuple(tuple(zone) for zone in zones)
     for zone in meets:
         work[list(zone), SYNC] = target.global_sync_cycles
-    return ClockStep(work, tuple(sorted({*busy, *chain(*meets)})), meets=meets, frees=frees)
+    return ClockStep(work, tuple(sorted({*busy, *chain(*meets)})), meets=meets)
 
 
 def host_sync_zones(target: Target) -> tuple[range, ...]:

@@ -1,15 +1,15 @@
 """What one leaf of a program does to the clocks of the IPUs.
 
-    step ::= meet? ; work on some IPUs ; wait for arrival? ; free slots
+    step ::= wait for arrivals? ; meet? ; wait for free slots? ; work on some IPUs ; free slots ; deliver?
 
-A step first makes its groups of IPUs meet (lockstep exchanges, shared decisions, sync zones), or makes senders wait
-until the slot they write is free (buffered exchanges). Then each IPU works; then receivers wait until everything has
-been sent; last, the slots that were read are free again. All of it is linear over (max, +), see `maxplus`, so a clock
-state may be a vector or a matrix.
+A step first makes its IPUs wait for what was sent to them and it reads (buffered exchanges); then it makes its groups
+of IPUs meet (lockstep exchanges, shared decisions, sync zones), and senders wait until the slot they write is free
+(buffered exchanges). Then each IPU works; last, the slots that were read are free again, and what was sent has arrived.
+So an IPU waits where it needs a value, not where the program copies it. All of it is linear over (max, +), see
+`maxplus`, so a clock state may be a vector or a matrix.
 
 State: int64[num_ipus + slots, k] cycles; row i < num_ipus is the clock of IPU i, further rows are the times since when
-each slot (the destination of a buffered exchange) is free.
-Limits: all receivers of one exchange wait for all its senders.
+each slot (the destination of a buffered exchange) is free, and when what was sent there has arrived at each receiver.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ class ClockStep:
         ipus: the IPUs that take part, rising.
         meets: groups of IPUs that wait for one another before they start.
         senders: IPUs that send in a buffered exchange.
-        receivers: IPUs that wait for what `senders` sent.
         fills: slots that `senders` write, and so wait for, as rows of the state.
         frees: slots that the senders, or else all `ipus`, have read when the step ends, as rows of the state.
+        awaits: IPUs and the arrivals they wait for, as (IPU, row of the state).
+        delivers: arrivals at the end of the step, and the IPUs that send them, as (row of the state, IPUs).
     """
 
     work: np.ndarray
     ipus: tuple[int, ...]
     meets: tuple[tuple[int, ...], ...] = ()
     senders: tuple[int, ...] = _NONE
-    receivers: tuple[int, ...] = _NONE
     fills: tuple[int, ...] = _NONE
     frees: tuple[int, ...] = _NONE
+    awaits: tuple[tuple[int, int], ...] = ()
+    delivers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     cycles: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,8 @@ class ClockStep:
 
     def start(self, state: np.ndarray) -> None:
         """Makes the IPUs of `state` wait for whatever they wait for before they work, in place."""
+        for ipu, row in self.awaits:
+            state[ipu] = np.maximum(state[ipu], state[row])
         for group in self.meets:
             rows = list(group)
             state[rows] = state[rows].max(0)
@@ -60,15 +64,14 @@ class ClockStep:
             state[senders] = np.maximum(state[senders], state[list(self.fills)].max(0))
 
     def finish(self, state: np.ndarray) -> None:
-        """Makes the IPUs of a started `state` work, wait for arrival and free slots, in place."""
+        """Makes the IPUs of a started `state` work, free slots and deliver, in place."""
         state[: len(self.cycles)] += self.cycles[:, None]
         readers = list(self.senders or self.ipus)
         if self.frees and readers:
             frees = list(self.frees)
             state[frees] = np.maximum(state[frees], state[readers].max(0))
-        if self.receivers:
-            receivers = list(self.receivers)
-            state[receivers] = np.maximum(state[receivers], state[list(self.senders)].max(0))
+        for row, senders in self.delivers:
+            state[row] = np.maximum(state[row], state[list(senders)].max(0))
 
     def advance(self, state: np.ndarray) -> None:
         """Runs the step on `state`, in place."""

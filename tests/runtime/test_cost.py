@@ -323,10 +323,11 @@ def test_buffered_copy_between_ipus_is_paid_by_the_sender():
     program = Sequence(copy, Repeat(2, Copy(copy.destination, copy.destination)))
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
     step = steps[copy]
-    assert slots == 1 and step.fills == (4,) and step.meets == ()
-    assert (step.senders, step.receivers) == ((0,), (1,))
+    assert slots == 2 and step.fills == (4,) and step.meets == ()
+    assert (step.senders, step.delivers) == ((0,), ((5, (0,)),))
     assert step.work[0, GLOBAL_EXCHANGE] > 0 and not step.work[1:].any() and not step.work[:, SYNC].any()
-    assert next(s for node, s in steps.items() if node is not copy).frees == (4,)
+    reader = next(s for node, s in steps.items() if node is not copy)
+    assert (reader.frees, reader.awaits) == ((4,), ((1, 5),))
 
 
 # --- host -------------------------------------------------------------------------------------------------------------

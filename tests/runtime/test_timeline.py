@@ -100,10 +100,10 @@ def clock_steps(draw):
         split = draw(st.integers(0, len(ipus)))
         return ClockStep(cycles, ipus, meets=tuple(group for group in (ipus[:split], ipus[split:]) if group))
     if kind == "send":
-        return ClockStep(
-            cycles, ipus, senders=draw(_ipus), receivers=draw(_ipus), fills=draw(_slots), frees=draw(_slots)
-        )
-    return ClockStep(cycles, ipus, frees=draw(_slots))
+        delivers = tuple((slot, draw(_ipus)) for slot in draw(_slots))
+        return ClockStep(cycles, ipus, senders=draw(_ipus), fills=draw(_slots), frees=draw(_slots), delivers=delivers)
+    awaits = tuple((ipu, slot) for slot in draw(_slots) for ipu in draw(_ipus))
+    return ClockStep(cycles, ipus, frees=draw(_slots), awaits=awaits)
 
 
 def programs(depth=3):
@@ -138,6 +138,8 @@ def iterate(program, steps, clocks, done):
             iterate(child, steps, clocks, done)
     else:
         step = steps[program]
+        for i, slot in step.awaits:
+            clocks[i] = max(clocks[i], clocks[slot])
         for group in step.meets:
             met = max(clocks[i] for i in group)
             for i in group:
@@ -149,9 +151,8 @@ def iterate(program, steps, clocks, done):
             done[i] += step.work[i]
         for slot in step.frees:
             clocks[slot] = max([clocks[slot], *(clocks[i] for i in step.senders or step.ipus)])
-        arrival = max((clocks[i] for i in step.senders), default=0)
-        for i in step.receivers:
-            clocks[i] = max(clocks[i], arrival)
+        for slot, senders in step.delivers:
+            clocks[slot] = max([clocks[slot], *(clocks[i] for i in senders)])
 
 
 @settings(max_examples=150, deadline=None)
@@ -182,14 +183,15 @@ def test_a_million_iterations_cost_no_more_than_three():
 
 def test_slow_ipu_overtakes_after_a_transient():
     # IPU 1 starts 1000 ahead and waits for IPU 0, which is slower: the increments of its clock change at iteration 200.
-    start, slow, wait = leaf(), leaf(), leaf()
+    start, slow, send, wait = leaf(), leaf(), leaf(), leaf()
     steps = {
         start: local(0, 1000, 0),
         slow: local(10, 5, 0),
-        wait: ClockStep(work(), (0, 1), senders=(0,), receivers=(1,)),
+        send: ClockStep(work(), (0,), senders=(0,), delivers=((NUM_IPUS, (0,)),)),
+        wait: ClockStep(work(), (1,), awaits=((1, NUM_IPUS),)),
     }
     for count in (100, 199, 200, 201, 1000):
-        found = run(Sequence(start, Repeat(count, Sequence(slow, wait))), steps)
+        found = run(Sequence(start, Repeat(count, Sequence(slow, send, wait))), steps, slots=1)
         assert found.clocks.tolist() == [10 * count, max(1000 + 5 * count, 10 * count), 0]
 
 
@@ -226,14 +228,15 @@ def test_lockstep_pipeline_has_the_bubble_of_its_fill():
 
 def test_buffered_sender_waits_for_its_slot():
     produce, send, consume = leaf(), leaf(), leaf()
-    slot = NUM_IPUS
+    slot, arrival = NUM_IPUS, NUM_IPUS + 1
+    sent = work(global_exchange=(10, 0, 0))
     steps = {
         produce: local(5, 0, 0),
-        send: ClockStep(work(global_exchange=(10, 0, 0)), (0, 1), senders=(0,), receivers=(1,), fills=(slot,)),
-        consume: ClockStep(work(compute=(0, 30, 0)), (1,), frees=(slot,)),
+        send: ClockStep(sent, (0, 1), senders=(0,), fills=(slot,), delivers=((arrival, (0,)),)),
+        consume: ClockStep(work(compute=(0, 30, 0)), (1,), frees=(slot,), awaits=((1, arrival),)),
     }
     n = 40
-    found = run(Repeat(n, Sequence(produce, send, consume)), steps, slots=1)
+    found = run(Repeat(n, Sequence(produce, send, consume)), steps, slots=2)
     # The first message takes 15; from then on a send starts when the consumer has read the one before.
     assert found.clocks.tolist() == [15 + (n - 1) * 40, 15 + 30 + (n - 1) * 40, 0]
     assert found.phase_cycles(1)["idle"] == 15 + (n - 1) * 10
