@@ -61,6 +61,7 @@ class Codelet:
             units of the dilated index; the arrays then come unpadded. Without it the arrays come padded with `fill`.
             "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
             "shapes": `shapes=`, per field written the shape of its block.
+        moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Codelet:
     code_bytes: int = 256  # assumed
     supervisor: bool = True
     takes: tuple[Extras, ...] = ()
+    moves: bool = False
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -18,6 +18,7 @@ import numpy as np
 from ipujax.runtime.clocks import PHASES
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.emulated import Emulated, emulated
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.memory_bound import UnmetBound
 from ipujax.runtime.program import Execute, If, Program, RepeatWhile, Switch
@@ -139,6 +140,11 @@ class Profile:
                 cycles, tiles = int(cost.compute_cycles.max()), borrowed.get(name, 1)
                 found[leaf.compute_set] = Fallback(graph.fallbacks[leaf.compute_set], name, cycles, tiles, origin)
         return tuple(found.values())
+
+    @cached_property
+    def emulated(self) -> tuple[Emulated, ...]:
+        """Arithmetic in dtypes that the machine lacks, by line of source, in program order."""
+        return emulated(self.executable)
 
     @property
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:

@@ -2,7 +2,7 @@
 
 Input: a `Profile`. Output: text with the sections of Poplar's profile summary, in its order: target, graph, memory,
 variable storage, execution, cycles by vertex type, steps. Added are the costliest lines of source, what runs on one
-tile only, and what was planned with more memory than planners may use.
+tile only, arithmetic in dtypes that the machine lacks, and what was planned with more memory than planners may use.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
@@ -26,6 +26,7 @@ from ipujax.runtime.summary_steps import execution_steps
 from ipujax.runtime.text import duration, share, size, table
 
 if TYPE_CHECKING:
+    from ipujax.runtime.emulated import Emulated
     from ipujax.runtime.memory_bound import UnmetBound
     from ipujax.runtime.profile import Fallback, Operation, Profile
 
@@ -59,7 +60,8 @@ def summary(
     sections += [memory_histogram(profile), largest_on_fullest_tile(profile)]
     sections += [memory_by_ipu(profile)] if show_per_ipu_memory_usage else []
     sections += [variable_storage(profile)] if show_var_storage else []
-    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks), _bounds(profile.unmet_bounds)]
+    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks)]
+    sections += [_emulated(profile.emulated), _bounds(profile.unmet_bounds)]
     sections += [execution_steps(profile)] if show_execution_steps else []
     text = "\n\n".join(section for section in sections if section) + "\n"
     return coloured(text) if wants_colours(colours, is_terminal=False) else text
@@ -179,6 +181,16 @@ def _bounds(unmet: tuple[UnmetBound, ...]) -> str:
         return ""
     lines = ["Planned with more memory than the available proportion:"]
     return "\n".join([*lines, *(f"  {item}, {item.origin}" for item in unmet)])
+
+
+def _emulated(rows: tuple[Emulated, ...]) -> str:
+    if not rows:
+        return ""
+    lines = ["Arithmetic in dtypes that the machine does not have:"]
+    for row in rows:
+        names = ", ".join(row.operations[:3]) + (", …" if len(row.operations) > 3 else "")
+        lines.append(f"  {row.cycles:>15,} cycles  {row.dtype} ({names}), {row.origin}")
+    return "\n".join(lines)
 
 
 def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:

@@ -202,7 +202,9 @@ def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: An
 
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
-    return Codelet(f"popops::DynamicSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, takes=("shapes",))
+    return Codelet(
+        f"popops::DynamicSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, takes=("shapes",), moves=True
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -215,4 +217,4 @@ def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: A
 
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
-    return Codelet(f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300)
+    return Codelet(f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, moves=True)

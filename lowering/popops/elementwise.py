@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
@@ -203,8 +204,10 @@ def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[tuple[str, by
         return elementwise_cycles(op.name, dtype, len(dtypes), count, total_elements(shapes[-1]), target)
 
     fields = (*(Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)), Field("out", "out", op.out_dtype))
-    title = op.name.title().replace("_", "")
-    return Codelet(f"popops::{title}<{dtype_name(dtype)}>", fields, compute, cycles, code_bytes=_CODE_BYTES)
+    title, moves = op.name.title().replace("_", ""), kind_of(op.name) == "move"
+    return Codelet(
+        f"popops::{title}<{dtype_name(dtype)}>", fields, compute, cycles, code_bytes=_CODE_BYTES, moves=moves
+    )
 
 
 _CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects

@@ -3,7 +3,7 @@
 One worker spends `base + vectors · (cycles + overhead)`; six share the vertex. A row gives cycles for one vector and
 how many elements that is, for 32-bit floats, 16-bit floats, and integers. Source: poplibs
 `popops/popopsCycleEstimators.cpp` (reference machine.md §1.3); rows marked `assumed` have no public figure and are set
-like their nearest relative.
+like their nearest relative. Dtypes that the machine lacks cost what stands for them, see `emulation`.
 
 Known limit: data dependent costs (transcendentals) are the averages of that source.
 """
@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.emulation import Width, emulation, kind_of
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import is_key_dtype
-
-Width = Literal["float", "half", "int", "byte", "double"]
-
 
 Turn = tuple[int, int]  # cycles and elements of one turn of the loop
 
@@ -121,7 +118,7 @@ OP_COSTS: dict[str, OpCost] = {
     "ceil": OpCost((6, 2), (6, 4), (3, 2)),
     "round": OpCost((6, 2), (6, 4), (3, 2)),
     "is_finite": _COMPARE,
-    "real": _MOVE,  # complex numbers, emulated: assumed to cost as much as their parts moved
+    "real": _MOVE,  # complex numbers: their parts moved
     "imag": _MOVE,
     "conj": _MOVE,
     "complex": _MOVE,
@@ -141,20 +138,6 @@ _BINARY_BASE_CYCLES = 29
 _VECTOR_OVERHEAD_SAVED = 1  # a scalar operand is loaded once, not every turn
 
 
-def width_of(dtype: Any) -> Width:
-    """The column of the table a dtype uses; bfloat16 is emulated at the cost of half (assumed)."""
-    if is_key_dtype(dtype):
-        return "double"
-    dtype = np.dtype(dtype)
-    if dtype.itemsize == 8 or dtype.kind == "c":
-        return "double"
-    if dtype.kind == "b" or dtype.itemsize == 1:
-        return "byte"
-    if dtype.itemsize == 2:
-        return "half"
-    return "float" if dtype.kind == "f" else "int"
-
-
 def elementwise_cycles(
     op: str, dtype: Any, operands: int, immediates: int, elements: np.ndarray, target: Target
 ) -> np.ndarray:
@@ -168,14 +151,16 @@ def elementwise_cycles(
         elements: elements of the vertex, int64 array.
         target: the machine.
     """
-    width = width_of(dtype)
+    means = emulation(dtype, kind_of(op), target)
+    width = means.width
     cost, vector = OP_COSTS[op].of(width)
     fewer = _VECTOR_OVERHEAD_SAVED if immediates and operands and OP_COSTS[op] is _ARITHMETIC else 0
     base = _BASE_CYCLES.get((operands, width), _BINARY_BASE_CYCLES if operands > 1 else _UNARY_BASE_CYCLES)
     workers = target.worker_contexts
     vectors = ceil_div(elements, vector)
     turns = ceil_div(vectors, workers)
-    return target.supervisor_overhead_cycles + workers * (base + turns * (cost - fewer))
+    turn = means.factor * (cost - fewer) + means.cast_cycles * vector
+    return target.supervisor_overhead_cycles + workers * (base + turns * turn)
 
 
 def ceil_div(number: np.ndarray, divisor: int) -> np.ndarray:

@@ -213,7 +213,7 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
 
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
     title = f"popops::MultiSlice<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 36, 500, takes=() if row_dim is None else ("origins",))
+    return Codelet(title, fields, compute, cycles, 36, 500, takes=() if row_dim is None else ("origins",), moves=True)
 
 
 def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
@@ -67,10 +68,12 @@ def gather_cycles(
 
 
 def scatter_cycles(
-    lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
+    kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of combining rows with rows of a table; arguments as `gather_cycles`."""
-    row = _SCATTER_IN_RANGE_CYCLES + _SCATTER_ATOM_CYCLES * vectors(row_elements, dtype, target)
+    """Tile cycles of combining rows with rows of a table by an operation of a kind; arguments as `gather_cycles`."""
+    means = emulation(dtype, kind, target)
+    row = _SCATTER_IN_RANGE_CYCLES + _SCATTER_ATOM_CYCLES * means.factor * vectors(row_elements, dtype, target)
+    row = row + means.cast_cycles * row_elements
     return _by_range(_SCATTER_WORKER_CYCLES, row, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 

@@ -98,4 +98,6 @@ def _codelet(dtype: Any, interior: tuple[int, ...], constant: tuple[str, bytes] 
     fields = [Field("in", "in", dtype), Field("out", "out", dtype)]
     if constant is None:
         fields.append(Field("value", "in", dtype))
-    return Codelet(f"popops::Pad<{dtype_name(dtype)}>", tuple(fields), compute, cycles, 32, 300, takes=("pads",))
+    return Codelet(
+        f"popops::Pad<{dtype_name(dtype)}>", tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True
+    )

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import ceil_div, width_of
+from ipujax.lowering.popops.elementwise_cycles import ceil_div
+from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
@@ -22,6 +23,7 @@ _CONTINUOUS_OUTPUT_CYCLES = 12
 _CONTINUOUS_CYCLES = 17
 # Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
 _EXTRA_CYCLES = {"add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
+_KINDS: dict[str, Kind] = {"mul": "multiply", "and": "move", "or": "move", "xor": "move"}
 
 
 def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
@@ -35,14 +37,14 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
         target: the machine.
     """
     workers, vector = target.worker_contexts, max(1, target.vector_width_bytes // element_bytes(dtype))
-    extra = _EXTRA_CYCLES[monoid] + (1 if width_of(dtype) in ("int", "byte", "double") else 0)
+    means = emulation(dtype, _KINDS.get(monoid, "add"), target)
+    extra = _EXTRA_CYCLES[monoid] + (1 if means.width in ("int", "byte", "double") else 0)
+    each = means.factor * (1 + extra) + means.cast_cycles * vector  # cycles of one vector
     accumulators = 2 * vector
     loads = accumulators // vector
     rows = ceil_div(ceil_div(outputs, accumulators), workers)
-    strided = _SUPERVISOR_CYCLES + workers * (
-        _WORKER_CYCLES + rows * ((loads * (1 + extra)) * reduced + _OUTER_LOOP_CYCLES)
-    )
-    along = -(-reduced // vector) * (1 + extra)
+    strided = _SUPERVISOR_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * each * reduced + _OUTER_LOOP_CYCLES))
+    along = -(-reduced // vector) * each
     by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + along)
     by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-along // workers)) + workers
     continuous = _SUPERVISOR_CYCLES + workers * (_CONTINUOUS_CYCLES + np.minimum(by_output, by_part))

@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.rows import by_rows
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
@@ -116,9 +117,12 @@ def _codelet(
         length = shapes[0][-1] if reduces else np.ones((), np.int64)
         workers = target.worker_contexts
         share = -(-(elements // np.maximum(length, 1)) // workers) * length
-        each = _MOVE_CYCLES + _OPERATION_CYCLES * operations
+        means = emulation(dtypes[0], "add" if operations else "move", target)
+        each = _MOVE_CYCLES + _OPERATION_CYCLES * operations * means.factor + means.cast_cycles
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * each)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
-    return Codelet(f"popops::{title}<{dtype_name(out_dtypes[0])}>", tuple(fields), compute, cycles, 32, 600)
+    return Codelet(
+        f"popops::{title}<{dtype_name(out_dtypes[0])}>", tuple(fields), compute, cycles, 32, 600, moves=not operations
+    )

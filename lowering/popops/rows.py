@@ -28,6 +28,7 @@ from ipujax.lowering.popops.blocks import (
 )
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.work import Source, Span, Work
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
@@ -197,8 +198,9 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _rows_and_length(shapes, axis)
+        means = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
         workers = target.worker_contexts
-        loop = -(-rows // workers) * length * each
+        loop = -(-rows // workers) * length * (means.factor * each + means.cast_cycles)
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
@@ -216,7 +218,8 @@ def _sort_codelet(dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: 
         row = _HEAP_SORT_LEVEL_CYCLES * length * levels + _HEAP_SORT_ELEMENT_CYCLES * length + _HEAP_SORT_CYCLES
         carried = 1 if len(dtypes) == 1 else 2  # keys with values cost twice
         workers = target.worker_contexts
-        loop = -(-rows // workers) * _HEAP_SORT_INSTRUCTIONS * carried * row
+        means = emulation(dtypes[0], "add", target)  # a comparison
+        loop = -(-rows // workers) * (_HEAP_SORT_INSTRUCTIONS * means.factor + means.cast_cycles) * carried * row
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
@@ -234,7 +237,8 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         stages = int(np.ceil(np.log2(max(2, k))))
         # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
         pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
-        return _SORT_SUPERVISOR_CYCLES + _COMPARE_SWAP_CYCLES * pairs
+        means = emulation(dtype, "add", target)
+        return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * means.factor + means.cast_cycles) * pairs
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
     return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900)

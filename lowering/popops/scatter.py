@@ -24,6 +24,7 @@ from jax import lax
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import immediate_of
+from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles
 from ipujax.lowering.popops.work import Source, Work, spans
@@ -45,6 +46,9 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "scatter-min": lax.scatter_min,
     "scatter-max": lax.scatter_max,
 }
+
+
+_KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +209,13 @@ def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Any) -> 
             total = total * length
         for d in spec.indexed:
             share = share * (table[d] / spec.table_shape[d])
-        return scatter_cycles(lookups, share, -(-total // np.maximum(lookups, 1)), dtype, target)
+        return scatter_cycles(
+            _KINDS.get(spec.kind, "add"), lookups, share, -(-total // np.maximum(lookups, 1)), dtype, target
+        )
 
     fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), Field("out", "out", dtype)]
     if constant is None:
         fields.insert(0, Field("table", "in", dtype))
+    moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"))
+    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), moves=moves)

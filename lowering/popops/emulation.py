@@ -1,0 +1,116 @@
+"""What arithmetic costs in dtypes that a target does not have: instructions of others that stand for one of theirs.
+
+`Target.native_dtypes` says what a machine has. Moving elements is no arithmetic: any dtype is moved as words. All else
+of another dtype is emulated:
+
+    bfloat16, 8-bit floats      cast to the next wider native float, which computes, and rounded back
+    integers of 4 bits          unpacked to bytes and packed again
+    64-bit integers             two words: with a carry, or four partial products
+    float64                     in software, of 32-bit integers
+    complex                     their parts; a product is four products and two sums
+
+Limits: all figures are assumed; nobody published cycles of emulated arithmetic on an IPU. That of float64 is the one
+the dot product vertex has (64 instructions for a multiply-add, where a float takes 4, see `poplin.spec`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.runtime.target import Target
+from ipujax.runtime.variable import is_key_dtype
+
+Width = Literal["float", "half", "int", "byte", "double"]
+Kind = Literal["move", "add", "multiply", "function"]
+
+# Operations that compare, add or work bit by bit, which the parts of a wide number do one by one; a product or a
+# function of one takes more.
+_MOVES = frozenset(("copy", "bitcast_convert_type", "select_n", "real", "imag", "complex", "not", "and", "or", "xor"))
+_SUMS = frozenset((
+    *("add", "sub", "add_any", "max", "min", "clamp", "neg", "abs", "sign", "conj", "is_finite"),
+    *("convert_element_type", "eq", "ne", "ge", "gt", "le", "lt", "eq_to", "le_to", "lt_to"),
+    *("shift_left", "shift_right_logical", "shift_right_arithmetic"),
+    *("population_count", "clz", "floor", "ceil", "round", "reduce_precision", "nextafter"),
+))  # fmt: skip
+_PRODUCTS = frozenset(("mul", "mulhi", "square", "integer_pow"))
+
+_DOUBLE_FACTOR = 16  # assumed: 64 instructions for a multiply-add, where a float takes 4
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What stands for one operation of a dtype.
+
+    Args:
+        width: column of the cost table of the operations that are done instead, or of the dtype itself.
+        factor: how many of them.
+        cast_cycles: cycles to unpack and to pack one element.
+    """
+
+    width: Width
+    factor: int = 1
+    cast_cycles: int = 0
+
+
+_HALF_FLOAT = Emulation("float", cast_cycles=5)  # assumed: a shift to unpack; an addition, a shift, ties to pack
+_SMALL_FLOAT = Emulation("half", cast_cycles=8)  # assumed: a lookup in a table of 256 to unpack, rounding to pack
+_SMALL_INTEGER = Emulation("byte", cast_cycles=4)  # assumed: shift and mask, each way
+_WIDE: dict[str, tuple[Width, dict[Kind, int]]] = {
+    "int64": ("int", {"add": 2, "multiply": 4, "function": 4}),
+    "uint64": ("int", {"add": 2, "multiply": 4, "function": 4}),
+    "float64": ("float", {"add": _DOUBLE_FACTOR, "multiply": _DOUBLE_FACTOR, "function": _DOUBLE_FACTOR}),
+    "complex64": ("float", {"add": 2, "multiply": 6, "function": 6}),
+    "complex128": (
+        "float",
+        {"add": 2 * _DOUBLE_FACTOR, "multiply": 6 * _DOUBLE_FACTOR, "function": 6 * _DOUBLE_FACTOR},
+    ),
+}
+
+
+def kind_of(op: str) -> Kind:
+    """What an elementwise operation asks of an emulation."""
+    if op in _MOVES:
+        return "move"
+    return "add" if op in _SUMS else "multiply" if op in _PRODUCTS else "function"
+
+
+def is_native(dtype: Any, target: Target) -> bool:
+    """Whether a target computes in a dtype; keys of random numbers are for its own generator."""
+    return is_key_dtype(dtype) or np.dtype(dtype).name in target.native_dtypes
+
+
+def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
+    """What stands for an operation of a kind on a target; one of its own where the dtype is native.
+
+    Args:
+        dtype: what the operation computes in.
+        kind: what the operation is.
+        target: the machine.
+    """
+    if kind == "move" or is_native(dtype, target):
+        return Emulation(width_of(dtype))
+    dtype = np.dtype(dtype)
+    if dtype.name in _WIDE:
+        width, factors = _WIDE[dtype.name]
+        return Emulation(width, factors[kind])
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+        return _SMALL_FLOAT if dtype.itemsize == 1 else _HALF_FLOAT
+    return _SMALL_INTEGER if dtype.itemsize == 1 and dtype != np.bool_ else Emulation(width_of(dtype))
+
+
+def width_of(dtype: Any) -> Width:
+    """The column of the cost table a native dtype uses, or one that is only moved; 64 bits are two words."""
+    if is_key_dtype(dtype):
+        return "double"
+    dtype = np.dtype(dtype)
+    if dtype.itemsize >= 8:
+        return "double"
+    if dtype.itemsize == 1:
+        return "byte"
+    if dtype.itemsize == 2:
+        return "half"
+    return "float" if dtype.kind == "f" else "int"
