@@ -55,13 +55,21 @@ def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> l
     if graph.replication_factor == 1:
         return []
     before = {v for v in effects(program).reads if not v.is_constant}
-    walk = _Walk(graph, effects)
+    walk = Divergence(graph, effects)
     walk.visit(program, before)
     return list(walk.divergent)
 
 
-class _Walk:
-    """A walk through a program; `differing` holds, at each point of it, the variables that may differ."""
+class Divergence:
+    """A walk through a program; `differing` holds, at each point of it, the variables that may differ.
+
+    Args:
+        graph: holds the vertex groups.
+        effects: effects of programs of the graph.
+
+    Attributes:
+        divergent: the decisions met so far on which replicas may disagree, in order.
+    """
 
     def __init__(self, graph: Graph, effects: EffectsOf) -> None:
         self._graph, self._effects = graph, effects
@@ -93,19 +101,19 @@ class _Walk:
                 _write(destination, differing, is_same=is_same)
             case Repeat(count, body):
                 if count:
-                    self._loop(body, differing)
+                    self.loop(body, differing)
             case RepeatWhile(condition, predicate, body):
                 self.visit(condition, differing)
                 again = Sequence(body, condition)
-                self._loop(again, differing)
+                self.loop(again, differing)
                 if self._is_divergent(node, predicate, differing):
                     differing |= self._effects(again).writes
-                    self._loop(again, differing)
+                    self.loop(again, differing)
             case If(tensor) | Switch(tensor):
                 self._branches(node, tensor, differing)
 
-    def _loop(self, body: Program, differing: set[Variable]) -> None:
-        """Runs a body any number of times, at least once, until nothing new differs."""
+    def loop(self, body: Program, differing: set[Variable]) -> None:
+        """Runs a body any number of times, at least once, until nothing new differs; `differing` is changed."""
         size = -1
         while size != len(differing):
             size = len(differing)

@@ -70,6 +70,11 @@ class Values(dict[Variable, jax.Array]):
         """The same values, to be changed apart from these."""
         return Values(self)
 
+    def ending(self, variables: list[Variable], outer: Values) -> State:
+        """The arrays of variables as control flow hands them on, in the form that `outer` has them in."""
+        del outer
+        return [self[v] for v in variables]
+
     def with_state(self, variables: list[Variable], state: State) -> Values:
         """A copy in which some variables have other values."""
         values = self.copied()
@@ -129,6 +134,16 @@ class EngineProgram:
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         """The shape of one transfer of a stream."""
         return stream.shape
+
+    def memory(self, held: Mapping[Variable, Any]) -> Values:
+        """Values of constants, and of variables as they are before a run."""
+        values = self.values()
+        values.update({variable: jnp.asarray(array) for variable, array in held.items()})
+        return values
+
+    def held(self, values: Values, variables: Collection[Variable]) -> dict[Variable, jax.Array]:
+        """The arrays of variables as they are handed to others."""
+        return {variable: values[variable] for variable in variables}
 
     def values(self) -> Values:
         """Values of constants alone."""
@@ -244,7 +259,7 @@ class EngineProgram:
         def iteration(state: State, _: None) -> tuple[State, None]:
             inner = values.with_state(variables, state)
             self.go(step.body, inner, live)
-            return [inner[v] for v in variables], None
+            return inner.ending(variables, values), None
 
         state, _ = lax.scan(iteration, [values[v] for v in variables], None, length=step.count)
         values.update(zip(variables, state, strict=True))
@@ -259,7 +274,7 @@ class EngineProgram:
         def iteration(state: tuple[jax.Array, jax.Array, State]) -> tuple[jax.Array, jax.Array, State]:
             inner = values.with_state(variables, state[2])
             self.go(again, inner, live)
-            return self._goes_on(step, inner), state[1] + 1, [inner[v] for v in variables]
+            return self._goes_on(step, inner), state[1] + 1, inner.ending(variables, values)
 
         start = self._goes_on(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
@@ -303,7 +318,7 @@ class EngineProgram:
         def run() -> State:
             inner = values.copied()
             self.go(program, inner, live)
-            return [inner[v] for v in variables]
+            return inner.ending(variables, values)
 
         return run
 

@@ -1,4 +1,4 @@
-"""Several replicas as one JAX function: every array has a leading axis of replicas.
+"""Several replicas as one JAX function: what replicas may disagree on has a leading axis of them, the rest has not.
 
 Input: a program prepared for one replica. Output: `ReplicatedProgram`, the same for all of them.
 
@@ -7,8 +7,9 @@ Input: a program prepared for one replica. Output: `ReplicatedProgram`, the same
 
 Steps between two meetings are one replica's program under one `vmap`, without an axis name: decisions on which replicas
 disagree then take both ways and keep what each replica chose, and loops run until the last replica is done. Meetings
-work on the stacked arrays; all replicas come by (`rules_replicas` sees to that), so control around them follows replica
-0. Constants that all replicas share, and what the host broadcasts, have no such axis until they are written to memory.
+work on the arrays of all; every replica comes by (`rules_replicas` sees to that), so control around them follows
+replica 0. What is the same on all replicas (`divergence`) is computed once: parameters of data-parallel training, say,
+between the reduction of their gradients and their next use.
 
 Limits: a recorder is told what replica 0 decides, and each replica then runs in code of its own.
 """
@@ -16,21 +17,24 @@ Limits: a recorder is told what replica 0 decides, and each replica then runs in
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.divergence import meets
-from ipujax.runtime.engine_program import EngineProgram, Live, Values, steps_of
+from ipujax.runtime.divergence import Divergence, meets
+from ipujax.runtime.engine_program import EngineProgram, Live, State, Values, steps_of
+from ipujax.runtime.host_call import CallStream, HostCall
 from ipujax.runtime.program import (
     Collective,
     CrossReplicaCopy,
     HostStream,
     If,
     Program,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     StreamIn,
@@ -38,23 +42,59 @@ from ipujax.runtime.program import (
     Switch,
 )
 from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor, read, write
 from ipujax.runtime.variable import Variable
 
 
 class StackedValues(Values):
-    """Arrays of variables with a leading axis of replicas, which constants and zeros have too."""
+    """Arrays of variables; those in `stacked` have a leading axis of replicas, the others are the same on all.
 
-    def __init__(self, replicas: int, values: Any = ()) -> None:
+    Args:
+        replicas: how many.
+        stacked: see above.
+        differing: what replicas may disagree on at this point of the program, by `divergence`.
+        values: the arrays.
+    """
+
+    def __init__(
+        self, replicas: int, stacked: Iterable[Variable], differing: Iterable[Variable], values: Any = ()
+    ) -> None:
         super().__init__(values)
-        self._replicas = replicas
+        self.replicas, self.stacked, self.differing = replicas, set(stacked), set(differing)
 
     def __missing__(self, variable: Variable) -> jax.Array:
         value = super().__missing__(variable)
-        return value if variable.by_replica else jnp.broadcast_to(value, (self._replicas, *variable.shape))
+        return self.of_all(value) if variable in self.stacked and not variable.by_replica else value
 
-    def copied(self) -> Values:
-        return StackedValues(self._replicas, self)
+    def copied(self) -> StackedValues:
+        return StackedValues(self.replicas, self.stacked, self.differing, self)
+
+    def of_all(self, value: jax.Array) -> jax.Array:
+        """What all replicas have, once for each."""
+        return jnp.broadcast_to(value, (self.replicas, *value.shape))
+
+    def stack(self, variables: Iterable[Variable]) -> None:
+        """Gives variables an axis of replicas that have none."""
+        for variable in variables:
+            if variable not in self.stacked:
+                self[variable] = self.of_all(self[variable])
+                self.stacked.add(variable)
+
+    def keep_once(self, variables: Iterable[Variable]) -> None:
+        """Takes the axis of replicas from variables that are the same on all."""
+        for variable in variables:
+            if variable in self.stacked:
+                self.put(variable, self[variable][0], is_stacked=False)
+
+    def put(self, variable: Variable, value: jax.Array, *, is_stacked: bool) -> None:
+        """Sets the array of a variable, and whether it has an axis of replicas."""
+        self[variable] = value
+        (self.stacked.add if is_stacked else self.stacked.discard)(variable)
+
+    def ending(self, variables: list[Variable], outer: Values) -> State:
+        assert isinstance(outer, StackedValues)
+        return [self.of_all(self[v]) if v in outer.stacked and v not in self.stacked else self[v] for v in variables]
 
 
 class ReplicatedProgram(EngineProgram):
@@ -70,23 +110,60 @@ class ReplicatedProgram(EngineProgram):
         self._alone, self._replicas = alone, replicas
         self._unheard = copy.copy(alone)  # as `alone`, for replicas whose decisions nobody is told
         self._unheard._record = None
-        broadcast = {variable for stream, variable in self._inputs.items() if stream.broadcast}
-        self._shared = {v for v in self._constants if not v.by_replica} | broadcast | {self._has_failed}
+        self._divergence = Divergence(self._graph, self._effects)
+        self._stood_for = {stand_in: variable for variable, stand_in in self._stands_for.items()}
+        # What `divergence` knows nothing of; a stream's value has the axis unless the host gives one for all.
+        streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
+        remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
+        self._always_stacked = {*streams, *remote, *(v for v in self._constants if v.by_replica)}
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         return stream.shape if stream.broadcast else (self._replicas, *stream.shape)
 
-    def values(self) -> Values:
-        values = StackedValues(self._replicas, super().values())
+    def values(self) -> StackedValues:
+        before = {v for v in self._effects(self._program).reads if not v.is_constant}
+        values = StackedValues(self._replicas, self._always_stacked, before, super().values())
         values[self._has_failed] = jnp.zeros((), bool)
         return values
 
+    def memory(self, held: Mapping[Variable, Any]) -> Values:
+        values = self.values()
+        for variable, array in held.items():
+            values.put(variable, jnp.asarray(array), is_stacked=True)
+        return values
+
+    def held(self, values: Values, variables: Collection[Variable]) -> dict[Variable, jax.Array]:
+        assert isinstance(values, StackedValues)
+        values.stack(variables)
+        return super().held(values, variables)
+
     def go(self, program: Program, values: Values, live: Live) -> None:
-        for part, live_after in self._parts(list(steps_of(program, () if self._exact_splits else Collective)), live):
+        assert isinstance(values, StackedValues)
+        for part, live_after in self._parts(list(steps_of(program, Collective)), live):
+            after = set(values.differing)
+            self._divergence.visit(part, after)
             if type(part) is ProgramSequence:
-                self._apart(part, values, live_after)
+                self._apart(part, values, live_after, after)
+            elif isinstance(part, Collective) and self._exact_splits:
+                self.go(ProgramSequence(*part.children()), values, live_after)
+                values.keep_once(v for tensor in part.outputs for v in tensor.variables() if v not in after)
+            elif isinstance(part, (If, Switch, Repeat, RepeatWhile)):
+                self._settle(part, values, after)
+                _CONTROL[type(part)](self, part, values, live_after)
             else:
-                _MEETINGS[type(part)](self, part, values, live_after)
+                _TRANSFERS[type(part)](self, part, values, after)
+            values.differing = after
+
+    def _settle(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
+        """Gives what may differ at the end of a branch, or of any turn of a loop, the axis of replicas beforehand."""
+        match control:
+            case Repeat(_, body):
+                self._divergence.loop(body, values.differing)
+            case RepeatWhile(condition, _, body):
+                self._divergence.visit(condition, values.differing)
+                self._divergence.loop(ProgramSequence(body, condition), values.differing)
+        written = self._effects(control).writes & (values.differing | after)
+        values.stack(self._stands_for.get(v, v) for v in written)
 
     def _parts(self, steps: list[Program], live: Live) -> list[tuple[Program, Live]]:
         """Meetings, and what lies between them as a sequence, each with what may be read after it."""
@@ -107,96 +184,127 @@ class ReplicatedProgram(EngineProgram):
 
     # --- steps between meetings ---
 
-    def _apart(self, program: Program, values: Values, live: Live) -> None:
+    def _apart(self, program: Program, values: StackedValues, live: Live, after: set[Variable]) -> None:
         """Runs steps in which replicas do not meet."""
         changed = self._state([program], live)
+        differ = [self._stood_for.get(v, v) in after or v in self._always_stacked for v in changed]
         if self._record is not None:
             ends = [self._one(r, program, values, live, changed) for r in range(self._replicas)]
-            values.update({v: jnp.stack(held) for v, held in zip(changed, zip(*ends, strict=True), strict=True)})
-            return
-        variables = list(values)
+            results = [
+                jnp.stack(held) if d else held[0] for held, d in zip(zip(*ends, strict=True), differ, strict=True)
+            ]
+        else:
+            variables = list(values)
 
-        def alone(held: list[jax.Array]) -> list[jax.Array]:
-            inner = Values(zip(variables, held, strict=True))
-            self._alone.go(program, inner, live)
-            return [inner[v] for v in changed]
+            def alone(held: list[jax.Array]) -> list[jax.Array]:
+                inner = Values(zip(variables, held, strict=True))
+                self._alone.go(program, inner, live)
+                return [inner[v] for v in changed]
 
-        values.update(zip(changed, self._mapped(alone, values, variables), strict=True))
+            results = self._mapped(alone, values, variables, out_axes=[0 if d else None for d in differ])
+        for variable, value, differs in zip(changed, results, differ, strict=True):
+            values.put(variable, value, is_stacked=differs)
 
     def _one(
-        self, replica: int, program: Program, values: Values, live: Live, changed: list[Variable]
+        self, replica: int, program: Program, values: StackedValues, live: Live, changed: list[Variable]
     ) -> list[jax.Array]:
         """What some variables hold after one replica ran steps by itself."""
-        inner = Values({v: held if v in self._shared else held[replica] for v, held in values.items()})
+        inner = Values({v: held[replica] if v in values.stacked else held for v, held in values.items()})
         (self._unheard if replica else self._alone).go(program, inner, live)
         return [inner[v] for v in changed]
 
-    def _mapped(self, fun: Callable[..., Any], values: Values, variables: Sequence[Variable], *more: jax.Array) -> Any:
+    def _mapped(
+        self,
+        fun: Callable[..., Any],
+        values: StackedValues,
+        variables: Sequence[Variable],
+        *more: jax.Array,
+        out_axes: Any = 0,
+    ) -> Any:
         """A function of one replica's arrays, and maybe others, applied to those of all."""
-        axes = [None if v in self._shared else 0 for v in variables]
-        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in more)), axis_size=self._replicas)
+        axes = [0 if v in values.stacked else None for v in variables]
+        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in more)), out_axes=out_axes, axis_size=self._replicas)
         return mapped([values[v] for v in variables], *more)
 
     # --- meetings ---
 
-    def _load(self, tensor: Tensor, values: Values) -> jax.Array:
+    def _load(self, tensor: Tensor, values: StackedValues) -> jax.Array:
         """The elements of a tensor in all replicas."""
         variables = tensor.variables()
-        return self._mapped(lambda held: read(tensor, dict(zip(variables, held, strict=True))), values, variables)
 
-    def _store(self, tensor: Tensor, values: Values, new: jax.Array) -> None:
-        """Writes a tensor in all replicas."""
+        def one(held: list[jax.Array]) -> jax.Array:
+            return read(tensor, dict(zip(variables, held, strict=True)))
+
+        return self._mapped(one, values, variables)
+
+    def _store(self, tensor: Tensor, values: StackedValues, new: jax.Array, after: set[Variable]) -> None:
+        """Writes a tensor in all replicas; what is the same on all afterwards is kept once."""
         variables = tensor.variables()
 
         def one(held: list[jax.Array], new: jax.Array) -> list[jax.Array]:
-            after = write(tensor, dict(zip(variables, held, strict=True)), new)
-            return [after[v] for v in variables]
+            written = write(tensor, dict(zip(variables, held, strict=True)), new)
+            return [written[v] for v in variables]
 
-        values.update(zip(variables, self._mapped(one, values, variables, new), strict=True))
+        for variable, value in zip(variables, self._mapped(one, values, variables, new), strict=True):
+            differs = variable in after
+            values.put(variable, value if differs else value[0], is_stacked=differs)
 
-    def _meet_stream_in(self, step: StreamIn, values: Values, live: Live) -> None:
-        del live
-        if self._host is None:
+    def _meet_stream_in(self, step: StreamIn, values: StackedValues, after: set[Variable]) -> None:
+        if isinstance(step.stream, CallStream) and step.stream.call is not None:
+            value = jnp.stack([answers[step.stream.number] for answers in self._answers[step.stream.call]])
+        elif self._host is None:
             value = values[self._inputs[step.stream]]
         else:
             value, values[self._has_failed] = self._host.pull(step.stream, self.transfer_shape(step.stream))
-        if step.stream.broadcast:
-            value = jnp.broadcast_to(value, (self._replicas, *value.shape))
-        self._store(step.destination, values, value)
+        self._store(step.destination, values, values.of_all(value) if step.stream.broadcast else value, after)
 
-    def _meet_stream_out(self, step: StreamOut, values: Values, live: Live) -> None:
-        del live
+    def _meet_stream_out(self, step: StreamOut, values: StackedValues, after: set[Variable]) -> None:
+        del after
         value = self._load(step.source, values)
-        if self._host is None:
+        if isinstance(step.stream, CallStream) and step.stream.call is not None:
+            self._operand(step.stream.call, value, values)
+        elif self._host is None:
             values[self._outputs[step.stream]] = value
         else:
             values[self._has_failed] = self._host.push(step.stream, value)
 
-    def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values, live: Live) -> None:
-        del live
+    def _operand(self, call: HostCall, value: jax.Array, values: Values) -> None:
+        """Takes the next operand of a call, and makes it for one replica after the other with the last one."""
+        arrived = self._arrived.setdefault(call, [])
+        arrived.append(value)
+        if len(arrived) == call.num_operands:
+            self._answers[call] = []
+            for replica in range(self._replicas):
+                answers, values[self._has_failed] = self._calls.traced(call, [x[replica] for x in arrived])
+                self._answers[call].append(answers)
+            del self._arrived[call]
+
+    def _cross_replica_copy(self, step: CrossReplicaCopy, values: StackedValues, after: set[Variable]) -> None:
         sources = step.sources(self._replicas)
         sent = self._load(step.source, values)
         received = sent[np.array([0 if source is None else source for source in sources])]
         if None in sources:
             is_new = np.array([source is not None for source in sources]).reshape(-1, *(1 for _ in step.source.shape))
             received = jnp.where(is_new, received, self._load(step.destination, values))
-        self._store(step.destination, values, received)
+        self._store(step.destination, values, received, after)
 
-    def _collective(self, step: Collective, values: Values, live: Live) -> None:
-        del live
+    def _collective(self, step: Collective, values: StackedValues, after: set[Variable]) -> None:
         results = step.compute([self._load(tensor, values) for tensor in step.inputs])
         for tensor, value in zip(step.outputs, results, strict=True):
-            self._store(tensor, values, value)
+            self._store(tensor, values, value, after)
 
     def _decided(self, tensor: Tensor, values: Values) -> jax.Array:
+        assert isinstance(values, StackedValues)
         return self._load(tensor, values)[0].reshape(())
 
 
-_MEETINGS: dict[type[Program], Callable[..., None]] = {
+_TRANSFERS: dict[type[Program], Callable[..., None]] = {
     StreamIn: ReplicatedProgram._meet_stream_in,
     StreamOut: ReplicatedProgram._meet_stream_out,
     CrossReplicaCopy: ReplicatedProgram._cross_replica_copy,
     Collective: ReplicatedProgram._collective,
+}
+_CONTROL: dict[type[Program], Callable[..., None]] = {
     Repeat: EngineProgram._repeat,
     RepeatWhile: EngineProgram._repeat_while,
     If: EngineProgram._if,

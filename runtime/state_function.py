@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ipujax.runtime.collapse import distinct_nodes
 from ipujax.runtime.effects import EffectsOf
@@ -67,10 +66,9 @@ class StateFunction:
         Returns:
             An array for each of `writes`.
         """
-        values = self._engine.values()
-        values.update({variable: jnp.asarray(state[variable]) for variable in self.reads})
+        values = self._engine.memory({variable: state[variable] for variable in self.reads})
         self._engine.go(self._program, values, self._kept)
-        return {variable: values[variable] for variable in self.writes}
+        return self._engine.held(values, self.writes)
 
 
 def remote_memories(program: Program) -> list[Variable]:
