@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.gcl.choice import _candidates
+from ipujax.lowering.gcl import rounds
+from ipujax.lowering.gcl.choice import _candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.gcl.schedule import Level, Schedule
+from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import on_one_tile
+from ipujax.runtime.options import Options
 from ipujax.runtime.presets import preset
-from ipujax.runtime.program import Collective, CrossReplicaCopy
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import Collective, Copy, CrossReplicaCopy, WriteUndef
+from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.steps import distinct
+from ipujax.runtime.target import Target
 from tests.lowering.replica_helpers import SAME, SPLIT, assert_ways, lowered
 
 HALVES = [[0, 1], [2, 3]]
@@ -290,3 +298,72 @@ def _played(schedule: Schedule, held: np.ndarray) -> np.ndarray:
     for depth in reversed(range(len(schedule.levels))):
         play(depth, schedule.levels[depth].gathering())
     return held
+
+
+# --- time ---
+
+SLOW_LINKS = preset("mk2").replace(ipu_link_bytes_per_second=1e9, tiles_per_ipu=4, ipus_per_gateway=64)
+
+
+def phases(replicas: int, elements: int, name: str, target: Target = SLOW_LINKS) -> dict[str, int]:
+    """Cycles by phase of an all-reduce of float32 by the schedule of a name, of a value that is there already."""
+    graph, prog = Graph(target, replicas), Program()
+    groups = (tuple(range(replicas)),)
+    (schedule,) = [s for s in _candidates(graph.system_target, 1, groups, reduces_all=True) if s.name == name]
+    each = -(-elements // int(np.prod(schedule.chunks)))
+    value = rounds.add_value(graph, schedule.chunks, each, np.dtype(np.float32), "value")
+    for part in (WriteUndef(value), *_zeroed(graph, value)):
+        prog.add(part)
+    before = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
+    rounds.gather(graph, rounds.reduce(graph, value, schedule, "add", prog, "sum"), value, schedule, prog, "sum")
+    after = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
+    return {phase: after[phase] - before[phase] for phase in after}
+
+
+def _zeroed(graph: Graph, value: Any) -> list[Copy]:
+    zero = graph.add_constant(np.zeros((), np.float32), "zero", on_one_tile(1, 0))
+    return [Copy(zero.broadcast_in_dim(value.shape, ()), value, "zero")]
+
+
+def link_cycles(num_bytes: int, links: int) -> int:
+    """Cycles of some bytes on some IPU-Links at once."""
+    rate = links * SLOW_LINKS.ipu_link_bytes_per_second * SLOW_LINKS.ipu_link_efficiency / SLOW_LINKS.clock_hz
+    return int(np.ceil(num_bytes / rate))
+
+
+@pytest.mark.parametrize("elements", [999, 4_000])
+def test_a_ring_takes_the_time_of_its_closed_form(elements: int):
+    """2 (n - 1) α + 2 (n - 1) / n · N β + (n - 1) / n · N γ, with chunks rounded up (reference parallel.md §4)."""
+    took = {n: phases(n, n * elements, "ring along the ladder") for n in (4, 5, 8, 16)}
+    for replicas, cycles in took.items():
+        # On the ladder every ring has a way with the bandwidth of two links, the fewest there are.
+        assert cycles["global_exchange"] == 2 * (replicas - 1) * link_cycles(elements * 4, 2)
+        assert cycles["host_exchange"] == cycles["idle"] == 0
+    # α and γ, which are all that is left: each turn of a half takes the same, on however many replicas.
+    beside = {n: sum(cycles.values()) - cycles["global_exchange"] for n, cycles in took.items()}
+    turn = beside[5] - beside[4]
+    assert turn > 0 and {n: beside[4] + (n - 4) * turn for n in took} == beside
+
+
+@pytest.mark.parametrize("replicas", [5, 7, 12])
+def test_chunks_are_rounded_up(replicas: int):
+    took = phases(replicas, 1000, "ring along the ladder")
+    assert took["global_exchange"] == 2 * (replicas - 1) * link_cycles(-(-1000 // replicas) * 4, 2)
+
+
+def test_doubling_takes_a_round_of_everything_for_each_bit():
+    took = {n: phases(n, 1000, "doubling") for n in (2, 4, 8, 16)}
+    # Partners are 1, 2, 4, 8 IPUs apart: 1, 1, 2 and 4 flows share a step of the ladder; the first have four links.
+    flows = [link_cycles(4000, 4), *(link_cycles(4000 * n, 2) for n in (1, 2, 4))]
+    assert [cycles["global_exchange"] for cycles in took.values()] == [sum(flows[: n + 1]) for n in range(4)]
+    syncs = [cycles["sync"] for cycles in took.values()]
+    assert syncs == [syncs[0] * (n + 1) for n in range(4)]
+
+
+def test_small_values_double_and_large_ones_go_round():
+    graph = Graph(preset("mk2"), 16)
+    groups = (tuple(range(16)),)
+    names = [choose(graph, groups, num_bytes, reduces_all=True).name for num_bytes in (4, 1 << 12, 1 << 26)]
+    assert names[0] == "doubling" and "doubling" not in names[-1]
+    across = Graph(preset("mk2").replace(ipus_per_pod=8, gateway_bytes_per_second=2e9), 16)
+    assert choose(across, groups, 1 << 26, reduces_all=True).name == "two-phase"  # little crosses the gateways

@@ -1,0 +1,269 @@
+"""`ipu.jit` over replicas: how arguments are split and joined, what is refused, N replicas as good as one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+from ipujax.runtime.errors import ArgumentError, GraphError
+
+SPLIT, SAME = P("replica"), P()
+
+
+def device(ipus: int = 4, tiles: int = 8, **changes: Any) -> ipu.IPUModel:
+    return ipu.IPUModel(num_ipus=ipus, tiles_per_ipu=tiles, **changes)
+
+
+def replicated(fun: Any, replicas: int = 4, in_specs: Any = SPLIT, out_specs: Any = SPLIT, **more: Any) -> Any:
+    return ipu.jit(fun, device=device(replicas), replicas=replicas, in_specs=in_specs, out_specs=out_specs, **more)
+
+
+# --- splitting and joining ---
+
+
+def test_arguments_are_split_as_their_specs_say():
+    x, tree = np.arange(24.0, dtype=np.float32).reshape(4, 6), {"a": np.arange(8), "b": [np.ones(3, np.float32)]}
+
+    def fun(x: Any, tree: Any) -> Any:
+        assert x.shape == (4, 3) and tree["a"].shape == (4,) and tree["b"][0].shape == (3,)
+        return {"x": x * 2, "tree": jax.tree.map(lambda leaf: leaf + 1, tree)}
+
+    specs = {"a": SPLIT, "b": SAME}
+    run = replicated(fun, 2, (P(None, "replica"), specs), {"x": P(None, "replica"), "tree": specs})
+    out = run(x, tree)
+    np.testing.assert_array_equal(out["x"], x * 2)
+    np.testing.assert_array_equal(out["tree"]["a"], tree["a"] + 1)
+    np.testing.assert_array_equal(out["tree"]["b"][0], tree["b"][0] + 1)
+
+
+def test_keywords_statics_keys_and_no_arguments_at_all():
+    def fun(x: Any, power: int, *, scale: Any, key: Any) -> Any:
+        noise = jax.random.uniform(jax.random.fold_in(key, lax.axis_index("replica")), x.shape)
+        return x**power * scale + noise
+
+    x, key = np.arange(8.0, dtype=np.float32), jax.random.key(3)
+    run = replicated(fun, static_argnums=(1,))
+    noise = np.concatenate([jax.random.uniform(jax.random.fold_in(key, r), (2,)) for r in range(4)])
+    np.testing.assert_allclose(run(x, 2, scale=np.float32(3), key=key), x**2 * 3 + noise, rtol=1e-6)
+    np.testing.assert_array_equal(replicated(lambda: lax.axis_index("replica")[None], in_specs=())(), np.arange(4))
+
+
+def test_one_replica_has_the_axis_too():
+    x = np.arange(4.0, dtype=np.float32)
+    np.testing.assert_array_equal(replicated(lambda x: lax.pmean(x, "replica"), 1)(x), x)
+    assert ipu.jit(lambda x: x, device=device(1), replicas=1)(x).shape == (4,)
+
+
+def test_donated_arguments_stay_on_the_device():
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * lax.pmean(x.sum(0), "replica"), x * 2
+
+    run = replicated(step, in_specs=(SAME, SPLIT), out_specs=(SAME, SPLIT), donate_argnums=(0,))
+    x = np.ones((8, 3), np.float32)
+    w, _ = run(jnp.zeros(3), x)
+    np.testing.assert_allclose(w, np.full(3, -0.2), rtol=1e-6)
+    lowered = run.lower(w, x)
+    assert lowered._lowered.aliases == (0, None) and [s.broadcast for s in lowered._lowered.inputs] == [True, False]
+
+
+def test_transformations_of_a_replicated_function():
+    x = np.arange(8.0, dtype=np.float32)
+    loss = replicated(lambda x: lax.psum((x**2).sum(), "replica"), out_specs=SAME)
+    np.testing.assert_allclose(jax.grad(loss)(x), 2 * x, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(loss)(np.stack([x, 2 * x])), [140, 560], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(loss)(x), 140, rtol=1e-6)
+    on_cpu = ipu.jit(lambda x: lax.pmax(x, "replica"), device=ipu.CPU(), replicas=4, in_specs=SPLIT, out_specs=SAME)
+    np.testing.assert_array_equal(on_cpu(x), [6, 7])
+    inner = ipu.jit(lambda x: x + lax.axis_index("replica"))
+    np.testing.assert_array_equal(replicated(lambda x: inner(x) * 2)(np.zeros(4, np.int32)), [0, 2, 4, 6])
+
+
+def test_functions_of_the_host_are_called_for_each_replica():
+    seen: list[float] = []
+
+    def note(x: Any) -> np.ndarray:
+        seen.append(float(x))
+        return np.float32(x * 10)
+
+    def fun(x: Any) -> Any:
+        return jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), x[0])[None]
+
+    np.testing.assert_array_equal(replicated(fun)(np.arange(4, dtype=np.float32)), [0, 10, 20, 30])
+    assert seen == [0, 1, 2, 3]
+
+
+# --- data-parallel training ---
+
+
+def init(sizes: tuple[int, ...]) -> Any:
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    return [jax.random.normal(k, (a, b)) / a**0.5 for k, a, b in zip(keys, sizes[:-1], sizes[1:], strict=False)]
+
+
+def forward(params: Any, x: Any, index: Any, key: Any) -> Any:
+    """A network with dropout, whose masks depend on which example of the whole batch they are for."""
+    for w in params[:-1]:
+        x = jax.nn.gelu(x @ w)
+        keys = jax.vmap(partial(jax.random.fold_in, key))(index)
+        keep = jax.vmap(lambda k, n=x.shape[1]: jax.random.bernoulli(k, 0.8, (n,)))(keys)
+        x = jnp.where(keep, x / 0.8, 0)
+    return x @ params[-1]
+
+
+def train_step(optimizer: Any, axis: str | None, params: Any, state: Any, x: Any, y: Any, index: Any, key: Any) -> Any:
+    def loss(params: Any) -> Any:
+        logits = forward(params, x, index, key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    value, grads = jax.value_and_grad(loss)(params)
+    if axis is not None:
+        value, grads = lax.pmean((value, grads), axis)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_with_pmean_are_one_replica_on_the_whole_batch(replicas: int):
+    optimizer = optax.adam(1e-2)
+    rng = np.random.default_rng(replicas)
+    x, y = rng.normal(size=(8, 6)).astype(np.float32), rng.integers(0, 5, 8)
+    index, key = np.arange(8), jax.random.key(1)
+    split = replicated(
+        partial(train_step, optimizer, "replica"), replicas, (SAME, SAME, SPLIT, SPLIT, SPLIT, SAME), SAME
+    )
+    whole = jax.jit(partial(train_step, optimizer, None))
+    ours = theirs = (init((6, 7, 5)), optimizer.init(init((6, 7, 5))))
+    for step in range(20):
+        k = jax.random.fold_in(key, step)
+        *ours, loss = split(*ours, x, y, index, k)
+        *theirs, expected = whole(*theirs, x, y, index, k)
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+# --- jax.shard_map ---
+
+
+def test_shard_map_over_a_mesh_keeps_its_meaning():
+    mesh = AbstractMesh((2, 2), ("data", "model"))
+
+    def inner(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            hidden = lax.psum(x @ w, "model")
+            return lax.pmean(jnp.mean(jnp.tanh(hidden) ** 2), "data")
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return value, grad
+
+    def fun(w: Any, x: Any) -> Any:
+        specs = (P("model"), P("data", "model"))
+        value, grad = jax.shard_map(inner, mesh=mesh, in_specs=specs, out_specs=(P(), P("model")))(w, x * 0.5)
+        return value, grad, grad.sum()
+
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(8, 6)).astype(np.float32)
+    value, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x * 0.5 @ w) ** 2))(w)
+    ours = ipu.jit(fun, device=device())(w, x)
+    for got, expected in zip(ours, (value, grad, grad.sum()), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-6, atol=1e-7)
+
+
+def test_what_only_shard_map_splits_comes_from_the_host_split():
+    mesh = AbstractMesh((4,), ("x",))
+    split = jax.shard_map(lambda x: x * lax.axis_index("x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    lowered = ipu.jit(split, device=device()).lower(np.ones(8, np.float32))
+    assert lowered._lowered.in_dims == (0,) and lowered._lowered.out_dims == (0,)
+    np.testing.assert_array_equal(lowered.compile()(np.ones(8, np.float32)), np.repeat(np.arange(4.0), 2))
+    looped = ipu.jit(lambda xs: lax.scan(lambda c, x: (c + split(x).sum(), None), 0.0, xs)[0], device=device())
+    np.testing.assert_allclose(looped(np.ones((3, 8), np.float32)), 36)
+
+
+def test_shard_map_that_cannot_be():
+    one, other = (AbstractMesh((n,), ("x",)) for n in (2, 4))
+
+    def over(mesh: Any, x: Any) -> Any:
+        return jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+
+    x = np.ones(8, np.float32)
+    with pytest.raises(GraphError, match="meshes of different sizes"):
+        ipu.jit(lambda x: over(one, x) + over(other, x), device=device())(x)
+    with pytest.raises(GraphError, match="inside of a function of several replicas"):
+        replicated(partial(over, one))(np.ones(16, np.float32))
+    with pytest.raises(ArgumentError, match="4 replicas do not fit 2 IPUs"):
+        ipu.jit(partial(over, other), device=device(2))(x)
+
+
+# --- what is refused ---
+
+X = np.ones((8, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fun", "match"),
+    [
+        ({"replicas": 0}, None, "replicas of ipu.jit"),
+        ({"replicas": 2.0}, None, "replicas of ipu.jit"),
+        ({"replicas": 8}, None, r"8 replicas do not fit 4 IPUs[\s\S]*num_ipus=8"),
+        ({"replicas": 4, "in_specs": (P("data"),)}, None, "axes there are not"),
+        ({"replicas": 4, "in_specs": ("replica",)}, None, "a tree of PartitionSpec"),
+        ({"replicas": 4, "in_specs": (SPLIT, SPLIT)}, None, "in_specs of .* do not fit"),
+        ({"replicas": 4, "in_specs": P(None, None, "replica")}, None, "split dimension 2 of x, which has none"),
+        ({"replicas": 4, "in_specs": SPLIT, "out_specs": SAME}, lambda x: x, r"result may differ between replicas"),
+        (
+            {"replicas": 4, "in_specs": SPLIT, "out_specs": {"a": SAME}},
+            lambda x: {"a": (lax.psum(x, "replica"), x.sum() + 1)},
+            r"result\['a'\]\[1\] may differ[\s\S]*at: test_replicas.py",
+        ),
+        ({"replicas": 4, "in_specs": SPLIT, "out_specs": SPLIT}, lambda x: x.sum(), "split dimension 0 of result"),
+        ({"replicas": 4, "in_specs": SPLIT}, lambda x: lax.psum(x, "data"), "over the axis 'data'"),
+        ({}, lambda x: lax.psum(x, "replica"), r"over the axis 'replica'[\s\S]*try: ipu.jit\(..., replicas=N"),
+    ],
+    ids=str,
+)
+def test_wrong_settings(settings: Any, fun: Any, match: str):
+    with pytest.raises(ipu.IpuError, match=match):
+        ipu.jit(fun or (lambda x: lax.pmean(x, "replica")), device=device(4), **settings)(X)
+
+
+def test_a_batch_that_does_not_divide_is_named():
+    with pytest.raises(
+        ipu.IpuError, match=r"argument batch\['x'\] cannot be split over 4 replicas[\s\S]*float32\[6,4\]"
+    ):
+        replicated(lambda batch: batch["x"])({"x": X[:6]})
+
+
+def test_an_inner_function_of_another_number_of_replicas():
+    inner = ipu.jit(lambda x: x, replicas=2)
+    with pytest.raises(ArgumentError, match="another number of replicas"):
+        replicated(lambda x: inner(x))(X)
+
+
+# --- on paper ---
+
+
+def test_only_collectives_cost_more_with_more_replicas():
+    def work(x: Any) -> Any:
+        return jnp.tanh(x @ x.T).sum(0)
+
+    def profile(replicas: int, fun: Any) -> Any:
+        x = jax.ShapeDtypeStruct((16 * replicas, 16), np.float32)
+        on = device(replicas * 4)
+        run = ipu.jit(fun, device=on, replicas=replicas, in_specs=SPLIT, out_specs=SPLIT)
+        return run.lower(x).compile().profile
+
+    alone = profile(1, work)
+    for replicas in (4, 16):
+        many = profile(replicas, work)
+        assert many.phase_cycles == alone.phase_cycles
+        np.testing.assert_array_equal(many.memory.tile_bytes, alone.memory.tile_bytes)
+    meeting = profile(16, lambda x: work(lax.pmean(x, "replica")))
+    assert meeting.phase_cycles["global_exchange"] > 0
