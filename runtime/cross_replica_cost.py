@@ -17,7 +17,7 @@ import numpy as np
 
 from ipujax.runtime.cost import ExchangeCost
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.links import link_cycles
 from ipujax.runtime.mapping import moved
 from ipujax.runtime.program import Copy, CrossReplicaCopy
@@ -62,7 +62,7 @@ _COUNTS = ("received_bytes", "sent_bytes", "fragments")
 def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     """The cost of the copy from the first of two replicas to the second, in a system of their IPUs."""
     target = graph.target
-    pair = Graph(target.replace(num_ipus=2 * target.num_ipus))
+    pair = Graph(of_replicas(target, 2))
     for variable in copy.source.variables():
         pair.mappings[variable] = graph.mappings[variable]
     received = {variable: replace(variable) for variable in copy.destination.variables()}

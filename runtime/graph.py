@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin, Variable, dtype_name
 from ipujax.runtime.vertices import VertexGroup
+
+
+@lru_cache(maxsize=256)
+def of_replicas(target: Target, replicas: int) -> Target:
+    """The machine of several replicas, of which `target` is that of one."""
+    return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)
 
 
 class Graph:
@@ -54,9 +61,7 @@ class Graph:
     @property
     def system_target(self) -> Target:
         """The machine of all replicas together; replica r has IPUs r · n … of n each."""
-        if self.replication_factor == 1:
-            return self.target
-        return self.target.replace(num_ipus=self.target.num_ipus * self.replication_factor)
+        return of_replicas(self.target, self.replication_factor)
 
     @contextmanager
     def debug_origin(self, origin: Origin) -> Iterator[None]:

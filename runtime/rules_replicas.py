@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ipujax.runtime.divergence import divergent_decisions, meets
+from ipujax.runtime.divergence import Decision, divergent_decisions, meets
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.program import CrossReplicaCopy
 from ipujax.runtime.rules_facts import Facts
@@ -39,6 +39,8 @@ def map_errors(copy: CrossReplicaCopy, replicas: int) -> Iterator[VerifyError]:
 
 def divergent_control(facts: Facts) -> Iterator[VerifyError]:
     """Where replicas meet, they all come by: no decision on which they may disagree stands around it."""
+    if not any(isinstance(node, Decision) and any(map(meets, node.children())) for node in facts.nodes):
+        return
     for node in divergent_decisions(facts.graph, facts.program, facts.effects):
         if any(meets(child) for child in node.children()):
             yield VerifyError(

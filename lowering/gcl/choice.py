@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.links import link_cycles
 from ipujax.runtime.target import Target
 
@@ -37,7 +37,7 @@ def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -
 
 @lru_cache(maxsize=1024)
 def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduces_all: bool) -> Schedule:
-    system = target.replace(num_ipus=target.num_ipus * replicas)
+    system = of_replicas(target, replicas)
     candidates = list(_candidates(system, target.num_ipus, groups, reduces_all))
     costs = [_cycles(schedule, num_bytes, system, target.num_ipus, reduces_all) for schedule in candidates]
     return candidates[int(np.argmin(costs))]
