@@ -2,7 +2,8 @@
 
 Input: a function, most often `jax.value_and_grad(loss)`, and which of its arguments are split, folded or handed on.
 Output: a function of whole batches whose results are reduced over the micro-batches: gradient accumulation.
-Under plain JAX it is a `lax.scan`; `ipu.jit` compiles the same loop.
+Under plain JAX it is a `lax.scan`; `ipu.jit` compiles the same loop, or, where the function has stages (`ipu.stage`), a
+pipeline in which the IPUs of the stages work on several micro-batches at once.
 
 Limits: no derivative is taken through it, and it does not nest.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,8 +22,17 @@ import numpy as np
 
 from ipujax.arguments import argument_places, as_numbers, function_name
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
-from ipujax.lowering.pipeline_op import REDUCTIONS, PipelineSpec, Reduce, Role, bind_pipeline, pipeline_p
-from ipujax.lowering.stage_names import stage_scope
+from ipujax.lowering.pipeline_op import (
+    REDUCTIONS,
+    PipelineSpec,
+    Reduce,
+    Role,
+    bind_pipeline,
+    pipeline_p,
+    staged_pipeline_p,
+)
+from ipujax.lowering.schedules import Schedule, as_schedule
+from ipujax.lowering.stage_names import named_stages, stage_scope
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.target import nearest
 
@@ -32,7 +43,7 @@ def pipeline(
     fun: Callable[..., Any],
     *,
     micro_batches: int,
-    schedule: str = "1f1b",
+    schedule: str | Schedule = "1f1b",
     stages: int | str | None = None,
     device_mapping: Sequence[int] | None = None,
     batch_argnums: int | Sequence[int] = -1,
@@ -46,9 +57,9 @@ def pipeline(
     Args:
         fun: function of pytrees of arrays, of one micro-batch.
         micro_batches: into how many equal parts the first axis of every array of the batch is split, in order.
-        schedule: the order in which stages work; without stages there is one order, "1f1b" or not.
+        schedule: the order in which stages work, by name or as a `Schedule`; the default without stages.
         stages: how many stages to cut the function into; not yet possible, only None.
-        device_mapping: the IPU of each stage; not yet possible, only None.
+        device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split.
         rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).
         carry: state handed from one micro-batch to the next: for each positional argument the part of the results that
@@ -70,7 +81,8 @@ def pipeline(
     if not callable(fun):
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
     count = _checked_count(micro_batches)
-    _refuse_stages(schedule, stages, device_mapping)
+    _refuse_automatic(stages)
+    order = _Order(as_schedule(schedule), _checked_mapping(device_mapping))
     numbers = _Numbers(
         as_numbers("batch_argnums", batch_argnums, "ipu.pipeline"),
         as_numbers("rng_argnums", rng_argnums, "ipu.pipeline"),
@@ -80,7 +92,7 @@ def pipeline(
     dtype = _checked_dtype(accumulate_dtype)
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _Call(fun, count, numbers, reduce, dtype, args, kwargs).run()
+        return _Call(fun, count, order, numbers, reduce, dtype, args, kwargs).run()
 
     call.__name__ = call.__qualname__ = f"pipeline_{function_name(fun)}"
     jitted = jax.jit(call)  # so that a pipeline called outside of a jitted function is traced once
@@ -110,6 +122,30 @@ def stage(number: int) -> Iterator[None]:
         raise ArgumentValueError(what, expected="a whole number from 0", got=repr(number))
     with jax.named_scope(stage_scope(number.__index__())):
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Who works when, and where."""
+
+    schedule: Schedule
+    device_mapping: tuple[int, ...] | None
+
+    def refuse_without_stages(self, who: str) -> None:
+        """Refuses what only stages can have.
+
+        Raises:
+            ArgumentError: naming the setting.
+        """
+        given = {"schedule": self.schedule.name} if self.schedule != as_schedule("1f1b") else {}
+        given |= {} if self.device_mapping is None else {"device_mapping": str(list(self.device_mapping))}
+        for name, value in given.items():
+            raise ArgumentError(
+                f"{name} of ipu.pipeline({who}) is for stages, and the function has none",
+                expected="at least two stages",
+                got=f"{name}={value}",
+                hint="with ipu.stage(i): around the parts of the model",
+            )
 
 
 class _Numbers:
@@ -157,13 +193,15 @@ class _Call:
         self,
         fun: Callable[..., Any],
         count: int,
+        order: _Order,
         numbers: _Numbers,
         reduce: Any,
         dtype: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.fun, self.count, self.numbers, self.reduce, self.dtype = fun, count, numbers, reduce, dtype
+        self.fun, self.count, self.order = fun, count, order
+        self.numbers, self.reduce, self.dtype = numbers, reduce, dtype
         self.args, self.kwargs = args, kwargs
         self.who = function_name(fun)
         self.names, _ = argument_places(fun, args, (), ())
@@ -180,6 +218,8 @@ class _Call:
 
         traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
         _refuse_nesting(traced, self.who)
+        if len(named_stages(traced.jaxpr)) < 2:
+            self.order.refuse_without_stages(self.who)
         jaxpr, consts = constants_as_inputs(traced)
         carries = self._carries(out, [name for name, _ in places])
         same: Role = "same"
@@ -190,6 +230,8 @@ class _Call:
             tuple((operand + len(consts), result) for operand, result in carries),
             self._reductions(out, jaxpr, {result for _, result in carries}),
             self.dtype,
+            self.order.schedule,
+            self.order.device_mapping,
         )
         results = bind_pipeline(jaxpr, spec, [*consts, *operands])
         done = [
@@ -319,7 +361,7 @@ def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
     while found:
         inner = found.pop()
         for eqn in inner.eqns:
-            if eqn.primitive is pipeline_p:
+            if eqn.primitive in (pipeline_p, staged_pipeline_p):
                 raise ArgumentError(
                     f"ipu.pipeline({eqn.params['spec'].name}) is inside of ipu.pipeline({who})",
                     expected="one pipeline around what is not pipelined",
@@ -339,17 +381,24 @@ def _checked_count(micro_batches: Any) -> int:
     return int(micro_batches)
 
 
-def _refuse_stages(schedule: Any, stages: Any, device_mapping: Any) -> None:
-    for name, value in (("stages", stages), ("device_mapping", device_mapping)):
-        if value is not None:
-            raise ArgumentError(
-                f"{name} of ipu.pipeline is not possible yet",
-                expected="gradient accumulation: no stages",
-                got=f"{name}={value!r}",
-            )
-    if schedule != "1f1b":
-        what = "schedules of ipu.pipeline are for stages, which are not possible yet"
-        raise ArgumentError(what, expected="schedule='1f1b'", got=repr(schedule))
+def _refuse_automatic(stages: Any) -> None:
+    if stages is not None:
+        raise ArgumentError(
+            "stages of ipu.pipeline: finding them is not possible yet",
+            expected="stages=None",
+            got=f"stages={stages!r}",
+            hint="with ipu.stage(i): around the parts of the model",
+        )
+
+
+def _checked_mapping(mapping: Any) -> tuple[int, ...] | None:
+    if mapping is None:
+        return None
+    numbers = as_numbers("device_mapping", mapping, "ipu.pipeline")
+    if not numbers or min(numbers) < 0:
+        what = "device_mapping of ipu.pipeline"
+        raise ArgumentValueError(what, expected="the IPU of each stage, from 0", got=repr(mapping))
+    return numbers
 
 
 def _checked_carry(carry: Any) -> dict[int, Path]:

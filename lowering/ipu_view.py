@@ -14,7 +14,7 @@ import numpy as np
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping, check_mapping, frozen, moved
 from ipujax.runtime.program import ComputeSet
-from ipujax.runtime.variable import Variable
+from ipujax.runtime.variable import Origin, Variable
 from ipujax.runtime.vertices import NO_TILE, VertexGroup
 
 
@@ -34,12 +34,23 @@ class IpuView(Graph):
         self._first = ipu * whole.target.tiles_per_ipu
         self._tiles = frozen(self._first + np.arange(whole.target.tiles_per_ipu), np.int32)
 
+    @property
+    def origin(self) -> Origin:
+        """Where what is being added comes from: what was said of this view, else of the whole graph."""
+        return self.whole.origin if self._origin == Origin() else self._origin
+
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
         check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
         there = moved(mapping, self._tiles)
         assert there is not None, "the mapping was checked against the tiles of one IPU"
         self.whole.set_tile_mapping(variable, there)
         self.mappings[variable] = mapping
+
+    def add_copy_of(self, constant: Variable) -> Variable:
+        """Adds another constant of the same value, which lies nowhere yet."""
+        own = replace(constant)
+        self.variables.append(own)
+        return own
 
     def holds(self, variable: Variable) -> bool:
         """Whether a variable lies on this IPU."""

@@ -9,10 +9,14 @@ the same program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
 
 from ipujax.lowering.ipu_view import IpuView
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, trace
+from ipujax.lowering.passes import PASSES
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
@@ -22,8 +26,19 @@ from ipujax.runtime.substitution import substituted
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable
 
-if TYPE_CHECKING:
-    from ipujax.lowering.lower import Lowering
+
+class LowersEquations(Protocol):
+    """Lowers jaxprs into one graph, as `lower.Lowering` does."""
+
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
+
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]: ...
+
+    def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
+
+
+# From a graph, and tensors that may be written at once by the variables whose values go there.
+MakeLowering = Callable[[Graph, Mapping[Var, Tensor]], LowersEquations]
 
 
 class Ipus:
@@ -34,10 +49,10 @@ class Ipus:
         make: makes what lowers equations into a graph.
     """
 
-    def __init__(self, graph: Graph, make: Callable[[Graph], Lowering]) -> None:
+    def __init__(self, graph: Graph, make: MakeLowering) -> None:
         self.graph, self._make = graph, make
         self._views: dict[int, IpuView] = {}
-        self._lowerings: dict[int, Lowering] = {}
+        self._lowerings: dict[int, LowersEquations] = {}
         self._constants: dict[tuple[Variable, int], Variable] = {}
         self._brought: dict[tuple[Tensor, int], Tensor] = {}
 
@@ -47,15 +62,54 @@ class Ipus:
             self._views[ipu] = IpuView(self.graph, ipu)
         return self._views[ipu]
 
-    def lowering(self, ipu: int) -> Lowering:
+    def lowering(self, ipu: int) -> LowersEquations:
         """What lowers equations on one IPU."""
         if ipu not in self._lowerings:
-            self._lowerings[ipu] = self._make(self.view(ipu))
+            self._lowerings[ipu] = self._make(self.view(ipu), {})
         return self._lowerings[ipu]
 
     def home(self, variable: Variable) -> int | None:
         """The IPU a variable lies on; None while it lies nowhere."""
         return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
+
+    def emit(
+        self,
+        ipu: int,
+        fun: Callable[..., jax.Array],
+        operands: Sequence[Tensor],
+        prog: ProgramSequence,
+        name: str,
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Adds what a function of arrays computes.
+
+        Args:
+            ipu: where; the operands lie there.
+            fun: the function, of one result.
+            operands: its arguments.
+            prog: program to add to.
+            name: debug name.
+            into: where the result is written; it may be an operand, but share no element with part of another.
+
+        Returns:
+            The result: `into` if that is given.
+        """
+
+        def named(*arrays: jax.Array) -> Any:
+            with jax.named_scope(name):
+                return fun(*arrays)
+
+        jaxpr = trace(named, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands], {}, ()).jaxpr
+        for _, run in PASSES:
+            jaxpr = run(jaxpr)
+        (out,) = jaxpr.jaxpr.outvars
+        targets = {out: into} if into is not None and isinstance(out, Var) else {}
+        (result,) = self._make(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
+        if into is None or result is into:
+            return result
+        map_linearly(self.view(ipu), result)
+        prog.add(Copy(result, into, name, self.graph.origin))
+        return into
 
     def bring(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
         """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
@@ -65,22 +119,24 @@ class Ipus:
             ipu: number of the IPU.
             prog: where copies are added.
         """
+        foreign = self._elsewhere(tensor, ipu)
+        if not foreign:
+            return tensor
         if (tensor, ipu) not in self._brought:
-            local = self._with_own_constants(tensor, ipu)
+            local = self._with_own_constants(tensor, foreign, ipu)
             self._brought[tensor, ipu] = self._copied(local, ipu, prog)
         return self._brought[tensor, ipu]
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
         return [v for v in tensor.variables() if self.home(v) not in (None, ipu)]
 
-    def _with_own_constants(self, tensor: Tensor, ipu: int) -> Tensor:
+    def _with_own_constants(self, tensor: Tensor, foreign: Sequence[Variable], ipu: int) -> Tensor:
         """The same view of constants of its own, which need not be sent."""
         table = {}
-        for variable in self._elsewhere(tensor, ipu):
+        for variable in foreign:
             if variable.is_constant:
                 if (variable, ipu) not in self._constants:
-                    (own,) = self.view(ipu).add_constant(variable.value, variable.name).variables()
-                    self._constants[variable, ipu] = own
+                    self._constants[variable, ipu] = self.view(ipu).add_copy_of(variable)
                 table[variable] = self._constants[variable, ipu]
         return substituted(tensor, table)
 
@@ -94,18 +150,29 @@ class Ipus:
         if sum(variable.size for variable in foreign) <= tensor.size:  # a broadcast, say, is not sent in full
             table: dict[Variable, Variable] = {}
             for variable in foreign:
-                (table[variable],) = self.bring_dense(Tensor.of(variable), ipu, prog).variables()
+                (table[variable],) = self._dense(Tensor.of(variable), ipu, prog).variables()
             return substituted(tensor, table)
-        return self.bring_dense(tensor, ipu, prog)
+        return self._dense(tensor, ipu, prog)
 
-    def bring_dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
-        """A new variable on an IPU with the value of a tensor of mapped variables, laid out like it."""
-        shape, mapping = self.layout(tensor)
-        copy = self.view(ipu).add_variable(shape, tensor.dtype, f"to IPU {ipu}", mapping)
-        prog.add(Copy(tensor.reshape(shape), copy, f"to IPU {ipu}", self.graph.origin))
-        return copy.reshape(tensor.shape)
+    def _dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+        copy = self.like(tensor, ipu, f"to IPU {ipu}")
+        prog.add(Copy(tensor, copy, f"to IPU {ipu}", self.graph.origin))
+        return copy
 
-    def layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
+    def like(self, tensor: Tensor, ipu: int, name: str, dtype: Any = None) -> Tensor:
+        """A new variable on an IPU, laid out like a tensor of mapped variables, and seen in its shape.
+
+        Args:
+            tensor: what it is to be like.
+            ipu: where.
+            name: debug name.
+            dtype: that of the tensor when None.
+        """
+        shape, mapping = self._layout(tensor)
+        new = self.view(ipu).add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
+        return new.reshape(tensor.shape)
+
+    def _layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
         """A shape and a mapping on one IPU that follow a tensor as far as it lies on one IPU."""
         homes = {self.home(v) for v in tensor.variables()}
         (home,) = homes if len(homes) == 1 else (None,)

@@ -1,10 +1,11 @@
-"""The primitive of `ipu.pipeline`: a function of one micro-batch, and how micro-batches go through it.
+"""The primitives of `ipu.pipeline`: a function of one micro-batch, and how micro-batches go through it.
 
-    results = pipeline_p.bind(*operands, jaxpr=…, spec=…, loop=…)
+    results = pipeline_p.bind(*operands, spec=…, loop=…)
+    results = staged_pipeline_p.bind(*operands, spec=…, loop=…, micro_batch=…)
 
-`jaxpr` computes one micro-batch; `loop` computes all of them, one after the other, in a `lax.scan`, and is what the
-primitive means: plain JAX evaluates it, and so does every compilation that has no stages. Both were traced together, so
-that names of axes that are bound around the pipeline are bound in them too.
+`loop` computes all micro-batches, one after the other, in a `lax.scan`, and is what the primitives mean: plain JAX
+evaluates it, and `ipu.jit` compiles it where there are no stages. Else `micro_batch` computes one of them. Both were
+traced together, so that names of axes that are bound around the pipeline are bound in them too.
 
 Limits: no derivative; under `vmap` it is its loop, without stages.
 """
@@ -20,6 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
+from ipujax.lowering.schedules import OneForwardOneBackward, Schedule
+from ipujax.lowering.stage_names import named_stages
 from ipujax.runtime.errors import ArgumentError
 
 Role = Literal["same", "batch", "key", "carry"]
@@ -39,6 +42,8 @@ class PipelineSpec:
         carries: (operand, result) pairs: the operand's next value is that result.
         reduce: of each result, what becomes of its values.
         accumulate_dtype: of sums and means of floating-point results; their own when None.
+        schedule: the order in which stages work.
+        device_mapping: the IPU of each stage; as the schedule has it when None.
     """
 
     name: str
@@ -47,6 +52,8 @@ class PipelineSpec:
     carries: tuple[tuple[int, int], ...]
     reduce: tuple[Reduce, ...]
     accumulate_dtype: Any = None
+    schedule: Schedule = OneForwardOneBackward()
+    device_mapping: tuple[int, ...] | None = None
 
     def accumulator_dtype(self, aval: Any) -> Any:
         """The dtype in which the values of a result are summed."""
@@ -137,12 +144,21 @@ def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs that equations hold, but not this."""
+
+    jaxpr: ClosedJaxpr
+
+
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)
+staged_pipeline_p = make_call_primitive("ipu_staged_pipeline", "loop", _refuse_derivative)
 
 
 def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
-    """Binds the primitive, its loop traced where it is bound."""
+    """Binds one of the primitives, its loop traced where it is bound."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no constants of its own"
-    results: list[jax.Array] = pipeline_p.bind(*operands, jaxpr=jaxpr, spec=spec, loop=loop)
-    return results
+    if len(named_stages(jaxpr.jaxpr)) < 2:
+        return list(pipeline_p.bind(*operands, spec=spec, loop=loop))
+    return list(staged_pipeline_p.bind(*operands, spec=spec, loop=loop, micro_batch=MicroBatch(jaxpr)))

@@ -26,35 +26,42 @@ from ipujax.runtime.variable import element_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the equations of a jaxpr belong.
+class Span:
+    """An equation that is spread over IPUs by itself: a pipeline.
 
     Args:
-        stages: of each equation, in order.
-        num_stages: how many there are.
+        inputs: the IPU that uses each operand first, None where none does.
+        results: the IPU of each result.
+        num_stages: how many stages are inside.
     """
 
-    stages: tuple[int, ...]
+    inputs: tuple[int | None, ...]
+    results: tuple[int, ...]
     num_stages: int
 
 
-def place(jaxpr: Jaxpr) -> Placement:
+def place(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
     """Gives each equation a stage.
 
     Args:
         jaxpr: inlined, with at least one equation named after a stage.
+        spans: the equations that are spread over IPUs by themselves, by number.
+
+    Returns:
+        The stage of each equation, in order; one for equations in `spans` means nothing.
 
     Raises:
         ArgumentError: for stages with a gap between their numbers, a stage inside a loop, or a value that flows back to
             an earlier stage.
     """
-    named = [_named_stage(eqn) for eqn in jaxpr.eqns]
-    _check_gaps(jaxpr.eqns, named)
+    spans = spans or {}
+    named = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
+    check_gaps(jaxpr.eqns, named, max((span.num_stages for span in spans.values()), default=0))
     check_flow(jaxpr, named)
-    return Placement(_filled(jaxpr, named), 1 + max(stage for stage in named if stage is not None))
+    return _Filling(jaxpr, named, spans).run()
 
 
-def _named_stage(eqn: JaxprEqn) -> int | None:
+def named_stage(eqn: JaxprEqn) -> int | None:
     """The stage an equation is named after, or all it holds is.
 
     Raises:
@@ -74,12 +81,22 @@ def _named_stage(eqn: JaxprEqn) -> int | None:
     return next(iter(stages), None)
 
 
-def _check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None]) -> None:
+def check_gaps(eqns: Sequence[JaxprEqn], named: Sequence[int | None], known: int = 0) -> None:
+    """Refuses numbers of stages that leave one out.
+
+    Args:
+        eqns: the equations.
+        named: the stage each is named after, or None.
+        known: how many stages there are elsewhere.
+
+    Raises:
+        ArgumentError: with the line of the first stage behind the gap.
+    """
     first: dict[int, JaxprEqn] = {}
     for eqn, stage in zip(eqns, named, strict=True):
         if stage is not None:
             first.setdefault(stage, eqn)
-    for number, stage in enumerate(sorted(first)):
+    for number, stage in enumerate(sorted({*first, *range(known)})):
         if number != stage:
             raise ArgumentError(
                 f"there is no stage {number}, but a stage {stage}",
@@ -124,55 +141,67 @@ def _described(eqn: JaxprEqn) -> str:
     return f"{shown} that {eqn.primitive.name} makes at {source_line(eqn) or 'no known line'}"
 
 
-def _filled(jaxpr: Jaxpr, named: Sequence[int | None]) -> tuple[int, ...]:
-    """A stage for every equation."""
-    stages = list(named)
-    inputs = {*jaxpr.invars, *jaxpr.constvars}
-    maker = {var: n for n, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
-    users: dict[Var, list[int]] = {}
-    for n, eqn in enumerate(jaxpr.eqns):
-        for var in variables(eqn.invars):
-            users.setdefault(var, []).append(n)
+class _Filling:
+    """Gives a stage to the equations that are named after none."""
 
-    def first_use(var: Var) -> int | None:
-        return next((stage for n in users.get(var, ()) if (stage := stages[n]) is not None), None)
-
-    home = {var: first_use(var) for var in inputs}
-    waits = True
-    while None in stages:
-        before = stages.count(None)
+    def __init__(self, jaxpr: Jaxpr, named: Sequence[int | None], spans: Mapping[int, Span]) -> None:
+        self.eqns, self.spans, self.stages = jaxpr.eqns, spans, list(named)
+        for n, span in spans.items():
+            self.stages[n] = span.results[0] if span.results else 0
+        self.maker = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
+        self.users: dict[Var, list[tuple[int, int]]] = {}
         for n, eqn in enumerate(jaxpr.eqns):
-            if stages[n] is None:
-                stages[n] = _heaviest(eqn, maker, stages, home, waits)
-        for n in reversed(range(len(stages))):
-            if stages[n] is None:
-                uses = [first_use(var) for var in jaxpr.eqns[n].outvars]
-                stages[n] = min((stage for stage in uses if stage is not None), default=None)
-        home = {var: first_use(var) if stage is None else stage for var, stage in home.items()}
-        if stages.count(None) == before:
-            stages = stages if waits else [0 if stage is None else stage for stage in stages]
-            waits = False
-    return tuple(stage for stage in stages if stage is not None)
+            for k, atom in enumerate(eqn.invars):
+                if not isinstance(atom, Literal):
+                    self.users.setdefault(atom, []).append((n, k))
+        self.home = {var: self.first_use(var) for var in (*jaxpr.invars, *jaxpr.constvars)}
 
+    def first_use(self, var: Var) -> int | None:
+        """The stage that uses a variable first."""
+        uses = (self.spans[n].inputs[k] if n in self.spans else self.stages[n] for n, k in self.users.get(var, ()))
+        return next((stage for stage in uses if stage is not None), None)
 
-def _heaviest(
-    eqn: JaxprEqn, maker: Mapping[Var, int], stages: Sequence[int | None], home: Mapping[Var, int | None], waits: bool
-) -> int | None:
-    """The stage that holds most bytes of an equation's operands; of equals one that holds an argument, then the last.
+    def made_at(self, var: Var) -> int | None:
+        """The stage a variable comes from; of an input, that which uses it first."""
+        if var not in self.maker:
+            return self.home.get(var)
+        n, k = self.maker[var]
+        return self.spans[n].results[k] if n in self.spans else self.stages[n]
 
-    None if no operand is placed; if it `waits`, also while those that are not have more bytes than the stage holds.
-    """
-    missing = 0
-    weight: dict[int, tuple[int, bool]] = {}
-    for var in variables(eqn.invars):
-        stage = stages[maker[var]] if var in maker else home.get(var)
-        if stage is None:
-            missing += value_bytes(var.aval)
-        else:
-            held, has_argument = weight.get(stage, (0, False))
-            weight[stage] = held + value_bytes(var.aval), has_argument or var not in maker
-    best = max(weight, key=lambda stage: (*weight[stage], stage), default=None)
-    return None if best is None or (waits and missing > weight[best][0]) else best
+    def run(self) -> tuple[int, ...]:
+        stages, waits = self.stages, True
+        while None in stages:
+            before = stages.count(None)
+            for n, eqn in enumerate(self.eqns):
+                if stages[n] is None:
+                    stages[n] = self.heaviest(eqn, waits)
+            for n in reversed(range(len(stages))):
+                if stages[n] is None:
+                    uses = [self.first_use(var) for var in self.eqns[n].outvars]
+                    stages[n] = min((stage for stage in uses if stage is not None), default=None)
+            self.home = {var: self.first_use(var) if stage is None else stage for var, stage in self.home.items()}
+            if stages.count(None) == before:
+                if not waits:
+                    stages[:] = [0 if stage is None else stage for stage in stages]
+                waits = False
+        return tuple(stage for stage in stages if stage is not None)
+
+    def heaviest(self, eqn: JaxprEqn, waits: bool) -> int | None:
+        """The stage with most bytes of an equation's operands; of equals one that has an argument, then the last.
+
+        None if no operand is placed; if it `waits`, also while those that are not have more bytes than the stage holds.
+        """
+        missing = 0
+        weight: dict[int, tuple[int, bool]] = {}
+        for var in variables(eqn.invars):
+            stage = self.made_at(var)
+            if stage is None:
+                missing += value_bytes(var.aval)
+            else:
+                held, has_argument = weight.get(stage, (0, False))
+                weight[stage] = held + value_bytes(var.aval), has_argument or var not in self.maker
+        best = max(weight, key=lambda stage: (*weight[stage], stage), default=None)
+        return None if best is None or (waits and missing > weight[best][0]) else best
 
 
 def variables(atoms: Iterable[Any]) -> list[Var]:

@@ -34,7 +34,7 @@ from ipujax.lowering.jax_compat import (
 Values = list[jax.Array]
 
 # Parameter that holds what an equation does nothing but evaluate, by primitive name.
-EVALUATED = {**CALLEES, "function_call": "jaxpr"}
+EVALUATED = {**CALLEES, "function_call": "jaxpr", "ipu_staged_pipeline": "loop"}
 
 
 def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: int) -> Values:

@@ -64,6 +64,11 @@ def has_stages(jaxpr: Jaxpr) -> bool:
     return any(stage_name(eqn).stage is not None for eqn in _equations(jaxpr))
 
 
+def named_stages(jaxpr: Jaxpr) -> set[int]:
+    """The stages that equations are named after, however deep."""
+    return {stage for eqn in _equations(jaxpr) if (stage := stage_name(eqn).stage) is not None}
+
+
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     for eqn in jaxpr.eqns:
         yield eqn

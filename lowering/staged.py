@@ -1,17 +1,19 @@
-"""Model parallelism: equations on the IPUs of their stages, one IPU after the other.
+"""Model parallelism: equations on the IPUs of their stages.
 
 Input: a jaxpr with equations named after stages. Output: as `Lowering`; every equation runs on the IPU of its stage,
-stage i on IPU i, and values go from IPU to IPU by copies. This is what PopART calls a virtual graph.
+stage i on IPU i, one IPU after the other, and values go from IPU to IPU by copies: what PopART calls a virtual graph. A
+pipeline with stages inside is lowered as one, see `pipelining`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ipujax.lowering.ipus import Ipus
+from ipujax.lowering.ipus import Ipus, MakeLowering
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
-from ipujax.lowering.placement import Placement, place
+from ipujax.lowering.pipelining.program import lower_pipeline
+from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.placement import Span, place
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
@@ -19,16 +21,9 @@ from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin
 
-if TYPE_CHECKING:
-    from ipujax.lowering.lower import Lowering
-
 
 def lower_staged(
-    graph: Graph,
-    make: Callable[[Graph], Lowering],
-    jaxpr: ClosedJaxpr,
-    operands: Sequence[Tensor],
-    prog: ProgramSequence,
+    graph: Graph, make: MakeLowering, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence
 ) -> list[Tensor]:
     """Lowers a jaxpr whose equations belong to stages.
 
@@ -42,32 +37,43 @@ def lower_staged(
     Raises:
         ArgumentError: for stages that make no sense, or more of them than IPUs.
     """
-    placement = place(jaxpr.jaxpr)
-    check_fits(jaxpr, placement, graph.target.num_ipus)
-    ipus, body = Ipus(graph, make), jaxpr.jaxpr
+    body, num_ipus = jaxpr.jaxpr, graph.target.num_ipus
+    pipelines = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
+    stages = place(
+        body,
+        {n: Span(p.input_ipus(), p.result_ipus(), p.partition.num_stages) for n, p in pipelines.items()},
+    )
+    _check_fits(jaxpr, stages, num_ipus)
+    ipus = Ipus(graph, make)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
-    for eqn, ipu in zip(body.eqns, placement.stages, strict=True):
+    for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
-        with graph.debug_origin(origin), ipus.view(ipu).debug_origin(origin):
-            given = [ipus.bring(lowering.read(env, atom), ipu, prog) for atom in eqn.invars]
-            env.update(zip(eqn.outvars, lowering.equation(eqn, given, prog), strict=True))
+        with graph.debug_origin(origin):
+            if n in pipelines:
+                given = [lowering.read(env, atom) for atom in eqn.invars]
+                results: Sequence[Tensor] = lower_pipeline(ipus, pipelines[n], given, prog, pipelines[n].spec.name)
+            else:
+                given = [ipus.bring(lowering.read(env, atom), ipu, prog) for atom in eqn.invars]
+                results = lowering.equation(eqn, given, prog)
+        env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars]
 
 
-def check_fits(jaxpr: ClosedJaxpr, placement: Placement, num_ipus: int) -> None:
+def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:
     """Refuses more stages than IPUs.
 
     Raises:
         ArgumentError: with the line of the first stage that has none.
     """
-    if placement.num_stages > num_ipus:
+    num_stages = 1 + max(stages)
+    if num_stages > num_ipus:
         first = next(eqn for eqn in jaxpr.jaxpr.eqns if (stage_name(eqn).stage or 0) >= num_ipus)
         raise ArgumentError(
             f"stage {num_ipus} has no IPU",
             where=source_line(first) or None,
-            expected=f"{placement.num_stages} IPUs, one a stage",
+            expected=f"{num_stages} IPUs, one a stage",
             got=f"{num_ipus} for each replica",
-            hint=f"ipu.IPUModel(num_ipus={1 << (placement.num_stages - 1).bit_length()}) or more for several replicas",
+            hint=f"ipu.IPUModel(num_ipus={1 << (num_stages - 1).bit_length()}) or more for several replicas",
         )

@@ -275,8 +275,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "an integer accumulator": ({"accumulate_dtype": jnp.int32}, "floating-point dtype"),
     "a dtype nobody knows": ({"accumulate_dtype": "float33"}, "got: 'float33'"),
     "stages": ({"stages": 2}, "stages=2"),
-    "device mapping": ({"device_mapping": [0]}, "device_mapping="),
-    "a schedule": ({"schedule": "gpipe"}, "got: 'gpipe'"),
+    "device mapping": ({"device_mapping": [0, -1]}, "device_mapping of ipu.pipeline"),
+    "a schedule": ({"schedule": "gpip"}, "try: 'gpipe'"),
 }
 
 
@@ -293,6 +293,8 @@ def test_no_function_is_refused() -> None:
 
 
 CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]] = {
+    "a schedule without stages": ({"schedule": "gpipe"}, loss, (PARAMS, BATCH), "schedule .* the function has none"),
+    "a mapping without stages": ({"device_mapping": [0]}, loss, (PARAMS, BATCH), "device_mapping .* is for stages"),
     "does not divide": ({"micro_batches": 3}, loss, (PARAMS, BATCH), r"batch\['x'\].* cannot be split into 3"),
     "no first axis": ({}, lambda x: x, (np.float32(1),), "x of .* cannot be split.*\n.*\n.*\n.*float32"),
     "batch position": ({"batch_argnums": 2}, loss, (PARAMS, BATCH), "2 positional arguments: params, batch"),

@@ -137,12 +137,10 @@ def test_where_equations_without_a_stage_belong() -> None:
     jaxpr = jax.jit(fun).trace(w, w, w).jaxpr
     for _, run in PASSES:
         jaxpr = run(jaxpr)
-    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], place(jaxpr.jaxpr).stages, strict=True))
+    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], place(jaxpr.jaxpr), strict=True))
     names = {"sin": 1, "gt": 1, "exp": 0, "reduce_sum": 1, "cos": 0}
     assert {name: found[name] for name in names} == names
-    products = [
-        s for eqn, s in zip(jaxpr.jaxpr.eqns, place(jaxpr.jaxpr).stages, strict=True) if eqn.primitive.name == "mul"
-    ]
+    products = [s for eqn, s in zip(jaxpr.jaxpr.eqns, place(jaxpr.jaxpr), strict=True) if eqn.primitive.name == "mul"]
     assert products == [0, 1, 0, 1]
 
 

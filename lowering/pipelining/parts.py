@@ -1,0 +1,122 @@
+"""The parts of a partition as jaxprs of their own: what each reads of others, and what it hands on.
+
+Input: a `Partition`, and for which stages gradients of parameters are tasks of their own. Output: `StagePart`s. Each is
+a jaxpr over the variables of the whole, which evaluates by itself.
+
+    input gradients   what other parts need of a backward part, and what that needs
+    weight gradients  the rest
+
+A value that is only another view of one is viewed again where it is read, so that nothing is kept or sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
+from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
+from ipujax.lowering.placement import value_bytes, variables
+from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+
+_VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "copy"})
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What one kind of task of a stage computes.
+
+    Args:
+        task: stage and kind.
+        jaxpr: from what it reads to what it hands on.
+    """
+
+    task: TaskKind
+    jaxpr: Jaxpr
+
+    @property
+    def stage(self) -> int:
+        """Number of its stage."""
+        return self.task[0]
+
+
+def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[StagePart, ...]:
+    """The parts of a partition, those without equations too.
+
+    Args:
+        partition: the partition.
+        split: stages of which the gradients of parameters are tasks of their own.
+
+    Returns:
+        The parts, in an order in which they can run one after the other.
+    """
+    parts = [half for part in partition.parts for half in _halves(part, partition, split)]
+    maker = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
+    eqns = [_with_views(part, maker) for part in parts]
+    reads = [_reads(each) for each in eqns]
+    needed = {var for each in reads for var in each} | _wanted(partition)
+    jaxprs = []
+    for part, each, read in zip(parts, eqns, reads, strict=True):
+        own = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
+        jaxprs.append(_jaxpr(partition, read, own, each))
+    return tuple(StagePart(part.task, jaxpr) for part, jaxpr in zip(parts, jaxprs, strict=True))
+
+
+def _wanted(partition: Partition) -> set[Var]:
+    """The variables that results and next states are made of."""
+    results = {var for terms in partition.results for var in variables(terms)}
+    return results | set(variables(partition.jaxpr.jaxpr.outvars))
+
+
+def _halves(part: Part, partition: Partition, split: Collection[int]) -> Iterable[Part]:
+    """A backward part in two: what other parts need, and the rest."""
+    stage, kind = part.task
+    if kind != BACKWARD or stage not in split:
+        return (part,)
+    wanted = {
+        var for other in partition.parts if other is not part for eqn in other.eqns for var in variables(eqn.invars)
+    }
+    first: list[JaxprEqn] = []
+    for eqn in reversed(part.eqns):
+        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
+            first.append(eqn)
+            wanted.update(variables(eqn.invars))
+    chosen = set(map(id, first))
+    rest = tuple(eqn for eqn in part.eqns if id(eqn) not in chosen)
+    return Part((stage, BACKWARD_INPUT), tuple(reversed(first))), Part((stage, BACKWARD_WEIGHT), rest)
+
+
+def _with_views(part: Part, maker: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
+    """The equations of a part, behind those of views of what it reads."""
+    made, views = part.made(), list[JaxprEqn]()
+
+    def look(var: Var) -> None:
+        eqn = maker.get(var)
+        if eqn is None or var in made or eqn.primitive.name not in _VIEWS:
+            return
+        seen = variables(eqn.invars)
+        if sum(value_bytes(each.aval) for each in seen) <= value_bytes(var.aval):
+            for each in seen:
+                look(each)
+            views.append(eqn)
+            made.update(eqn.outvars)
+
+    for eqn in part.eqns:
+        for var in variables(eqn.invars):
+            look(var)
+    return [*views, *part.eqns]
+
+
+def _reads(eqns: Sequence[JaxprEqn]) -> list[Var]:
+    """What equations read and do not make, in the order of first use."""
+    made = {var for eqn in eqns for var in eqn.outvars}
+    return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in made))
+
+
+def _jaxpr(partition: Partition, invars: Sequence[Var], outvars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Jaxpr:
+    body = partition.jaxpr.jaxpr
+    names = body.debug_info.with_unknown_names()
+    effects = frozenset().union(*(eqn.effects for eqn in eqns)) if eqns else frozenset()
+    return body.replace(
+        constvars=[], invars=list(invars), outvars=list(outvars), eqns=list(eqns), effects=effects, debug_info=names
+    )

@@ -1,0 +1,429 @@
+"""The program of a pipeline: each part of the model once, called when the schedule says so.
+
+Input: a `StagedPipeline` and the tensors of its operands. Output: tensors of its results, and in the program
+
+    before      what is the same for all micro-batches; parameters on the IPUs that use them; accumulators zero
+    blocks      ramp-up, Repeat of the steady state, ramp-down: for each slot the calls of its tasks, then the copies of
+                what they found to other IPUs
+    after       accumulators of several stages added, sums divided
+
+A part is a function. It reads its micro-batch, what other IPUs sent and what an earlier part of its stage kept, and it
+keeps, accumulates and counts. What is kept from forward to backward lies in a ring of as many slots as the schedule has
+micro-batches in flight there; what arrives lies in as many variables as can be on their way at once.
+
+Source: PopART's pipeline transform, whose stashes are rings with counters too (reference parallel.md §2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.lowering.ipus import Ipus
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
+from ipujax.lowering.loop_state import (
+    advance,
+    assign,
+    new_counter,
+    new_stack,
+    new_state,
+    push,
+    remainder,
+    set_aside,
+    slot_of,
+)
+from ipujax.lowering.pipeline_op import combine, fold
+from ipujax.lowering.pipelining.partition import TaskKind
+from ipujax.lowering.pipelining.parts import StagePart
+from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
+from ipujax.lowering.placement import variables
+from ipujax.lowering.popops.dynamic import map_for_slicing
+from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.lowering.schedules.blocks import Slot
+from ipujax.runtime.program import Call, Copy, Function, Program, Repeat
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.variable import Variable
+
+_MOST_ARRIVALS = 3  # variables that values take turns in; where more can be on their way, they wait in a ring
+
+
+@dataclass(eq=False)
+class Arrival:
+    """Where values of another stage arrive.
+
+    Args:
+        landing: the variables that they are copied to, in turns.
+        read: the variable that the part reads; the landing itself where there is one.
+        receive: what puts what has landed in a ring, where more values can be on their way.
+        ring: that ring.
+    """
+
+    landing: list[Tensor]
+    read: Tensor
+    receive: Function | None = None
+    ring: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """A value that goes to another stage after its part has run."""
+
+    value: Tensor
+    arrival: Arrival
+    source_ipu: int
+    destination_ipu: int
+
+
+@dataclass(eq=False)
+class Turn:
+    """One part while its function is built.
+
+    Args:
+        part: the part.
+        ipu: where it runs.
+        body: its program.
+        name: debug name.
+    """
+
+    part: StagePart
+    ipu: int
+    body: ProgramSequence
+    name: str
+    counter: Tensor | None = None
+    slots: dict[int, Tensor] = field(default_factory=dict)
+
+
+def lower_pipeline(
+    ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
+) -> list[Tensor]:
+    """Lowers a pipeline.
+
+    Args:
+        ipus: the IPUs of the graph.
+        staged: the pipeline.
+        operands: its operands, anywhere.
+        prog: program to add to.
+        name: debug name.
+
+    Returns:
+        Its results, each on the IPU that `staged` says.
+    """
+    return _PipelineLowering(ipus, staged, operands, prog, name).run()
+
+
+class _PipelineLowering:
+    def __init__(
+        self, ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
+    ) -> None:
+        self.ipus, self.staged, self.prog, self.name = ipus, staged, prog, name
+        self.spec, self.plan = staged.spec, staged.plan
+        self.jaxpr = staged.partition.jaxpr
+        body = self.jaxpr.jaxpr
+        self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
+        self.operands = dict(zip(body.invars, operands, strict=True))
+        self.same: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
+        self.stacks: dict[Var, Tensor] = {}
+        self.states: dict[Var, Tensor] = {}
+        self.volatile: set[Variable] = set()  # written again before the value in it has been read by all
+        self.kept: dict[tuple[Var, int], tuple[Tensor, int]] = {}
+        self.arrivals: dict[tuple[Var, int], Arrival] = {}
+        self.arriving: dict[TaskKind, list[Arrival]] = {}
+        self.sends: dict[TaskKind, list[Send]] = {}
+        self.accumulators: dict[tuple[int, int], Tensor] = {}  # by result and term
+        self.functions: dict[TaskKind, Function] = {}
+        self.copies: dict[tuple[int, ...], Program] = {}
+        self.readers: dict[tuple[Var, int], list[StagePart]] = {}
+        for part in staged.parts:
+            for var in part.jaxpr.invars:
+                self.readers.setdefault((var, part.stage), []).append(part)
+
+    def run(self) -> list[Tensor]:
+        self._before()
+        for part in self.staged.parts:
+            self._part(part)
+        self._place_initial_states()
+        self._blocks()
+        return [self._result(number) for number in range(len(self.spec.reduce))]
+
+    # --- before ---
+
+    def _before(self) -> None:
+        graph, body = self.ipus.graph, self.jaxpr.jaxpr
+        for var, value in zip(body.constvars, self.jaxpr.consts, strict=True):
+            self.same[var] = graph.add_constant(value, "constant")
+        for eqn, stage in self.staged.partition.before:
+            ipu = self.staged.ipus[stage]
+            lowering = self.ipus.lowering(ipu)
+            given = [self.ipus.bring(lowering.read(self.same, atom), ipu, self.prog) for atom in eqn.invars]
+            self.same.update(zip(eqn.outvars, lowering.equation(eqn, given, self.prog), strict=True))
+        for number, (var, stage) in enumerate(self.staged.partition.carried.items()):
+            ipu = self.staged.ipus[stage]
+            initial = self.ipus.bring(self.operands[var], ipu, self.prog)
+            self.states[var] = new_state(self.ipus.view(ipu), initial, self.prog, self.name, number)
+            self.volatile.update(self.states[var].variables())
+
+    def _place_initial_states(self) -> None:
+        """What states start as lies where they do, if it lies nowhere yet."""
+        for var, stage in self.staged.partition.carried.items():
+            view, initial = self.ipus.view(self.staged.ipus[stage]), self.operands[var]
+            map_linearly(view, self.states[var])
+            mapping = mapping_like(view, self.states[var])
+            if initial.is_whole_variable and mapping is not None and self.ipus.home(initial.variables()[0]) is None:
+                view.set_tile_mapping(initial.variables()[0], mapping)
+
+    # --- parts ---
+
+    def _part(self, part: StagePart) -> None:
+        """Builds the function of a part."""
+        ipu, (stage, kind) = self.staged.ipus[part.stage], part.task
+        turn = Turn(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
+        invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
+        given = [self._input(var, turn) for var in invars]
+        results = self.ipus.lowering(ipu).jaxpr(ClosedJaxpr(part.jaxpr, ()), given, turn.body)
+        env = dict(zip((*invars, *outvars), (*given, *results), strict=True))
+        states = [var for var, holder in self.staged.partition.carried.items() if self._holds(turn, holder)]
+        env.update({var: self.states[var] for var in states})
+        for var in (*states, *outvars, *invars):
+            self._hand_on(var, env[var], turn)
+        for number, terms in enumerate(self.staged.partition.results):
+            for place, term in enumerate(terms):
+                if self.staged.part_with(term) is part:
+                    self._reduce(number, place, self._value(term, env, turn), turn)
+        self._next_states(states, env, turn)
+        if turn.counter is not None:
+            advance(self.ipus.view(ipu), turn.counter, 1, turn.body, turn.name)
+        if turn.body.children():
+            self.functions[part.task] = self.ipus.graph.add_function(turn.body, turn.name)
+
+    def _holds(self, turn: Turn, holder: int) -> bool:
+        return turn.part is self.staged.parts[holder]
+
+    def _value(self, atom: Atom, env: dict[Var, Tensor], turn: Turn) -> Tensor:
+        """The value of a result in a part."""
+        if not isinstance(atom, Var):
+            return self.ipus.lowering(turn.ipu).read({}, atom)
+        return env[atom] if atom in env else self._input(atom, turn)
+
+    def _counter(self, turn: Turn) -> Tensor:
+        """The number of the micro-batch a part works on."""
+        if turn.counter is None:
+            turn.counter = new_counter(self.ipus.view(turn.ipu), 0, self.prog, turn.name)
+        return turn.counter
+
+    def _slot(self, turn: Turn, depth: int) -> Tensor:
+        """The slot of that micro-batch in a ring."""
+        if depth not in turn.slots:
+            counter, view = self._counter(turn), self.ipus.view(turn.ipu)
+            turn.slots[depth] = remainder(view, counter, depth, turn.body, turn.name)
+        return turn.slots[depth]
+
+    def _input(self, var: Var, turn: Turn) -> Tensor:
+        """A value where a part reads it."""
+        view, stage, role = self.ipus.view(turn.ipu), turn.part.stage, self.roles.get(var)
+        if var in self.same:
+            return self.ipus.bring(self.same[var], turn.ipu, self.prog)
+        if role == "batch":
+            if var not in self.stacks:
+                shape = self.operands[var].shape
+                count = self.spec.micro_batches
+                self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
+            stack = self.ipus.bring(self.stacks[var], turn.ipu, self.prog)
+            map_for_slicing(view, stack, (0,))
+            return slot_of(view, stack, self._counter(turn), turn.body, turn.name)
+        if role == "key":
+            key = self.ipus.bring(self.operands[var], turn.ipu, self.prog)
+            return self.ipus.emit(turn.ipu, fold, [key, self._counter(turn)], turn.body, turn.name)
+        if var in self.states and self._holds(turn, self.staged.partition.carried[var]):
+            return self.states[var]
+        if (var, stage) in self.kept:
+            tensor, depth = self.kept[var, stage]
+            return tensor if depth == 1 else slot_of(view, tensor, self._slot(turn, depth), turn.body, turn.name)
+        arrival = self.arrivals[var, stage]
+        if arrival.ring is None:
+            return arrival.read
+        return slot_of(view, arrival.ring, self._slot(turn, arrival.ring.shape[0]), turn.body, turn.name)
+
+    def _hand_on(self, var: Var, tensor: Tensor, turn: Turn) -> None:
+        """Keeps a value for later parts of its stage, and has it sent to other stages, from the first part with it."""
+        if var in self.same or self.roles.get(var) in ("batch", "key"):
+            return
+        part, view = turn.part, self.ipus.view(turn.ipu)
+        is_maker = self.staged.made_in[var] is part
+        later = [q for q in self.readers.get((var, part.stage), ()) if q is not part and self._is_after(q, part)]
+        elsewhere = [stage for other, stage in self.readers if other is var and stage != part.stage] if is_maker else []
+        first_here = is_maker or self.readers[var, part.stage][0] is part
+        if not first_here or not (later or elsewhere):
+            return
+        depth = max((self.plan.depth(part.task, q.task) for q in later), default=1)
+        if depth == 1 and not self.volatile.isdisjoint(tensor.variables()):
+            tensor = set_aside(view, tensor, turn.body, turn.name)
+        map_linearly(view, tensor)
+        if later:
+            kept = tensor
+            if depth > 1:
+                kept = new_stack(view, tensor, depth, self.prog, turn.name)
+                push(view, kept, tensor, self._slot(turn, depth), turn.body, turn.name)
+            self.kept[var, part.stage] = kept, depth
+        if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
+            tensor = set_aside(view, tensor, turn.body, turn.name)
+        for stage in elsewhere:
+            self._send(var, tensor, turn, self.readers[var, stage][0])
+
+    def _is_after(self, part: StagePart, other: StagePart) -> bool:
+        return self.staged.parts.index(part) > self.staged.parts.index(other)
+
+    def _send(self, var: Var, tensor: Tensor, turn: Turn, reader: StagePart) -> None:
+        """Has a value copied to another stage, to be read there first by a part."""
+        ipu, written, read = self.staged.ipus[reader.stage], turn.part.task, reader.task
+        view, name = self.ipus.view(ipu), f"{turn.name}/to stage {reader.stage}"
+        buffered = self.ipus.graph.target.global_exchange == "buffered"
+        on_their_way = self.plan.buffers(written, read) if buffered else self.plan.depth(written, read)
+        count = min(on_their_way, self.spec.micro_batches)
+        arrival: Arrival
+        if count <= _MOST_ARRIVALS:
+            landing = [self.ipus.like(tensor, ipu, name) for _ in range(count)]
+            arrival = Arrival(landing, landing[0] if count == 1 else self.ipus.like(tensor, ipu, name))
+        else:
+            landing = [self.ipus.like(tensor, ipu, name)]
+            ring = new_stack(view, landing[0], self.plan.depth(written, read), self.prog, name)
+            receiving = Turn(reader, ipu, ProgramSequence(), f"{name}/receive")
+            slot = self._slot(receiving, ring.shape[0])
+            push(view, ring, landing[0], slot, receiving.body, receiving.name)
+            advance(view, self._counter(receiving), 1, receiving.body, receiving.name)
+            function = self.ipus.graph.add_function(receiving.body, receiving.name)
+            arrival = Arrival(landing, landing[0], function, ring)
+        self.volatile.update(arrival.read.variables())
+        self.arrivals[var, reader.stage] = arrival
+        self.arriving.setdefault(read, []).append(arrival)
+        self.sends.setdefault(written, []).append(Send(tensor, arrival, turn.ipu, ipu))
+
+    def _reduce(self, number: int, place: int, value: Tensor, turn: Turn) -> None:
+        """Adds the value of a result to what is kept of it."""
+        kind, view, aval = result_kind(self.spec, number), self.ipus.view(turn.ipu), self.jaxpr.out_avals[number]
+        if kind == "carry" or is_float0(aval):
+            return
+        name = f"{turn.name}/result {number}"
+        map_linearly(view, value)
+        if kind == "stack":
+            stack = new_stack(view, value, self.spec.micro_batches, self.prog, name)
+            push(view, stack, value, self._counter(turn), turn.body, name)
+            self.accumulators[number, place] = stack
+            return
+        dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
+        held = self.accumulators[number, place] = self.ipus.like(value, turn.ipu, f"{name}/{kind}", dtype)
+        if kind == "last":
+            turn.body.add(Copy(value, held, name, self.ipus.graph.origin))
+            return
+        zero = view.add_constant(np.zeros((), dtype), "0")
+        map_linearly(view, zero)
+        self.prog.add(Copy(zero.broadcast_in_dim(held.shape, ()), held, f"{name}/zero", self.ipus.graph.origin))
+        if kind == "running_mean":
+            mean = [held, value, self._counter(turn)]
+            self.ipus.emit(turn.ipu, _combining(kind), mean, turn.body, name, held)
+        else:
+            self.ipus.emit(turn.ipu, _combining(kind), [held, value], turn.body, name, held)
+
+    def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], turn: Turn) -> None:
+        """Replaces the states that a stage holds, all at once."""
+        body = self.jaxpr.jaxpr
+        following = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
+        pairs = [(self._value(following[var], env, turn), self.states[var]) for var in states]
+        if pairs:
+            values, variables = zip(*pairs, strict=True)
+            assign(self.ipus.view(turn.ipu), values, variables, turn.body, turn.name)
+
+    # --- blocks ---
+
+    def _blocks(self) -> None:
+        """Calls and copies in the order of the schedule."""
+        turns = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
+        for block in self.plan.blocks_by(turns):
+            steps = ProgramSequence()
+            for slot in block.slots:
+                self._add_slot(slot, steps)
+            if not steps.children():
+                continue
+            if block.count > 1:
+                self.prog.add(Repeat(block.count, steps, self.ipus.graph.origin))
+            else:
+                for step in steps.children():
+                    self.prog.add(step)
+
+    def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
+        tasks = [(task, (task.stage, task.kind)) for task in slot if (task.stage, task.kind) in self.functions]
+        for task, key in tasks:
+            for arrival in self.arriving.get(key, ()):
+                if len(arrival.landing) > 1:
+                    steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
+            steps.add(Call(self.functions[key]))
+        self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
+
+    def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
+        """Copies what the tasks of a slot found, as few exchanges as may be, and receives it."""
+        groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
+        buffered = self.ipus.graph.target.global_exchange == "buffered"
+        for send, micro_batch in sends:
+            ends = (send.source_ipu, send.destination_ipu)
+            crosses = ends[0] != ends[1]
+            # In lockstep all IPUs exchange at once; else only those wait for one another that have to.
+            key = (send.value.dtype, crosses and (ends if buffered else True))
+            landing = send.arrival.landing
+            groups.setdefault(key, []).append((send.value, landing[micro_batch % len(landing)]))
+        for pairs in groups.values():
+            steps.add(self._copy(pairs))
+        for send, _ in sends:
+            if send.arrival.receive is not None:
+                steps.add(Call(send.arrival.receive))
+
+    def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
+        """One copy of several tensors; the same node where the same is copied again."""
+        key = tuple(id(tensor) for pair in pairs for tensor in pair)
+        if key not in self.copies:
+            sources, destinations = zip(*pairs, strict=True)
+            if len(pairs) > 1:
+                sources = (concat([x.reshape((x.size,)) for x in sources]),)
+                destinations = (concat([x.reshape((x.size,)) for x in destinations]),)
+            self.copies[key] = Copy(sources[0], destinations[0], f"{self.name}/exchange", self.ipus.graph.origin)
+        return self.copies[key]
+
+    # --- after ---
+
+    def _result(self, number: int) -> Tensor:
+        kind, aval = result_kind(self.spec, number), self.jaxpr.out_avals[number]
+        terms, body = self.staged.partition.results[number], self.jaxpr.jaxpr
+        if is_float0(aval):
+            shape = (self.spec.micro_batches, *aval.shape) if kind == "stack" else aval.shape
+            return self.ipus.graph.add_constant(np.zeros((), bool), "float0").broadcast_in_dim(shape, ())
+        if kind == "carry":
+            (operand,) = [operand for operand, result in self.spec.carries if result == number]
+            return self.states[body.invars[operand]]
+        home = self.staged.home(terms)
+        parts = [self.accumulators[number, place] for place in range(len(terms))]
+        if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
+            return parts[0]
+        brought = [self.ipus.bring(part, home, self.prog) for part in parts]
+        divisor = self.spec.micro_batches if kind == "mean" else None
+        return self.ipus.emit(home, _finishing(divisor), brought, self.prog, f"{self.name}/result {number}")
+
+
+def _combining(kind: str) -> Callable[..., jax.Array]:
+    def fun(held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
+        return combine(kind, held, value, jnp.asarray(index))
+
+    return fun
+
+
+def _finishing(divisor: int | None) -> Callable[..., jax.Array]:
+    """The sum of accumulators, divided if they are to be a mean."""
+
+    def fun(*parts: jax.Array) -> jax.Array:
+        total = sum(parts[1:], parts[0])
+        return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
+
+    return fun

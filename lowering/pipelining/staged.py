@@ -1,0 +1,125 @@
+"""A pipeline made definite: its parts, its schedule, and the IPU of each stage.
+
+Input: an equation of the primitive of pipelines with stages. Output: `StagedPipeline`, which `program` lowers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.pipeline_op import PipelineSpec, staged_pipeline_p
+from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
+from ipujax.lowering.pipelining.parts import StagePart, stage_parts
+from ipujax.lowering.placement import variables
+from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
+from ipujax.lowering.stage_names import stage_name
+from ipujax.runtime.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class StagedPipeline:
+    """Everything about a pipeline but where its values lie.
+
+    Args:
+        spec: how micro-batches go through it.
+        partition: what is computed once, and what results are made of.
+        parts: what tasks compute, in an order in which they can run.
+        plan: which task runs when.
+        ipus: the IPU of each stage.
+    """
+
+    spec: PipelineSpec
+    partition: Partition
+    parts: tuple[StagePart, ...]
+    plan: SchedulePlan
+    ipus: tuple[int, ...]
+
+    @cached_property
+    def part_of(self) -> Mapping[TaskKind, StagePart]:
+        """The part of each kind of task."""
+        return {part.task: part for part in self.parts}
+
+    @cached_property
+    def made_in(self) -> Mapping[Var, StagePart]:
+        """The part that makes each value that is handed on; a state is made where it is held."""
+        found: dict[Var, StagePart] = {var: part for part in self.parts for var in variables(part.jaxpr.outvars)}
+        return found | {state: self.parts[stage] for state, stage in self.partition.carried.items()}
+
+    def part_with(self, atom: object) -> StagePart:
+        """The part that has a value first: that makes it, or the first of all."""
+        return self.made_in.get(atom, self.parts[0]) if isinstance(atom, Var) else self.parts[0]
+
+    def input_ipus(self) -> tuple[int | None, ...]:
+        """For each operand the IPU that uses it first, None for one that is not used."""
+        first: dict[Var, int] = {state: self.ipus[stage] for state, stage in self.partition.carried.items()}
+        for part in self.parts:
+            for var in part.jaxpr.invars:
+                first.setdefault(var, self.ipus[part.stage])
+        for eqn, stage in self.partition.before:
+            for var in variables(eqn.invars):
+                first.setdefault(var, self.ipus[stage])
+        return tuple(first.get(var) for var in self.partition.jaxpr.jaxpr.invars)
+
+    def result_ipus(self) -> tuple[int, ...]:
+        """For each result the IPU it ends on: that of the first of the stages that add to it."""
+        return tuple(self.home(terms) for terms in self.partition.results)
+
+    def home(self, terms: Sequence[object]) -> int:
+        """The IPU on which the parts of a result are added."""
+        return self.ipus[min(self.part_with(term).stage for term in terms)]
+
+
+def is_staged(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a pipeline that has stages; those without are inlined."""
+    return eqn.primitive is staged_pipeline_p
+
+
+def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
+    """Makes a pipeline definite.
+
+    Args:
+        eqn: its equation.
+        num_ipus: IPUs of a replica.
+
+    Raises:
+        ArgumentError: for stages that make no sense, a schedule that does not work for so many micro-batches, or more
+            stages than IPUs or than a mapping names.
+    """
+    spec: PipelineSpec = eqn.params["spec"]
+    jaxpr = eqn.params["micro_batch"].jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    cut = partition(jaxpr, spec)
+    plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
+    ipus = plan.ipus if spec.device_mapping is None else spec.device_mapping
+    if len(ipus) != cut.num_stages:
+        raise ArgumentError(
+            f"device_mapping of ipu.pipeline({spec.name}) does not fit its stages",
+            where=source_line(eqn) or None,
+            expected=f"an IPU for each of {cut.num_stages} stages",
+            got=list(ipus),
+        )
+    if max(ipus) >= num_ipus:
+        stage = int(np.argmax(np.asarray(ipus) >= num_ipus))
+        first = next(e for e in jaxpr.jaxpr.eqns if stage_name(e).stage == stage)
+        raise ArgumentError(
+            f"stage {stage} of ipu.pipeline({spec.name}) has no IPU {ipus[stage]}",
+            where=source_line(first) or None,
+            expected=f"{max(ipus) + 1} IPUs",
+            got=f"{num_ipus} for each replica",
+            hint=f"num_ipus={1 << max(ipus).bit_length()}, or device_mapping=[...] for several stages on an IPU",
+        )
+    split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
+    return StagedPipeline(spec, cut, stage_parts(cut, split), plan, tuple(ipus))
+
+
+def result_kind(spec: PipelineSpec, number: int) -> str:
+    """How a result is found: its reduction, or "carry" for what is a state at the end."""
+    ends_in_state = {result for _, result in spec.carries}
+    return "carry" if spec.reduce[number] == "last" and number in ends_in_state else spec.reduce[number]
