@@ -111,6 +111,12 @@ class Ipus:
         prog.add(Copy(result, into, name, self.graph.origin))
         return into
 
+    def home_of(self, tensor: Tensor, default: int) -> int:
+        """The IPU that all of a tensor lies on; the default if it lies on several, or nowhere."""
+        homes = {self.home(variable) for variable in tensor.variables()}
+        (home,) = homes if len(homes) == 1 else (None,)
+        return default if home is None else home
+
     def bring(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
         """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
 

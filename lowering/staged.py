@@ -2,7 +2,8 @@
 
 Input: a jaxpr with equations named after stages. Output: as `Lowering`; every equation runs on the IPU of its stage,
 stage i on IPU i, one IPU after the other, and values go from IPU to IPU by copies: what PopART calls a virtual graph. A
-pipeline with stages inside is lowered as one, see `pipelining`.
+pipeline with stages inside is lowered as one, see `pipelining`. What is reduced over replicas stays where it lies: IPU
+i of a replica sums with IPU i of the others, all at the same time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import Span, place
+from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
@@ -51,11 +53,16 @@ def lower_staged(
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
         with graph.debug_origin(origin):
+            read = [lowering.read(env, atom) for atom in eqn.invars]
+            results: Sequence[Tensor]
             if n in pipelines:
-                given = [lowering.read(env, atom) for atom in eqn.invars]
-                results: Sequence[Tensor] = lower_pipeline(ipus, pipelines[n], given, prog, pipelines[n].spec.name)
+                results = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
+            elif is_reduction(eqn):
+                homes = [ipus.view(ipus.home_of(x, default=ipu)) for x in read]
+                given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
+                results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                given = [ipus.bring(lowering.read(env, atom), ipu, prog) for atom in eqn.invars]
+                given = [ipus.bring(x, ipu, prog) for x in read]
                 results = lowering.equation(eqn, given, prog)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars]

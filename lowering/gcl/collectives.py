@@ -17,6 +17,7 @@ import numpy as np
 
 from ipujax.lowering.gcl import rounds, stacked
 from ipujax.lowering.gcl.choice import choose
+from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.gcl.schedule import Groups, Pairs, Schedule
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.graph import Graph
@@ -29,7 +30,13 @@ from ipujax.runtime.variable import element_bytes
 
 
 def all_reduce(
-    graph: Graph, tensors: Sequence[Tensor], monoid: str, groups: Groups, prog: Program, name: str
+    graph: Graph,
+    tensors: Sequence[Tensor],
+    monoid: str,
+    groups: Groups,
+    prog: Program,
+    name: str,
+    homes: Sequence[Graph] = (),
 ) -> list[Tensor]:
     """The sum, or the like, of tensors over all replicas of a group.
 
@@ -40,32 +47,37 @@ def all_reduce(
         groups: replicas by rank.
         prog: program to add to.
         name: debug name.
+        homes: for each tensor the view of the IPU it lies on, where replicas have several: each IPU sums what it has,
+            all in the same rounds. One graph, of one IPU, when empty.
 
     Returns:
         A tensor for each, which lies where it lies.
     """
-    moving = [x for x in tensors if x.size]
+    given = list(zip(tensors, homes or [graph] * len(tensors), strict=True))
+    moving = list(dict.fromkeys((x, home) for x, home in given if x.size))
     if len(groups[0]) == 1 or not moving:
         return list(tensors)
-    for x in moving:
-        map_linearly(graph, x)
-    elements, dtype = sum(x.size for x in moving), moving[0].dtype
-    schedule = choose(graph, groups, elements * element_bytes(dtype), reduces_all=True)
+    by_home: dict[Graph, list[Tensor]] = {}
+    for x, home in moving:
+        map_linearly(home, x)
+        by_home.setdefault(home, []).append(x)
+    dtype, largest = moving[0][0].dtype, max(sum(x.size for x in own) for own in by_home.values())
+    schedule = choose(graph, groups, largest * element_bytes(dtype), reduces_all=True)
     body = Program()
-    flat = [_in_order_of_memory(x) for x in moving]
-    value = _filled(graph, concat(flat) if len(flat) > 1 else flat[0], schedule, body, name)
-    held = rounds.reduce(graph, value, schedule, monoid, body, name)
-    summed = rounds.gather(graph, held, value, schedule, body, name)
-    results = [_like(graph, x, name) for x in moving]
-    _unpack(graph, summed.flatten(), [_in_order_of_memory(result) for result in results], body, name)
+    values = [Part(home, _filled(home, own, schedule, body, name)) for home, own in by_home.items()]
+    held = rounds.reduce(values, schedule, monoid, body, name)
+    summed = rounds.gather(held, values, schedule, body, name)
+    results = {x: _like(home, x, name) for x, home in moving}
+    for part, own in zip(summed, by_home.values(), strict=True):
+        _unpack(part, [_in_order_of_memory(results[x]) for x in own], body, name)
 
     def compute(values: list[jax.Array]) -> list[jax.Array]:
         return [stacked.all_reduce(x, monoid, groups) for x in values]
 
+    inputs, outputs = tuple(x for x, _ in moving), tuple(results[x] for x, _ in moving)
     is_same = len(groups) == 1
-    prog.add(Collective(body, tuple(moving), tuple(results), compute, is_same=is_same, name=name, origin=graph.origin))
-    reduced = iter(results)
-    return [next(reduced) if x.size else x for x in tensors]
+    prog.add(Collective(body, inputs, outputs, compute, is_same=is_same, name=name, origin=graph.origin))
+    return [results.get(x, x) for x in tensors]
 
 
 def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: Program, name: str) -> Tensor:
@@ -91,7 +103,8 @@ def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: P
     places = schedule.places(groups).ravel()
     ordered = concat([parts[int(rank) : int(rank) + 1] for rank in places])
     body.add(Copy(ordered.reshape(value.shape), value, f"{name}/pack", graph.origin))
-    held = rounds.reduce(graph, value, schedule, monoid, body, name)
+    (reduced,) = rounds.reduce([Part(graph, value)], schedule, monoid, body, name)
+    held = reduced.tensor
 
     def compute(values: list[jax.Array]) -> list[jax.Array]:
         replicas = values[0].shape[0]
@@ -125,7 +138,8 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     held = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{name}/own")
     body.add(Copy(x.reshape(held.shape), held, f"{name}/pack", graph.origin))
     value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{name}/value")
-    gathered = rounds.gather(graph, held, value, schedule, body, name).reshape((ranks, x.size))
+    (whole,) = rounds.gather([Part(graph, held)], [Part(graph, value)], schedule, body, name)
+    gathered = whole.tensor.reshape((ranks, x.size))
     places = schedule.places(groups).ravel()
     at = np.argsort(places)
 
@@ -214,10 +228,10 @@ def _like(graph: Graph, x: Tensor, name: str) -> Tensor:
     return graph.add_variable(layout[0], x.dtype, name, layout[1]).reshape(x.shape)
 
 
-def _filled(graph: Graph, flat: Tensor, schedule: Schedule, body: Program, name: str) -> Tensor:
-    """A value that holds some elements, and zeros up to a whole number of chunks."""
-    chunks = prod(schedule.chunks)
-    each = -(-flat.size // chunks)
+def _filled(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> Tensor:
+    """A value that holds the elements of tensors, and zeros up to a whole number of chunks."""
+    flat = _joined([_in_order_of_memory(x) for x in tensors])
+    each = -(-flat.size // prod(schedule.chunks))
     value = rounds.add_value(graph, schedule.chunks, each, flat.dtype, f"{name}/value")
     whole = value.flatten()
     body.add(Copy(flat, whole[: flat.size], f"{name}/pack", graph.origin))
@@ -228,11 +242,14 @@ def _filled(graph: Graph, flat: Tensor, schedule: Schedule, body: Program, name:
     return value
 
 
-def _unpack(graph: Graph, flat: Tensor, parts: Sequence[Tensor], body: Program, name: str) -> None:
+def _unpack(value: Part, tensors: Sequence[Tensor], body: Program, name: str) -> None:
     """Copies the elements of a value to several tensors, at once."""
-    total = sum(part.size for part in parts)
-    together = concat(list(parts)) if len(parts) > 1 else parts[0]
-    body.add(Copy(flat[:total], together, f"{name}/unpack", graph.origin))
+    together = _joined(tensors)
+    body.add(Copy(value.tensor.flatten()[: together.size], together, f"{name}/unpack", value.graph.origin))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else concat(list(tensors))
 
 
 def _nothing(graph: Graph, shape: tuple[int, ...], dtype: np.dtype, name: str) -> Tensor:

@@ -13,20 +13,23 @@ that no slice moves between tiles, and every tile sends as much as any other (GC
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.schedule import Level, Pairs, Schedule
+from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import linear_mapping
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import blocked_mapping, even_cuts, on_one_tile
-from ipujax.runtime.program import Copy, CrossReplicaCopy, Repeat, Sequence, WriteUndef
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.program import Copy, CrossReplicaCopy, Repeat, WriteUndef
+from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat
 
 _NUMBER = np.dtype(np.int32)
 _COMBINE = {"add": lax.add, "max": lax.max, "min": lax.min}
@@ -40,12 +43,28 @@ def add_value(graph: Graph, chunks: tuple[int, ...], elements: int, dtype: np.dt
     return graph.add_variable((*chunks, elements), dtype, name, blocked_mapping(cuts, tile))
 
 
-def reduce(graph: Graph, value: Tensor, schedule: Schedule, monoid: str, prog: Sequence, name: str) -> Tensor:
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one IPU of a replica has of a value; all of them take part in the same rounds.
+
+    Args:
+        graph: the IPU's view of the graph.
+        tensor: the part, of variables on that IPU.
+    """
+
+    graph: Graph
+    tensor: Tensor
+
+    def with_shape(self, shape: Sequence[int]) -> Part:
+        """The same elements in another shape."""
+        return Part(self.graph, self.tensor.reshape(shape))
+
+
+def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program, name: str) -> list[Part]:
     """Adds the reducing rounds of all levels.
 
     Args:
-        graph: graph to add to.
-        value: what `add_value` made for the schedule's chunks, written; changed by doubling.
+        parts: a value, what `add_value` made for the schedule's chunks, written; changed by doubling.
         schedule: the collective.
         monoid: "add", "max" or "min".
         prog: program to add to.
@@ -54,22 +73,21 @@ def reduce(graph: Graph, value: Tensor, schedule: Schedule, monoid: str, prog: S
     Returns:
         The chunk each replica ends with, [1, …, 1, elements]; the value itself after doubling.
     """
-    held = value
+    held = list(parts)
     for depth, level in enumerate(schedule.levels):
-        rest = held.reshape(held.shape[depth:])
+        rest = [part.with_shape(part.tensor.shape[depth:]) for part in held]
         rounds = _reduce_on_ring if level.kind == "ring" else _reduce_by_doubling
-        chunk = rounds(graph, rest, level, monoid, prog, f"{name}/reduce")
-        held = chunk.reshape((1,) * depth + chunk.shape)
+        chunks = rounds(rest, level, monoid, prog, f"{name}/reduce")
+        held = [chunk.with_shape((1,) * depth + chunk.tensor.shape) for chunk in chunks]
     return held
 
 
-def gather(graph: Graph, held: Tensor, value: Tensor, schedule: Schedule, prog: Sequence, name: str) -> Tensor:
+def gather(held: Sequence[Part], values: Sequence[Part], schedule: Schedule, prog: Program, name: str) -> list[Part]:
     """Adds the gathering rounds of all levels.
 
     Args:
-        graph: graph to add to.
         held: the chunk each replica has, as `reduce` returns it; changed.
-        value: where all chunks go, [*chunks, elements]; what it holds is lost.
+        values: where all chunks go, [*chunks, elements]; what they hold is lost.
         schedule: the collective.
         prog: program to add to.
         name: debug name.
@@ -77,52 +95,78 @@ def gather(graph: Graph, held: Tensor, value: Tensor, schedule: Schedule, prog: 
     Returns:
         The whole value.
     """
+    held = list(held)
     for depth in reversed(range(len(schedule.levels))):
         level = schedule.levels[depth]
         if level.kind == "doubling":
             continue
-        shape = (level.size, *held.shape[depth + 1 :])
-        whole = value if depth == 0 else add_value(graph, shape[:-1], shape[-1], held.dtype, f"{name}/level{depth}")
-        _gather_on_ring(graph, held.reshape((1, *shape[1:])), whole.reshape(shape), level, prog, f"{name}/gather")
-        held = whole.reshape((1,) * depth + shape)
+        shapes = [(level.size, *part.tensor.shape[depth + 1 :]) for part in held]
+        wholes = [
+            value.with_shape(shape) if depth == 0 else _add_part(part, shape, f"{name}/level{depth}")
+            for value, part, shape in zip(values, held, shapes, strict=True)
+        ]
+        own = [part.with_shape((1, *shape[1:])) for part, shape in zip(held, shapes, strict=True)]
+        _gather_on_ring(own, wholes, level, prog, f"{name}/gather")
+        held = [whole.with_shape((1,) * depth + shape) for whole, shape in zip(wholes, shapes, strict=True)]
     return held
 
 
-def _reduce_on_ring(graph: Graph, value: Tensor, level: Level, monoid: str, prog: Sequence, name: str) -> Tensor:
-    number = _number(graph, level, -1, prog, name)
-    held = _slice(graph, value, number, prog, name)
-    received = _like(graph, held, name)
-    body = Sequence()
-    body.add(CrossReplicaCopy(held, received, level.pairs, f"{name}/send", graph.origin))
-    _step_back(graph, number, level.size, body, name)
-    own = _slice(graph, value, number, body, name)
-    elementwise(graph, combine(monoid, held.dtype), [received, own], body, f"{name}/combine", held)
-    prog.add(Repeat(level.size - 1, body, graph.origin))
+def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
+    return Part(like.graph, add_value(like.graph, shape[:-1], shape[-1], like.tensor.dtype, name))
+
+
+def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
+    numbers = [_number(value.graph, level, -1, prog, name) for value in values]
+    held = [_slice(value, number, prog, name) for value, number in zip(values, numbers, strict=True)]
+    received = [_like(part, name) for part in held]
+    body = Program()
+    _send(held, received, level.pairs, body, f"{name}/send")
+    for value, number, part, came in zip(values, numbers, held, received, strict=True):
+        _step_back(value.graph, number, level.size, body, name)
+        own = _slice(value, number, body, name)
+        operands = [came.tensor, own.tensor]
+        elementwise(value.graph, combine(monoid, own.tensor.dtype), operands, body, f"{name}/combine", part.tensor)
+    prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
     return held
 
 
-def _gather_on_ring(graph: Graph, held: Tensor, value: Tensor, level: Level, prog: Sequence, name: str) -> None:
-    number = _number(graph, level, 0, prog, name)
-    prog.add(WriteUndef(value))
-    dynamic_update_slice_in_place(graph, value, held, [number], prog, f"{name}/store", dims=(0,))
-    received = _like(graph, held, name)
-    body = Sequence()
-    body.add(CrossReplicaCopy(held, received, level.pairs, f"{name}/send", graph.origin))
-    _step_back(graph, number, level.size, body, name)
-    dynamic_update_slice_in_place(graph, value, received, [number], body, f"{name}/store", dims=(0,))
-    body.add(Copy(received, held, f"{name}/hold", graph.origin))
-    prog.add(Repeat(level.size - 1, body, graph.origin))
+def _gather_on_ring(held: Sequence[Part], values: Sequence[Part], level: Level, prog: Program, name: str) -> None:
+    numbers = [_number(value.graph, level, 0, prog, name) for value in values]
+    for part, value, number in zip(held, values, numbers, strict=True):
+        prog.add(WriteUndef(value.tensor))
+        _store(value, part, number, prog, name)
+    received = [_like(part, name) for part in held]
+    body = Program()
+    _send(held, received, level.pairs, body, f"{name}/send")
+    for part, value, came, number in zip(held, values, received, numbers, strict=True):
+        _step_back(value.graph, number, level.size, body, name)
+        _store(value, came, number, body, name)
+        body.add(Copy(came.tensor, part.tensor, f"{name}/hold", value.graph.origin))
+    prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
 
 
-def _reduce_by_doubling(graph: Graph, value: Tensor, level: Level, monoid: str, prog: Sequence, name: str) -> Tensor:
-    received = _like(graph, value, name)
+def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
+    received = [_like(value, name) for value in values]
     for swaps in level.swaps():
-        prog.add(CrossReplicaCopy(value, received, swaps, f"{name}/swap", graph.origin))
-        elementwise(graph, combine(monoid, value.dtype), [value, received], prog, f"{name}/combine", value)
-    return value
+        _send(values, received, swaps, prog, f"{name}/swap")
+        for value, came in zip(values, received, strict=True):
+            operands = [value.tensor, came.tensor]
+            op = combine(monoid, value.tensor.dtype)
+            elementwise(value.graph, op, operands, prog, f"{name}/combine", value.tensor)
+    return list(values)
 
 
-def exchange(graph: Graph, value: Tensor, groups: tuple[tuple[int, ...], ...], prog: Sequence, name: str) -> Tensor:
+def _send(sources: Sequence[Part], destinations: Sequence[Part], pairs: Pairs, prog: Program, name: str) -> None:
+    """All IPUs of a replica send at the same time."""
+    source, destination = (_together(parts) for parts in (sources, destinations))
+    prog.add(CrossReplicaCopy(source, destination, pairs, name, sources[0].graph.origin))
+
+
+def _together(parts: Sequence[Part]) -> Tensor:
+    return parts[0].tensor if len(parts) == 1 else concat([part.tensor.flatten() for part in parts])
+
+
+def exchange(graph: Graph, value: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
     """Adds an all-to-all: chunk n of a value goes to rank n, straight, all ranks at the same distance in one round.
 
     Args:
@@ -140,20 +184,20 @@ def exchange(graph: Graph, value: Tensor, groups: tuple[tuple[int, ...], ...], p
     out = add_value(graph, (ranks,), elements, value.dtype, name)
     to, source = (_number(graph, level, 0, prog, name) for _ in range(2))
     prog.add(WriteUndef(out))
-    own = _slice(graph, value, to, prog, name)
-    dynamic_update_slice_in_place(graph, out, own, [source], prog, f"{name}/store", dims=(0,))
+    whole, result = Part(graph, value), Part(graph, out)
+    _store(result, _slice(whole, to, prog, name), source, prog, name)
     for distance in range(1, ranks):
         pairs = tuple((group[p], group[(p + distance) % ranks]) for group in groups for p in range(ranks))
         _step_back(graph, source, ranks, prog, name)
         _step_back(graph, to, ranks, prog, name, by=ranks - 1)
-        sent = _slice(graph, value, to, prog, name)
-        received = _like(graph, sent, name)
-        prog.add(CrossReplicaCopy(sent, received, pairs, f"{name}/send", graph.origin))
-        dynamic_update_slice_in_place(graph, out, received, [source], prog, f"{name}/store", dims=(0,))
+        sent = _slice(whole, to, prog, name)
+        received = _like(sent, name)
+        _send([sent], [received], pairs, prog, f"{name}/send")
+        _store(result, received, source, prog, name)
     return out
 
 
-def permute(graph: Graph, x: Tensor, received: Tensor, pairs: Pairs, prog: Sequence, name: str) -> None:
+def permute(graph: Graph, x: Tensor, received: Tensor, pairs: Pairs, prog: Program, name: str) -> None:
     """Adds one round that sends a tensor to other replicas, and zeros where none comes."""
     if len(pairs) < graph.replication_factor:
         zero = graph.add_constant(np.zeros((), x.dtype), "zero", on_one_tile(1, 0))
@@ -167,17 +211,25 @@ def combine(monoid: str, dtype: np.dtype) -> Op:
     return Op(monoid, _COMBINE[monoid], dtype)
 
 
-def _like(graph: Graph, x: Tensor, name: str) -> Tensor:
+def _like(x: Part, name: str) -> Part:
     """A new variable that lies as the whole variable `x` does."""
-    (variable,) = x.variables()
-    return graph.add_variable(variable.shape, x.dtype, f"{name}/received", graph.mappings[variable]).reshape(x.shape)
+    (variable,), graph = x.tensor.variables(), x.graph
+    new = graph.add_variable(variable.shape, x.tensor.dtype, f"{name}/received", graph.mappings[variable])
+    return Part(graph, new.reshape(x.tensor.shape))
 
 
-def _slice(graph: Graph, value: Tensor, number: Tensor, prog: Sequence, name: str) -> Tensor:
-    return dynamic_slice(graph, value, [number], (1, *value.shape[1:]), prog, f"{name}/chunk", dims=(0,))
+def _slice(value: Part, number: Tensor, prog: Program, name: str) -> Part:
+    sizes = (1, *value.tensor.shape[1:])
+    return Part(
+        value.graph, dynamic_slice(value.graph, value.tensor, [number], sizes, prog, f"{name}/chunk", dims=(0,))
+    )
 
 
-def _number(graph: Graph, level: Level, offset: int, prog: Sequence, name: str) -> Tensor:
+def _store(value: Part, chunk: Part, number: Tensor, prog: Program, name: str) -> None:
+    dynamic_update_slice_in_place(value.graph, value.tensor, chunk.tensor, [number], prog, f"{name}/store", dims=(0,))
+
+
+def _number(graph: Graph, level: Level, offset: int, prog: Program, name: str) -> Tensor:
     """A variable that starts as each replica's position on its ring, and so many further."""
     positions = (level.positions(graph.replication_factor) + offset) % level.size
     start = graph.add_replica_constant(positions.astype(_NUMBER), "position", on_one_tile(1, 0))
@@ -186,7 +238,7 @@ def _number(graph: Graph, level: Level, offset: int, prog: Sequence, name: str) 
     return number
 
 
-def _step_back(graph: Graph, number: Tensor, size: int, prog: Sequence, name: str, by: int = 1) -> None:
+def _step_back(graph: Graph, number: Tensor, size: int, prog: Program, name: str, by: int = 1) -> None:
     elementwise(graph, _backwards(size, by), [number], prog, f"{name}/chunk number", number)
 
 

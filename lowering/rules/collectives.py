@@ -9,8 +9,11 @@ import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.gcl import collectives
-from ipujax.lowering.gcl.collective_params import COLLECTIVES, Form
+from ipujax.lowering.gcl.collective_params import COLLECTIVES, Form, is_collective
+from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops.reduce import reduce
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 
@@ -25,11 +28,39 @@ def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
     """One value for the operands of each dtype."""
     if form.dims:
         operands = tuple(reduce(ctx.graph, x, form.dims, form.monoid, ctx.prog, ctx.name) for x in operands)
+    return _by_dtype(ctx.graph, form, operands, [ctx.graph] * len(operands), ctx.prog, ctx.name)
+
+
+def reduce_where_they_lie(
+    graph: Graph, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
+) -> Sequence[Tensor]:
+    """A reduction over replicas of several IPUs, of tensors on any of them.
+
+    Args:
+        graph: the graph of all IPUs of a replica.
+        eqn: the reduction, `is_reduction`.
+        operands: its operands.
+        homes: the view of the IPU that each lies on.
+        prog: program to add to.
+        name: debug name.
+    """
+    form = COLLECTIVES[eqn.primitive.name](eqn, graph.replication_factor)
+    return _by_dtype(graph, form, operands, homes, prog, name)
+
+
+def is_reduction(eqn: JaxprEqn) -> bool:
+    """Whether an equation reduces its operands over replicas, and over nothing else."""
+    return is_collective(eqn) and all(isinstance(axis, str) for axis in eqn.params.get("axes", (0,)))
+
+
+def _by_dtype(
+    graph: Graph, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
+) -> Sequence[Tensor]:
     results: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(x.dtype for x in operands):
         numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
-        own = [operands[n] for n in numbers]
-        reduced = collectives.all_reduce(ctx.graph, own, form.monoid, form.groups, ctx.prog, ctx.name)
+        own, views = [operands[n] for n in numbers], [homes[n] for n in numbers]
+        reduced = collectives.all_reduce(graph, own, form.monoid, form.groups, prog, name, views)
         results.update(zip(numbers, reduced, strict=True))
     return [results[n] for n in range(len(operands))]
 

@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError
+from ipujax.runtime.program import Collective
+from ipujax.runtime.steps import distinct
 
 SPLIT, SAME = P("replica"), P()
 
@@ -267,3 +269,48 @@ def test_only_collectives_cost_more_with_more_replicas():
         np.testing.assert_array_equal(many.memory.tile_bytes, alone.memory.tile_bytes)
     meeting = profile(16, lambda x: work(lax.pmean(x, "replica")))
     assert meeting.phase_cycles["global_exchange"] > 0
+
+
+# --- several IPUs a replica ---
+
+
+def test_gradients_of_stages_are_summed_where_they_lie():
+    def loss(w: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = jnp.tanh(x @ w[0])
+        with ipu.stage(1):
+            return jnp.mean((h @ w[1]) ** 2)
+
+    def step(w: Any, x: Any) -> Any:
+        value, grads = lax.pmean(jax.value_and_grad(loss)(w, x), "replica")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    rng = np.random.default_rng(0)
+    w = [rng.normal(size=shape).astype(np.float32) for shape in ((6, 8), (8, 3))]
+    x = rng.normal(size=(8, 6)).astype(np.float32)
+    settings = {"replicas": 4, "in_specs": (SAME, SPLIT), "out_specs": SAME}
+    run = ipu.jit(step, device=device(8), donate_argnums=(0,), **settings)
+    compiled = run.lower(w, x).compile()
+    (collective,) = [n for n in distinct(compiled._lowered.program) if isinstance(n, Collective)]
+    graph = compiled._lowered.graph
+    homes = [
+        {int(t) // 8 for t in np.unique(_tiles(graph.mappings[v]))} for x in collective.inputs for v in x.variables()
+    ]
+    assert {frozenset(home) for home in homes} == {frozenset({0}), frozenset({1})}
+    value, grads = jax.value_and_grad(loss)([jnp.asarray(p) for p in w], x)
+    new, ours = run([jnp.asarray(p) for p in w], x)
+    np.testing.assert_allclose(ours, value, rtol=2e-6)
+    for p, g, n in zip(w, grads, new, strict=True):
+        np.testing.assert_allclose(n, p - 0.1 * g, rtol=1e-5, atol=1e-6)
+
+
+def _tiles(mapping: Any) -> np.ndarray:
+    return mapping.tile if hasattr(mapping, "tile") else mapping.tiles
+
+
+def test_one_value_summed_twice():
+    x = np.arange(8.0, dtype=np.float32)
+    twice = replicated(lambda x: (lax.psum(x, "replica"), lax.psum(x, "replica") + 1), out_specs=SAME)
+    first, second = twice(x)
+    np.testing.assert_array_equal(first, [12, 16])
+    np.testing.assert_array_equal(second, [13, 17])

@@ -315,7 +315,8 @@ def phases(replicas: int, elements: int, name: str, target: Target = SLOW_LINKS)
     for part in (WriteUndef(value), *_zeroed(graph, value)):
         prog.add(part)
     before = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
-    rounds.gather(graph, rounds.reduce(graph, value, schedule, "add", prog, "sum"), value, schedule, prog, "sum")
+    whole = [rounds.Part(graph, value)]
+    rounds.gather(rounds.reduce(whole, schedule, "add", prog, "sum"), whole, schedule, prog, "sum")
     after = Profile(compile(graph, prog, options=Options(allow_out_of_memory=True))).phase_cycles
     return {phase: after[phase] - before[phase] for phase in after}
 
