@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+from ipujax.lowering.poplin.joint import Later
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -31,6 +32,8 @@ class Context:
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
         into_tensor: where the result may be written at once; a rule that does so returns it.
+        later: what follows a product that is the forward pass of a dense layer, or the update of its weights.
+        laid_as: of an update, the weights seen in the order of the result.
     """
 
     graph: Graph
@@ -41,6 +44,8 @@ class Context:
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
     into_tensor: Tensor | None = None
+    later: Later | None = None
+    laid_as: Tensor | None = None
 
     @property
     def primitive(self) -> Primitive:

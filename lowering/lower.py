@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.dense_layers import NO_ROLE, roles
 from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
 from ipujax.lowering.poputil.mapping import map_linearly
@@ -187,18 +188,33 @@ class Lowering:
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
+        known = roles(body)
         for eqn in body.eqns:
-            results = self.equation(eqn, [self.read(env, atom) for atom in eqn.invars], prog)
+            role = known.get(id(eqn), NO_ROLE)
+            laid_as = None if role.gradient_of is None else env[role.gradient_of]
+            if laid_as is not None and role.is_transposed:
+                laid_as = laid_as.transpose((1, 0))
+            operands_of = [self.read(env, atom) for atom in eqn.invars]
+            results = self.equation(eqn, operands_of, prog, later=role.later, laid_as=laid_as)
             env.update(zip(eqn.outvars, results, strict=True))
         return [self.read(env, atom) for atom in body.outvars]
 
-    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
-        """Lowers one equation on given tensors; returns the tensors of its results."""
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
+        """Lowers one equation on given tensors; returns the tensors of its results.
+
+        Args:
+            eqn: the equation.
+            operands: a tensor for each of its operands.
+            prog: program to add to.
+            **layer: what `Context` says of products of dense layers.
+        """
         outer = self._graph.origin
         with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
-            return self._apply_rule(eqn, operands, prog)
+            return self._apply_rule(eqn, operands, prog, layer)
 
-    def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+    def _apply_rule(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, layer: Mapping[str, Any]
+    ) -> Sequence[Tensor]:
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,
@@ -209,6 +225,7 @@ class Lowering:
             lower_jaxpr=self.jaxpr,
             functions=self._functions,
             into_tensor=self._target(eqn, operands),
+            **layer,
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)

@@ -57,6 +57,8 @@ class Candidates:
         grains: what boundaries of blocks are multiples of.
         splits: blocks of each dimension, int64[dimensions, candidates].
         block: lengths of the largest block.
+        lhs_stays: whether the activations lie where they are used, all of them.
+        rhs_stays: the same of the weights.
     """
 
     spec: ConvSpec
@@ -65,6 +67,8 @@ class Candidates:
     grains: Dims[int]
     splits: np.ndarray
     block: Dims[np.ndarray]
+    lhs_stays: bool = False
+    rhs_stays: bool = False
 
     @staticmethod
     def of(kind: VertexKind, spec: ConvSpec, target: Target) -> Candidates:
@@ -122,15 +126,15 @@ class Candidates:
         """Bytes of inputs and of weights that the tile of the largest block receives."""
         spec, rank = self.spec, len(self.spec.in_field)
         field, kernel = self.splits[FIELD : FIELD + rank], self.splits[FIELD + rank :]
-        inputs = self._input_bytes
-        if spec.lhs_is_free:
+        inputs = self._input_bytes * (not self.lhs_stays)
+        if spec.lhs_is_free and not self.lhs_stays:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
             held = block.batch * block.groups * block.in_channels * product(lengths) * element_bytes(spec.lhs_dtype)
             inputs = self._received(inputs, held, self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel))))
-        weights = self._weight_bytes
-        if spec.rhs_is_free:
+        weights = self._weight_bytes * (not self.rhs_stays)
+        if spec.rhs_is_free and not self.rhs_stays:
             weights = self._received(weights, weights, self.splits[BATCH] * product(list(field)))
         return inputs, weights
 

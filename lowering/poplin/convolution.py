@@ -120,9 +120,9 @@ def _chosen(
 ) -> Plan:
     """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
 
-    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
+    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
         x, w = tensors
-        _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
+        return _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
 
     return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
 

@@ -7,22 +7,24 @@ used. What does not fit at once is done in several steps, along M or N.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
+from ipujax.lowering.poplin.joint import Later, elementwise_cycles_on, joint_plan, later_cycles
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import Grid, Plan, contenders, plan_matmul
-from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS
+from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
+from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Execute
+from ipujax.runtime.program import Copy, Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
@@ -42,6 +44,8 @@ def matmul(
     partials_dtype: Any = None,
     precision: Any = None,
     available_memory_proportion: float | None = None,
+    later: Later | None = None,
+    laid_as: Tensor | None = None,
 ) -> Tensor:
     """Multiplies matrices, group by group.
 
@@ -55,6 +59,8 @@ def matmul(
         partials_dtype: dtype of partial results when K is cut, default float32 for narrower floats, else `out_dtype`.
         precision: as `jax.lax.dot_general` takes it.
         available_memory_proportion: of a tile's memory the plan may use, default the target's.
+        later: what follows, if this is the forward pass of a dense layer or the update of its weights.
+        laid_as: of an update, the weights in the order of the result.
 
     Returns:
         A new tensor [G, M, N] of `out_dtype`.
@@ -83,20 +89,73 @@ def matmul(
         rhs_is_free=is_free(graph, b),
         available_memory_proportion=available_memory_proportion,
     )
-    plan = _chosen(plan, graph.target, available_memory_proportion, Operand.of(graph, a), Operand.of(graph, b))
+    operands = [Operand.of(graph, x) for x in (a, b, *([] if laid_as is None else [laid_as.reshape((groups, m, n))]))]
+    plan = _chosen(plan, graph.target, available_memory_proportion, tuple(operands), later)
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 
 @lru_cache(maxsize=4096)
-def _chosen(plan: Plan, target: Target, available_memory_proportion: float | None, lhs: Operand, rhs: Operand) -> Plan:
-    """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
+def _chosen(
+    plan: Plan,
+    target: Target,
+    available_memory_proportion: float | None,
+    operands: tuple[Operand, ...],
+    later: Later | None,
+) -> Plan:
+    """The plan, or one that turns out cheaper for operands that lie and are seen as these, and what follows."""
+    share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    bound_bytes = share * target.bytes_per_tile
+    plans, spec = list(contenders(plan, target, available_memory_proportion)), of_all_steps(plan)
+    if share > 0:
+        plans += _where_they_lie(spec, target, bound_bytes, operands)
+    after, least_after = None, 0
+    if later is not None and len(operands) > 2:
+        after = partial(_elementwise_cycles, later)
+    elif later is not None and share > 0 and (spec.lhs_is_free, spec.rhs_is_free)[later.side]:
+        joint, apart = (
+            joint_plan(spec, later, target, bound_bytes),
+            later_cycles(spec, later, None, target, bound_bytes),
+        )
+        plans += [] if joint is None else [joint[0]]
+        least_after = apart if joint is None else min(apart, joint[1])
+        after = partial(_later_cycles, spec, later, bound_bytes)
 
-    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> None:
-        a, b = tensors
-        _in_steps(graph, a, b, plan, None, prog, "trial")
+    def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
+        a, b, *wanted = tensors
+        out = _in_steps(graph, a, b, plan, None, prog, "trial")
+        for tensor in wanted:
+            prog.add(Copy(out, tensor, "wanted"))
+        return out
 
-    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
+    return cheapest(plans, operands, add, target, after, least_after)
+
+
+def _later_cycles(
+    spec: ConvSpec, later: Later, bound_bytes: float, graph: Graph, tensors: Sequence[Tensor], out: Tensor
+) -> int:
+    """Expected cycles of the passes that follow, with the weights where the forward pass has put them."""
+    del out
+    matrix = tensors[1] if later.side else tensors[0].transpose((0, 2, 1))
+    return later_cycles(spec, later, boxes_of(graph, matrix), graph.target, bound_bytes)
+
+
+def _elementwise_cycles(later: Later, graph: Graph, tensors: Sequence[Tensor], out: Tensor) -> int:
+    """Expected cycles of the elementwise operations that follow an update, on arrays that lie as its result does."""
+    del tensors
+    (variable,) = out.variables()
+    mapping = graph.mappings[variable]
+    return elementwise_cycles_on(mapping, out.size, out.dtype, later.elementwise, graph.target)
+
+
+def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
+    """The plans in which one operand is not exchanged, or the result is computed where it is wanted."""
+    graph = Graph(target)
+    for operand, dims in zip(operands, (LHS, RHS, OUT), strict=False):
+        boxes = None if operand.mapping is None else boxes_of(graph, operand.add_to(graph))
+        plan = None if boxes is None else plan_where(spec, dims, boxes, target, bound_bytes)
+        if plan is not None:
+            yield plan
 
 
 def _in_steps(

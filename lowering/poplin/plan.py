@@ -10,7 +10,7 @@ product. What an estimate cannot know decides a trial (`contenders`): so within 
 ever slower.
 
 Source of the objective and of the memory bound with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2).
-Limits: one IPU; steps (serial splits) of powers of two that divide one dimension; no joint planning of several passes.
+Limits: one IPU; steps (serial splits) of powers of two that divide one dimension.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Plan:
         step_axis: position in `Dims` of the dimension that steps divide evenly.
         join_cycles: expected cycles of bringing the results of the steps together.
         lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
+        own_grid: its blocks and their tiles, where they are not even blocks on the first tiles.
     """
 
     spec: ConvSpec
@@ -101,6 +102,7 @@ class Plan:
     step_axis: int = 0
     join_cycles: int = 0
     lays_linearly: bool = False
+    own_grid: Grid | None = None
 
     @property
     def total_cycles(self) -> int:
@@ -128,7 +130,7 @@ class Plan:
 
     def grid(self) -> Grid:
         """The blocks of a step, axes in the order of `Dims`; the same object for equal plans."""
-        return _grid(self)
+        return _grid(self) if self.own_grid is None else self.own_grid
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -249,7 +251,7 @@ def contenders(best: Plan, target: Target, available_memory_proportion: float | 
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share == 0:
         return (best,)
-    spec, bound = _of_all_steps(best), share * target.bytes_per_tile
+    spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
     plans = [best] if best.steps > 1 else []
     plans += _frugal(spec, target, best, bound)
@@ -288,7 +290,7 @@ def _one_step(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:
     return replace(spec, extents=Dims.of(extents), in_field=in_field)
 
 
-def _of_all_steps(plan: Plan) -> ConvSpec:
+def of_all_steps(plan: Plan) -> ConvSpec:
     """The convolution that all steps of a plan do together."""
     extents = list(plan.spec.extents)
     extents[plan.step_axis] *= plan.steps

@@ -20,7 +20,8 @@ from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
-Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], object]
+Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
+After = Callable[[Graph, Sequence[Tensor], Tensor], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,35 @@ class Operand:
         return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
 
 
-def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, target: Target) -> Plan:
-    """The plan that is charged least cycles, the first of equals.
+def cheapest(
+    plans: Sequence[Plan],
+    operands: Sequence[Operand],
+    add: Add,
+    target: Target,
+    after: After | None = None,
+    least_after: int = 0,
+) -> Plan:
+    """The plan that is charged least cycles with what follows, the first of equals.
 
     Args:
         plans: what to choose from.
         operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
+        after: cycles that follow, given the graph with the operation, its operands and its result.
+        least_after: what those hardly ever are less than.
     """
 
     def charge(plan: Plan) -> int:
         graph = Graph(target)
         tensors = [operand.add_to(graph) for operand in operands]
-        return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
+        following = 0
 
-    return least_charged(plans, [plan.likely_least_cycles for plan in plans], charge)
+        def add_one(scratch: Graph, prog: ProgramSequence) -> None:
+            nonlocal following
+            result = add(scratch, tensors, plan, prog)
+            following = 0 if after is None else after(scratch, tensors, result)
+
+        return charged_cycles(graph, add_one) + following
+
+    return least_charged(plans, [plan.likely_least_cycles + least_after for plan in plans], charge)

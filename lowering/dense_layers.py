@@ -1,0 +1,128 @@
+"""Finds the products of dense layers: which matrix is the weights, and which other passes will use it.
+
+    forward   y  = x · W      first use of W
+    backward  dx = dy · Wᵀ    W again, contracted along its other dimension
+    update    dW = xᵀ · dy    what W was multiplied by again, contracted along all but the dimension it shares with W
+
+Input: a jaxpr. Output: for each such product its `Role`. Where the weights are to lie is then decided once, with all of
+them in mind.
+Limits: weights are matrices and inputs of the jaxpr, and are read as they are, not through a view.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.poplin.joint import Later
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a product is to a dense layer.
+
+    Args:
+        later: what follows: after a forward pass the other passes, after an update the optimizer.
+        gradient_of: of an update, the weights.
+        is_transposed: whether the update comes with the weights' dimensions exchanged.
+    """
+
+    later: Later | None = None
+    gradient_of: Var | None = None
+    is_transposed: bool = False
+
+
+NO_ROLE = Role()
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One operand of a product without batch dimensions."""
+
+    eqn: JaxprEqn
+    side: int
+    contracted: tuple[int, ...]
+
+    @property
+    def other(self) -> Atom:
+        return self.eqn.invars[1 - self.side]
+
+
+def roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
+    """The roles of the equations of a jaxpr, by the `id` of the equation."""
+    uses: dict[Var, list[_Use]] = {}
+    for use in _uses(jaxpr):
+        operand = use.eqn.invars[use.side]
+        if not isinstance(operand, Literal):
+            uses.setdefault(operand, []).append(use)
+    layers = list(_layers(jaxpr, uses))
+    alike = Counter(_shape(weights) for weights, *_ in layers)
+    found: dict[int, Role] = {}
+    for weights, forward, update in layers:
+        backward = any(use.contracted == (1 - forward.contracted[0],) for use in uses[weights][1:])
+        # Those of all weights of a shape come mixed: each has its share.
+        elementwise = _elementwise(jaxpr, weights, update.eqn)[:: alike[_shape(weights)]]
+        found.setdefault(id(forward.eqn), Role(Later(forward.side, backward, elementwise)))
+        # An update has what is left of its left operand first: the dimension that inputs and weights share, or not.
+        shared_first = update.side == 0
+        found.setdefault(
+            id(update.eqn),
+            Role(Later(update.side, False, elementwise), weights, shared_first != (forward.contracted[0] == 0)),
+        )
+    return found
+
+
+def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[_Use]]) -> Iterator[tuple[Var, _Use, _Use]]:
+    """The weights of each layer with the products of its forward pass and of its update."""
+    for weights in jaxpr.invars:
+        of_weights = uses.get(weights, [])
+        if len(_shape(weights)) == 2 and of_weights and len(of_weights[0].contracted) == 1:
+            update = _update(weights, of_weights[0], uses)
+            if update is not None:
+                yield weights, of_weights[0], update
+
+
+def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[tuple[str, int, int], ...]:
+    """The elementwise operations on arrays of the weights' shape that follow an update: name, arrays, scalars."""
+    first = next(n for n, eqn in enumerate(jaxpr.eqns) if eqn is update) + 1
+    rows, shape = [], _shape(weights)
+    for eqn in jaxpr.eqns[first:]:
+        if eqn.primitive.name in OP_COSTS and _shape(eqn.outvars[0]) == shape:
+            arrays = sum(_shape(atom) == shape for atom in eqn.invars)
+            rows.append((eqn.primitive.name, arrays, len(eqn.invars) - arrays))
+    return tuple(rows)
+
+
+def _uses(jaxpr: Jaxpr) -> Iterator[_Use]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            contracted, batch = eqn.params["dimension_numbers"]
+            if not batch[0]:
+                yield from (_Use(eqn, side, tuple(contracted[side])) for side in range(2))
+
+
+def _update(weights: Var, forward: _Use, uses: Mapping[Var, list[_Use]]) -> _Use | None:
+    """The product that computes the gradient of weights, by what the forward pass multiplies them by."""
+    x = forward.other
+    if isinstance(x, Literal) or x is weights:
+        return None
+    (shared,) = forward.eqn.params["dimension_numbers"][0][1 - forward.side]
+    rest = tuple(d for d in range(len(_shape(x))) if d != shared)
+    sizes = prod(_shape(weights))
+    return next(
+        (
+            use
+            for use in uses.get(x, [])
+            if tuple(sorted(use.contracted)) == rest and prod(_shape(use.eqn.outvars[0])) == sizes
+        ),
+        None,
+    )
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)

@@ -1,0 +1,88 @@
+"""Plans of products whose vertices are where one operand lies, so that it is not exchanged at all.
+
+The weights of a dense layer are read by the forward and the backward pass, and its gradient is added to them. Each pass
+by itself would cut them otherwise. Where one pass has put them, others may compute: each block of the operand with all
+that it meets of the other one.
+
+Input: what is computed, and where an operand lies. Output: plans, to contend with those that are free to cut.
+Source: PopLibs plans the three passes of a fully connected layer jointly, the backward pass and the update in the cuts
+of the forward pass (`ConvModel.cpp`, joint plans; reference machine.md §2).
+Limits: products only; the operand lies in even or uneven boxes, one a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.plan import Grid, Plan, PlanCost
+from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import Blocked, blocked_mapping, frozen
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+
+# The dimensions of the operands and of the result of a product, in the order of their axes.
+LHS, RHS, OUT = (GROUPS, FIELD, IN_CHANNELS), (GROUPS, IN_CHANNELS, OUT_CHANNELS), (GROUPS, FIELD, OUT_CHANNELS)
+
+
+def boxes_of(graph: Graph, matrices: Tensor) -> Blocked | None:
+    """The boxes in which [groups, rows, columns] lie, one a tile; None when they lie otherwise."""
+    if not graph.is_mapped(matrices):
+        return None
+    mapping = mapping_like(graph, matrices)
+    if matrices.shape[0] == 1 and not isinstance(mapping, Blocked):  # a matrix seen as a group of one
+        flat = mapping_like(graph, matrices.reshape(matrices.shape[1:]))
+        mapping = _with_group(flat) if isinstance(flat, Blocked) else None
+    if not isinstance(mapping, Blocked) or not 1 < np.unique(mapping.tile).size == mapping.tile.size:
+        return None
+    return mapping
+
+
+@lru_cache(maxsize=4096)
+def _with_group(mapping: Blocked) -> Blocked:
+    return blocked_mapping((frozen([0, 1], np.int64), *mapping.cuts), mapping.tile[None])
+
+
+@lru_cache(maxsize=4096)
+def plan_where(
+    spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked, target: Target, bound_bytes: float
+) -> Plan | None:
+    """The fastest plan whose vertices are where the boxes of an operand or of the result are.
+
+    Args:
+        spec: the product.
+        dims: which: `LHS`, `RHS` or `OUT`.
+        boxes: where it lies.
+        target: the machine.
+        bound_bytes: most that operands and results of a vertex may take.
+    """
+    grid = _grid(spec, dims, boxes)
+    plans = [plan for plan in _plans(spec, dims, grid, target) if plan.temp_bytes <= bound_bytes]
+    return min(plans, key=lambda plan: plan.total_cycles, default=None)
+
+
+def _grid(spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked) -> Grid:
+    extents = list(spec.extents)
+    cuts = [boxes.cuts[dims.index(d)] if d in dims else frozen([0, n], np.int64) for d, n in enumerate(extents)]
+    rest = [d for d in range(len(extents)) if d not in dims]
+    tile = np.transpose(boxes.tile.reshape(boxes.tile.shape + (1,) * len(rest)), np.argsort([*dims, *rest]))
+    return Grid(tuple(cuts), frozen(tile, np.int32))
+
+
+def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
+    splits = Dims.of([len(cut) - 1 for cut in grid.cuts])
+    longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
+    stays: dict[str, Any] = {"lhs_stays": dims == LHS, "rhs_stays": dims == RHS}
+    for kind in KINDS:
+        if kind.applies(spec, arithmetic(spec, target)):
+            ones = Dims.of((1,) * len(grid.cuts))
+            alone = Candidates(spec, kind, target, ones, np.array(list(splits), np.int64)[:, None], longest, **stays)
+            cost = PlanCost(*(int(n) for n in alone.cost_parts(np.zeros(1, np.int64))[:, 0]))
+            yield Plan(spec, kind, splits, ones, cost, int(alone.temp_bytes[0]), True, False, own_grid=grid)
