@@ -29,6 +29,7 @@ from ipujax.runtime.cost import ComputeSetCost, ExchangeCost
 from ipujax.runtime.memory_fixed import INSTRUCTION_BYTES, exchange_code_bytes
 from ipujax.runtime.program import (
     Call,
+    Collective,
     ComputeSet,
     Function,
     If,
@@ -46,7 +47,7 @@ from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost
 
 COPY_VERTEX = "poplar_rt::StridedCopy"
 _CONTROL = {Repeat: "Repeat", RepeatWhile: "RepeatWhile", Switch: "Switch", Sequence: "Sequence", Call: "Call"}
-_CONTROL[WriteUndef] = "WriteUndef"
+_CONTROL |= {WriteUndef: "WriteUndef", Collective: "Sequence"}
 
 
 def numbering(executable: Executable) -> Numbering:

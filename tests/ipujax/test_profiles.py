@@ -58,3 +58,19 @@ def test_the_text_shows_steps_and_storage_when_asked() -> None:
         assert heading in text and heading not in plain
     assert "\x1b[" in text and "\x1b[" not in plain
     assert plain.index("Memory:") < plain.index("Execution:") < plain.index("Most expensive lines:")
+
+
+def test_rounds_of_replicas_have_their_place_in_the_reports() -> None:
+    device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4)
+    split = jax.sharding.PartitionSpec("replica")
+    gather = ipu.jit(
+        lambda x: jax.lax.all_gather(x, "replica"), device=device, replicas=4, in_specs=split, out_specs=split
+    )
+    profile = gather.lower(np.ones(256, np.float32)).compile().profile
+    programs = profile.graph()["programs"]
+    (ring,) = (p for p in programs if p["type"] == "Repeat")
+    sends = [n for n, p in enumerate(programs) if p["type"] == "GlobalExchange"]
+    assert ring["count"] == 3 and [programs[n]["name"] for n in sends] == ["all_gather/gather/send"]
+    assert any(sends[0] in programs[n].get("children", sends) for n in ring["children"])
+    assert profile.execution()["programTrace"].count(sends[0]) == 3
+    assert "Global exchange:" in profile.summary(show_execution_steps=True)
