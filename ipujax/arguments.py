@@ -258,3 +258,21 @@ def _shown_signature(fun: Callable[..., Any]) -> str:
 def _shown_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     words = [*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items())]
     return f"{function_name(fun)}({', '.join(words)})"
+
+
+def check_optimizer(optimizer: Any, who: str) -> None:
+    """Refuses what is no optimiser.
+
+    Args:
+        optimizer: what a wrapper of optimisers was given.
+        who: the wrapper's name in `ipu.optim`.
+
+    Raises:
+        ArgumentTypeError: for anything without `init` and `update`.
+    """
+    if not all(hasattr(optimizer, name) for name in ("init", "update", "_replace")):
+        raise ArgumentTypeError(
+            f"ipu.optim.{who} needs an optimiser",
+            expected="an optax.GradientTransformation, as optax.adam(1e-3) makes",
+            got=repr(optimizer),
+        )

@@ -1,4 +1,4 @@
-"""Wrappers of optimisers: loss scaling, so that small gradients survive half precision.
+"""Wrappers of optimisers: loss scaling, so that small gradients survive half precision; shards (`optim_shard`).
 
     optimizer = ipu.optim.automatic_loss_scale(optax.adam(1e-3))
     scale = ipu.optim.loss_scale(opt_state)
@@ -21,6 +21,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ipujax.arguments import check_optimizer
+from ipujax.optim_shard import MIN_ELEMENTS as MIN_ELEMENTS
+from ipujax.optim_shard import Shard as Shard
+from ipujax.optim_shard import shard as shard
+from ipujax.optim_shard import shard_specs as shard_specs
+from ipujax.optim_shard import unshard as unshard
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`
@@ -68,7 +74,7 @@ def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.fl
     Raises:
         ArgumentError: for what is no optimiser, a scale that is not positive, or a dtype of no real numbers.
     """
-    _check_optimizer(optimizer, "static_loss_scale")
+    check_optimizer(optimizer, "static_loss_scale")
     _check_positive("scale", scale, "static_loss_scale")
     working = _checked_dtype(dtype, "static_loss_scale")
 
@@ -116,7 +122,7 @@ def automatic_loss_scale(
         ArgumentError: for what is no optimiser, or numbers that make no sense.
     """
     who = "automatic_loss_scale"
-    _check_optimizer(optimizer, who)
+    check_optimizer(optimizer, who)
     given = {"initial_scale": initial_scale, "growth_interval": growth_interval, "min_scale": min_scale}
     for name, value in given.items():
         _check_positive(name, value, who)
@@ -129,9 +135,9 @@ def automatic_loss_scale(
     working = _checked_dtype(dtype, who)
 
     def init(params: Any) -> AutomaticLossScaleState:
-        zero = jnp.zeros((), jnp.int32)
+        good, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two arrays: donated, each goes once
         inner = optimizer.init(_as(params, working))
-        return AutomaticLossScaleState(jnp.float32(initial_scale), zero, zero, inner)
+        return AutomaticLossScaleState(jnp.float32(initial_scale), good, skipped, inner)
 
     def update(grads: Any, state: AutomaticLossScaleState, params: Any = None, **extra: Any) -> Any:
         unscaled = _unscaled(grads, state.scale, working)
@@ -193,15 +199,6 @@ def _unscaled(grads: Any, scale: Any, dtype: Any) -> Any:
 def _all_finite(grads: Any) -> Any:
     finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]
     return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
-
-
-def _check_optimizer(optimizer: Any, who: str) -> None:
-    if not all(hasattr(optimizer, name) for name in ("init", "update", "_replace")):
-        raise ArgumentTypeError(
-            f"ipu.optim.{who} needs an optimiser",
-            expected="an optax.GradientTransformation, as optax.adam(1e-3) makes",
-            got=repr(optimizer),
-        )
 
 
 def _check_positive(name: str, value: Any, who: str) -> None:

@@ -14,7 +14,7 @@ from jax.extend import core as _core
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from ipujax.runtime.errors import is_installed, shown_place
+from ipujax.runtime.errors import is_installed, is_of_user, shown_place
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -266,6 +266,19 @@ def source_line(eqn: JaxprEqn) -> str:
     return ""
 
 
+def library_function(eqn: JaxprEqn) -> str:
+    """The function an equation comes from that is neither JAX's nor ipujax's, "" when JAX does not know.
+
+    The functions of an Optax optimiser are made by the one that bears its name: `scale_by_adam` stands for
+    `scale_by_adam.<locals>.update_fn`, and for all that works for it.
+    """
+    traceback = eqn.source_info.traceback
+    frames: Sequence[Any] = traceback.frames if traceback else ()
+    names: list[str] = [frame.function_name for frame in frames if is_of_user(frame.file_name)]
+    makers = [name.partition(".<locals>.")[0] for name in names if ".<locals>.update" in name]
+    return next(iter(makers + names), "")
+
+
 def name_stack(eqn: JaxprEqn) -> str:
     """The name stack of an equation, `transpose(jvp(stage0))/dense`."""
     return str(eqn.source_info.name_stack)
@@ -282,6 +295,7 @@ def jaxpr_file(jaxpr: Jaxpr) -> str:
 
 
 def _traced_from(jaxpr: Jaxpr) -> tuple[str, str]:
+    """The function and the `file:line` a jaxpr was traced from, "" when unknown."""
     name, _, place = (getattr(jaxpr.debug_info, "func_src_info", None) or "").partition(" at ")
     return name, place
 

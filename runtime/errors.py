@@ -35,7 +35,7 @@ Place = tuple[str, int, str]  # file, line, function
 
 def user_place() -> Place | None:
     """What `user_line` says, not yet put in words: for those who keep very many."""
-    return _innermost(sys._getframe(1), _is_of_user)
+    return _innermost(sys._getframe(1), is_of_user)
 
 
 def calling_line() -> str:
@@ -49,7 +49,7 @@ def line_of(error: BaseException) -> str | None:
     traceback, found = error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        found = (code.co_filename, traceback.tb_lineno, code.co_name) if _is_of_user(code.co_filename) else found
+        found = (code.co_filename, traceback.tb_lineno, code.co_name) if is_of_user(code.co_filename) else found
         traceback = traceback.tb_next
     return None if found is None else shown_place(found)
 
@@ -72,7 +72,8 @@ def shown_place(place: Place) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _is_of_user(file: str) -> bool:
+def is_of_user(file: str) -> bool:
+    """Whether a file is neither ipujax's own, nor JAX's, nor the standard library's, nor generated code."""
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return not is_standard and not file.startswith(_OWN_FILES)
 

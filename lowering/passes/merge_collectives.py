@@ -5,7 +5,7 @@ Every round of a collective costs a sync of all replicas, however little it move
 that wait go at once, by operation and groups. What has effects keeps its order.
 
 A sum of a literal, which is the same everywhere, is that literal times the replicas: no communication at all.
-Limits: sums beyond `_MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
+Limits: sums beyond `MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
 
-_MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
+MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
 _REDUCE = {"add": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
@@ -142,7 +142,7 @@ def _joined(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     for eqn in sums:
         aval: Any = eqn.invars[0].aval
         held += aval.size * aval.dtype.itemsize
-        if parts[-1] and held > _MOST_BYTES:
+        if parts[-1] and held > MOST_BYTES:
             parts.append([])
             held = aval.size * aval.dtype.itemsize
         parts[-1].append(eqn)

@@ -152,6 +152,13 @@ def test_replicas_leave_out_a_step_together() -> None:
     assert not np.any(updates) and np.all(new.scale == 2.0**14)
 
 
+def test_the_state_can_be_donated_from_the_first_step_on() -> None:
+    optimizer = ipu.optim.automatic_loss_scale(optax.sgd(1.0))
+    update = ipu.jit(optimizer.update, device=DEVICE, donate_argnums=1)
+    _, state = update(PARAMS, optimizer.init(PARAMS))
+    assert state.good_steps == 1 and state.skipped_steps == 0
+
+
 # --- its place among optimisers ---------------------------------------------------------------------------------------
 
 
