@@ -97,6 +97,7 @@ class _Walk:
             case Call(function):
                 entry |= {"target": self.function(function), "name": function.name}
             case Sequence():
+                entry |= {"name": node.name} if isinstance(node, Collective) else {}
                 entry["children"] = [program for child in node.children() for program in self.program(child)]
             case If() if entry["type"] == "If":
                 entry["children"] = [self.one(node.then)]

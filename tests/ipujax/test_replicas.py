@@ -314,3 +314,12 @@ def test_one_value_summed_twice():
     first, second = twice(x)
     np.testing.assert_array_equal(first, [12, 16])
     np.testing.assert_array_equal(second, [13, 17])
+
+
+def test_the_profile_names_collectives():
+    fun = replicated(lambda x: lax.pmean(x @ x.T, "replica"), out_specs=SAME)
+    profile = fun.lower(np.ones((8, 3), np.float32)).compile().profile
+    assert "Replicas:         4" in profile.summary(show_execution_steps=True)
+    programs = profile.graph()["programs"]
+    assert [p["name"] for p in programs if p["type"] == "Sequence" and "name" in p] == ["psum"]
+    assert profile.phase_cycles["global_exchange"] > 0 and sum(profile.phase_cycles.values()) == profile.cycles
