@@ -85,7 +85,9 @@ def elementwise(
     else:
         layout, mapping = best_layout(graph, [out]) or (shape, linear_mapping(graph, out.size, op.out_dtype))
         result = out
-    codelet = _codelet(_Key(op), tuple(t.dtype for t in kept), tuple(map(_freeze, immediates)))
+    codelet = _codelet(
+        _Key(op), tuple(t.dtype for t in kept), tuple(None if i is None else freeze(i) for i in immediates)
+    )
     compute_set = graph.add_compute_set(name)
     add_elementwise(graph, compute_set, codelet, [t.reshape(layout) for t in (*kept, result)], mapping)
     prog.add(Execute(compute_set))
@@ -184,15 +186,24 @@ class _Key:
         return isinstance(other, _Key) and self.identity == other.identity
 
 
-def _freeze(value: np.ndarray | None) -> tuple[str, bytes] | None:
-    return None if value is None else (value.dtype.name, value.tobytes())
+Frozen = tuple[str, bytes]
+
+
+def freeze(value: np.ndarray) -> Frozen:
+    """A scalar as a key by its bits: 0.0 equals -0.0, and True 1, but they are not the same constant."""
+    return value.dtype.name, value.tobytes()
+
+
+def thawed(value: Frozen) -> np.ndarray:
+    """The scalar of a key."""
+    return np.frombuffer(value[1], jax.numpy.dtype(value[0])).reshape(())
 
 
 @lru_cache(maxsize=4096)
-def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[tuple[str, bytes] | None, ...]) -> Codelet:
+def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[Frozen | None, ...]) -> Codelet:
     op = key.op
     dtype = dtypes[-1] if op.out_dtype == np.bool_ else op.out_dtype  # comparisons work in what they compare
-    scalars = [None if i is None else np.frombuffer(i[1], jax.numpy.dtype(i[0])).reshape(()) for i in immediates]
+    scalars = [None if i is None else thawed(i) for i in immediates]
 
     def compute(*arrays: jax.Array) -> jax.Array:
         given = iter(arrays)

@@ -22,6 +22,7 @@ from jax import lax
 
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
+from ipujax.lowering.popops.elementwise import Frozen, thawed
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
@@ -47,7 +48,7 @@ class GatherSpec:
     numbers: lax.GatherDimensionNumbers
     slice_sizes: tuple[int, ...]
     mode: Mode
-    fill_value: Any
+    fill: Frozen | None
     indices_are_sorted: bool
     unique_indices: bool
     table_shape: tuple[int, ...]
@@ -233,7 +234,7 @@ def _lookup(
         indices_are_sorted=spec.indices_are_sorted and unique == spec.unique_indices,
         unique_indices=unique,
         mode=mode,
-        fill_value=spec.fill_value,
+        fill_value=None if spec.fill is None else thawed(spec.fill)[()],
     )
 
 
@@ -253,7 +254,7 @@ def _masked_lookup(
         return result
     # An index beyond the table falls in no block: the first block answers it.
     astray = ((wanted < 0) | (wanted >= extent)) & (jnp.asarray(origin) == 0)
-    return jnp.where(_like_result(astray, spec), fill_of(spec.fill_value, found.dtype), result)
+    return jnp.where(_like_result(astray, spec), fill_of(spec.fill, found.dtype), result)
 
 
 def _like_result(mask: jax.Array, spec: GatherSpec) -> jax.Array:
@@ -269,8 +270,9 @@ def signed(indices: jax.Array) -> jax.Array:
     return indices.astype(wide)
 
 
-def fill_of(value: Any, dtype: Any) -> jax.Array:
-    """What `lax.gather` gives for an index beyond the table: `value`, or NaN, the lowest or the highest number."""
+def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:
+    """What `lax.gather` gives for an index beyond the table: `fill`, or NaN, the lowest or the highest number."""
+    value: Any = None if fill is None else thawed(fill)
     if value is None:
         if jnp.issubdtype(dtype, jnp.inexact):
             value = np.nan

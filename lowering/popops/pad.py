@@ -17,7 +17,7 @@ from jax import lax
 
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise import immediate_of
+from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
@@ -58,7 +58,7 @@ def pad(
         A new tensor of shape `out_shape`.
     """
     rank, constant = x.ndim, immediate_of(value)
-    known = None if constant is None else (constant.dtype.name, constant.tobytes())
+    known = None if constant is None else freeze(constant)
     codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), known)
     read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
     fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
@@ -85,8 +85,8 @@ def pad(
 
 
 @lru_cache(maxsize=512)
-def _codelet(dtype: Any, interior: tuple[int, ...], constant: tuple[str, bytes] | None) -> Codelet:
-    known = None if constant is None else np.frombuffer(constant[1], jax.numpy.dtype(constant[0])).reshape(())
+def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
+    known = None if constant is None else thawed(constant)
 
     def compute(x: jax.Array, *given: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
         value = given[0] if known is None else known

@@ -23,7 +23,7 @@ from jax import lax
 
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise import immediate_of
+from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
 from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles
@@ -111,7 +111,7 @@ def scatter(
         A new tensor like `table`.
     """
     constant, rank = immediate_of(table), table.ndim
-    codelet = _codelet(table.dtype, indices.dtype, spec, None if constant is None else constant.item())
+    codelet = _codelet(table.dtype, indices.dtype, spec, None if constant is None else freeze(constant))
     index_axes, update_axes = _extra_axes(spec, indices.shape, rank)
     whole = spans(table.shape, range(rank))
     index_spans, update_spans = (
@@ -170,12 +170,12 @@ def _own(spec: ScatterSpec, update_axes: dict[int, int], index_axes: dict[int, i
 
 
 @lru_cache(maxsize=1024)
-def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Any) -> Codelet:
+def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen | None) -> Codelet:
     sizes, _ = spec.windows()
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         *given, indices, updates = blocks
-        table = given[0] if given else lax.full(shapes[0], constant, dtype)
+        table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
         mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         if any(table.shape[d] != spec.table_shape[d] for d in spec.indexed):
             indices, mode, hints = _local_indices(indices, origins), Mode.FILL_OR_DROP, {}

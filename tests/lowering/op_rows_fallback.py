@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.lax import linalg
 
 from tests.lowering.op_case import OpCase, Spec, integers, normal
@@ -37,7 +36,6 @@ def fallback_rows() -> tuple[OpCase, ...]:
         row("lu_pivots_to_permutation", lambda p: linalg.lu_pivots_to_permutation(p, 5), pivots),
         row("ormqr", lambda a, b: linalg.ormqr(a, a[0], b), square, square),
         row("qr", linalg.qr, square),
-        row("ragged_dot_general", lambda a, w: lax.ragged_dot(a, w, jnp.array([2, 3])), square, normal(2, 5, 4)),
         row("schur", linalg.schur, square),
         row("svd", lambda a: linalg.svd(a, compute_uv=False), square),
         row("symmetric_product", linalg.symmetric_product, square, positive),

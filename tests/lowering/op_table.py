@@ -127,6 +127,13 @@ def _linear() -> list[OpCase]:
     close = {"rtol": 1e-5, "atol": 1e-5, "grad": True, "grad_rtol": 1e-4}
     narrow = {"rtol": 1e-2, "atol": 1e-2}
     image, kernel = normal(2, 7, 6, 3), normal(3, 3, 3, 5)
+    rows, experts, sizes = normal(13, 5), normal(3, 5, 4), lambda rng: np.int32([4, 0, 6])
+    near = {"rtol": 1e-5, "atol": 1e-5}
+
+    def ragged(contract: Any, batch: Any, lhs: list[int], rhs: list[int]) -> Callable[..., Any]:
+        numbers = lax.RaggedDotDimensionNumbers((contract, batch), lhs, rhs)
+        return lambda a, b, sizes: lax.ragged_dot_general(a, b, sizes, numbers)
+
     conv = partial(lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
     return [
         OpCase("dot_general", "matrix", jnp.dot, (normal(13, 29), normal(29, 11)), **close),
@@ -164,6 +171,24 @@ def _linear() -> list[OpCase]:
             partial(jnp.dot, preferred_element_type=np.float32),
             (normal(5, 7, dtype=jnp.bfloat16), normal(7, 3, dtype=jnp.bfloat16)),
             **narrow,
+        ),
+        OpCase("ragged_dot_general", "rows", ragged(((1,), (1,)), ((), ()), [0], [0]), (rows, experts, sizes), **close),
+        OpCase(
+            "ragged_dot_general", "depth", ragged(((0,), (0,)), ((), ()), [0], []), (rows, normal(13, 3), sizes), **near
+        ),
+        OpCase(
+            "ragged_dot_general",
+            "batch",
+            ragged(((2,), (1,)), ((0,), (0,)), [0], []),
+            (normal(5, 2, 3), normal(5, 3, 4), sizes),
+            **near,
+        ),
+        OpCase(
+            "ragged_dot_general",
+            "rows of a batch",
+            ragged(((2,), (2,)), ((0,), (1,)), [1], [0]),
+            (normal(2, 13, 5), normal(3, 2, 5, 4), lambda rng: np.int32([[4, 0, 6], [1, 12, 0]])),
+            **near,
         ),
         OpCase(
             "conv_general_dilated",

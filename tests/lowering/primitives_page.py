@@ -47,7 +47,7 @@ Written by `python -m tests.lowering.primitives_page`; a test keeps it equal to 
 
 A row of the op table is run by the engine, by the engine split as the machine splits, and tile by tile, each against
 plain JAX; rows marked ∂ with their gradient too. Some forms of tile-parallel primitives run on one tile all the same:
-PRNG keys that are padded or scattered or handed to Python functions, and some gathers and scatters without elements.
+PRNG keys that are handed to Python functions, and some gathers without elements.
 """
 
 

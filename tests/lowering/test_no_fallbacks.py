@@ -131,12 +131,23 @@ FORMS: dict[str, Form] = {
     ),
     "loops": (lambda x: lax.map(lambda r: lax.while_loop(lambda c: c.sum() < 3, lambda c: c + 1, r), x), (X,)),
     "cg": (lambda x: jax.scipy.sparse.linalg.cg(lambda v: 2 * v, x[0])[0], (X,)),
+    "keys": (
+        lambda k: (
+            keys := jax.random.split(k, 5),
+            keys.at[2].set(k),
+            jnp.where(jnp.arange(5) > 2, keys, k),
+            keys[jnp.arange(3)],
+            jnp.concatenate([keys, keys[:2]]),
+            lax.scan(lambda c, k: (k, c), k, keys),
+            lax.cond(jnp.arange(3).sum() > 2, lambda: keys[0], lambda: k),
+        )[1:],
+        (KEY,),
+    ),
     "hessian": (jax.hessian(lambda x: jnp.tanh(x).prod()), (X[0, :5],)),
 }
 
 # What has no tile-parallel form although its family has.
 ON_ONE_TILE: dict[str, tuple[str, Form]] = {
-    "keys scattered": ("scatter", (lambda k: jax.random.split(k, 5).at[2].set(k), (KEY,))),
     "keys padded": (
         "pad",
         (lambda k: lax.pad(jax.random.split(k, 5), k, ((1, 0, 0),)), (KEY,)),
@@ -144,10 +155,6 @@ ON_ONE_TILE: dict[str, tuple[str, Form]] = {
     "numbers of XLA's own, never the same twice": (
         "rng_uniform",
         (lambda a: lax.rng_uniform(a, a + 1, (5, 7)), (X[0, 0],)),
-    ),
-    "rows grouped by computed sizes": (
-        "ragged_dot_general",
-        (lambda a, w: lax.ragged_dot(a, w, jnp.array([2, 3], np.int32)), (X[:5], _normal(2, 29, 4))),
     ),
 }
 
