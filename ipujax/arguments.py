@@ -136,17 +136,14 @@ def check_arguments(
     """
     _check_call(fun, args, kwargs)
     names, static = argument_places(fun, args, static_argnums, static_argnames)
-    parameters = positional_parameters(fun)
-    # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
-    numbers = () if static_argnames else static_argnums
-    by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
+    keywords = static_keywords(fun, static_argnums, static_argnames)
     for number, value in enumerate(args):
         if number in static:
             _check_static(fun, names[number], value)
         else:
             _check_leaves(fun, names[number], value, f"static_argnums={number}")
     for name, value in kwargs.items():
-        if name in static_argnames or name in by_number:
+        if name in keywords:
             _check_static(fun, name, value)
         else:
             _check_leaves(fun, name, value, f"static_argnames={name!r}")
@@ -163,6 +160,15 @@ def argument_places(
     static = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
     by_name = () if static_argnums else static_argnames
     return names, static | {n for n, name in enumerate(names) if name in by_name}
+
+
+def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> set[str]:
+    """Names of arguments that are static when they are given by name."""
+    parameters = positional_parameters(fun)
+    # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
+    numbers = () if static_argnames else static_argnums
+    by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
+    return {*static_argnames, *by_number}
 
 
 def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:

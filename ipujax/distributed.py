@@ -15,6 +15,9 @@ that only some make ends all of them with an error.
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,9 +27,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.arguments import described, has_tracer
-from ipujax.processes.membership import Facts, meet, membership
-from ipujax.processes.mesh import ALL, AXIS, SHARE, instance_mesh, to_all, to_local
+from ipujax.processes.instance import EXIT_CODE
+from ipujax.processes.membership import Facts, check_joined, leave, meet, membership
+from ipujax.processes.mesh import ALL, SHARE, instance_mesh, to_all, to_local
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.instances import AXIS
 
 _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
     "mean": lax.pmean,
@@ -49,6 +54,7 @@ def init() -> None:
     if me.num_instances == 1 or jax.distributed.is_initialized():
         return
     meet("ipu.distributed.init")
+    atexit.register(_leave_alone)  # before JAX's own, which is registered already
     # JAX would catch SIGTERM to announce that a machine goes away; here it means the end.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_check_proxy_envs", False)  # the launcher sees to them
@@ -69,6 +75,15 @@ def init() -> None:
         raise ArgumentError(what, hint="call it first of all, before any array is made") from error
 
 
+def _leave_alone() -> None:
+    """Ends an instance whose script failed without waiting, as JAX does at exit, until all others end too."""
+    code = int(os.environ.get(EXIT_CODE, 0))
+    if code and membership().num_instances > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)
+
+
 def instance_index() -> int:
     """The number of this instance, from 0."""
     return membership().instance_index
@@ -87,17 +102,6 @@ def num_replicas() -> int:
 def local_replicas() -> int:
     """The number of replicas that this instance holds."""
     return membership().local_replicas
-
-
-def check_ready(who: str) -> None:
-    """Refuses what instances do together before they are members of their run.
-
-    Raises:
-        ArgumentError: if `init` was not called in an instance.
-    """
-    if membership().num_instances > 1 and not jax.distributed.is_initialized():
-        what = f"{who} needs all {membership().num_instances} instances, and this one has not joined them"
-        raise ArgumentError(what, hint="call ipu.distributed.init() first of all, before any array is made")
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:
@@ -148,7 +152,7 @@ def _together(
     if has_tracer((tree,), {}):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
         raise ArgumentError(f"{what} happens on the host, and JAX is tracing its operand", hint=hint)
-    check_ready(what)
+    check_joined(what)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [_array(what, jax.tree_util.keystr(path), leaf) for path, leaf in paths]
     for (path, _), x in zip(paths, leaves, strict=True):
@@ -160,7 +164,7 @@ def _together(
     meet(what, facts)
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
-    outs = to_local(run(setting, [to_all(x[None], SHARE) for x in plain])) if plain else []
+    outs = to_local(run(setting, [to_all(x[None], 0) for x in plain])) if plain else []
     wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
     return jax.tree.unflatten(structure, wrapped)
 

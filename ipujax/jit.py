@@ -28,11 +28,15 @@ from ipujax.arguments import (
     check_settings,
     function_name,
     has_tracer,
+    static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.lowering.jax_compat import argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
+from ipujax.lowering.replicate import evaluate
+from ipujax.processes.mesh import to_local
+from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, unknown_axis
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
@@ -199,6 +203,8 @@ class IpuFunction:
         inlined = self._is_inlined(device)
         if inlined:
             return self._one_replica(*args, **kwargs)
+        if self._spread is not None:
+            return self._call_together(self._spread, device, args, kwargs)
         plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
@@ -210,6 +216,32 @@ class IpuFunction:
         for lowered in [] if plain else self._calling:
             lowered.settled(outs)
         return outs
+
+    def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that all instances make, each with its share of the arguments."""
+        if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
+            raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
+        try:
+            operands = self._operands(spread, args, kwargs)
+            spread.meet(operands)
+            run = self._plain if isinstance(device, CPU) else self._runner(device)
+            return to_local(run(*operands.args, **operands.kwargs))
+        except (TypeError, ValueError):
+            check_arguments(self._fun, args, kwargs, *self._static)
+            raise
+
+    def _operands(
+        self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
+    ) -> Operands:
+        """The arguments of all instances, as far as this one has them."""
+        places = argument_places(self._fun, args, *self._static)
+        return spread.operands(args, kwargs, places, static_keywords(self._fun, *self._static), shapes_only)
+
+    @functools.cached_property
+    def _spread(self) -> Spread | None:
+        """How the replicas are spread over instances, if they are."""
+        return Spread.of(self.__name__, self._replication)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction:
         """Itself, as with Python's functions: modules that hold one may be copied."""
@@ -234,6 +266,9 @@ class IpuFunction:
             what = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
             raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
         try:
+            if self._spread is not None:
+                operands = self._operands(self._spread, args, kwargs, shapes_only=True)
+                args, kwargs = operands.args, operands.kwargs
             lowered = self._lower(device, args, kwargs)
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
@@ -275,11 +310,15 @@ class IpuFunction:
         """The results of all replicas in plain JAX, jitted."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return replication.evaluate(
-                self._fun, args, kwargs, argument_places(self._fun, args, *self._static), self.__name__
-            )
+            args, kwargs = received((args, kwargs))
+            places = argument_places(self._fun, args, *self._static)
+            return replication.evaluate(self._fun, args, kwargs, places, self.__name__, self._evaluator())
 
         return self._jitted(run)
+
+    def _evaluator(self) -> Callable[..., Any]:
+        """What evaluates a `replicated` equation."""
+        return evaluate if self._spread is None else self._spread.evaluate
 
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
@@ -289,6 +328,7 @@ class IpuFunction:
         if device not in self._runners:
 
             def run(*args: Any, **kwargs: Any) -> Any:
+                args, kwargs = received((args, kwargs))
                 lowered = self._lower(device, args, kwargs)
                 if lowered is None:
                     self._log_plain()
@@ -378,7 +418,7 @@ class IpuFunction:
             arguments,
             tuple(names),
         )
-        return Lowered(self.__name__, signature, jaxprs, program, self._options, timings)
+        return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
 
 
 @contextmanager

@@ -58,10 +58,16 @@ class Replication:
         return self._apply(replicated_p.bind, fun, args, kwargs, places, name)
 
     def evaluate(
-        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        places: Places,
+        name: str,
+        do: Callable[..., Any] = evaluate,
     ) -> Any:
-        """The results of all replicas, as plain JAX operations."""
-        return self._apply(evaluate, fun, args, kwargs, places, name)
+        """The results of all replicas, as plain JAX operations; `do` makes them, as `lowering.replicate.evaluate`."""
+        return self._apply(do, fun, args, kwargs, places, name)
 
     def _apply(
         self,
@@ -76,13 +82,11 @@ class Replication:
         moved = [n for n in range(len(args)) if n not in static]
         arrays = {key: value for key, value in kwargs.items() if _is_array_tree(value)}
         settings = {key: value for key, value in kwargs.items() if key not in arrays}
-        given = tuple(args[n] for n in moved)
-        dims = _dims(f"in_specs of {name}", self.in_specs, given)
-        dims += (None,) * len(jax.tree.leaves(arrays))
-        leaves, tree = jax.tree.flatten((given, arrays))
-        names = [arguments[n] for n in moved]
-        found = [_place(names, path) for path, _ in jax.tree.leaves_with_path((given, arrays))]
-        shapes = [self._local(x, dim, place) for x, dim, place in zip(leaves, dims, found, strict=True)]
+        given = tuple(args[n] for n in moved), arrays
+        leaves, tree = jax.tree.flatten(given)
+        found = leaf_dims(name, self.in_specs, given, [arguments[n] for n in moved])
+        dims = tuple(dim for _, dim in found)
+        shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, found, strict=True)]
 
         def one_replica(*local: Any) -> Any:
             own, keywords = jax.tree.unflatten(tree, local)
@@ -124,6 +128,26 @@ class Replication:
                 )
             shape[dim] //= self.replicas
         return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+
+
+def leaf_dims(
+    name: str, in_specs: Any, given: tuple[tuple[Any, ...], dict[str, Any]], names: Sequence[str]
+) -> list[tuple[str, int | None]]:
+    """For each leaf of the arguments what the user would write for it, and the dimension that is split.
+
+    Args:
+        name: of the function.
+        in_specs: prefix of the positional arguments.
+        given: positional arguments that are not static, and arrays given by name.
+        names: of these positional arguments.
+
+    Raises:
+        ArgumentError: specs of another structure than the arguments.
+    """
+    args, arrays = given
+    dims = _dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
+    places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(given)]
+    return list(zip(places, dims, strict=True))
 
 
 def _place(names: Sequence[str], path: Sequence[Any]) -> str:

@@ -6,7 +6,7 @@ Lowered.compile()         → Compiled: callable, profile, analyses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -19,11 +19,14 @@ import numpy as np
 from ipujax.arguments import described, has_tracer
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
+from ipujax.processes.mesh import over_instances, to_local
+from ipujax.processes.spread import Spread, check_same_program
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host_call import CallStream, HostCalls
+from ipujax.runtime.instances import ALONE
 from ipujax.runtime.listing import listing
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
@@ -78,8 +81,9 @@ class Lowered:
         lowered: LoweredProgram,
         options: Options,
         timings: Mapping[str, float],
+        spread: Spread | None = None,
     ) -> None:
-        self.name, self.signature, self._options = name, signature, options
+        self.name, self.signature, self._options, self.spread = name, signature, options, spread
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.timings = MappingProxyType(dict(timings))
 
@@ -125,17 +129,37 @@ class Lowered:
             leaves: arrays of the signature's shapes and dtypes, in order.
             record: told what data-dependent control does, see `engine_function`.
         """
-        program, signature = self._lowered, self.signature
-        run = engine_function(
-            program.graph, program.program, exact_splits=self._options.exact_splits, record=record, calls=self.calls
-        )
+        signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
-        outs = iter(program.evaluate(moved, run))
+        outs = iter(self._evaluate(moved, record))
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
             for aval in signature.out_avals
         ]
         return jax.tree.unflatten(signature.out_tree, results)
+
+    def _evaluate(self, operands: list[Any], record: Record | None) -> Sequence[Any]:
+        """The results of the program, by this process or, if replicas are spread, by all instances together."""
+        program, spread = self._lowered, self.spread
+        instances = ALONE if spread is None else spread.instances
+        run = engine_function(
+            program.graph,
+            program.program,
+            exact_splits=self._options.exact_splits,
+            record=record,
+            calls=self.calls,
+            instances=instances,
+        )
+        if spread is None:
+            return program.evaluate(operands, run)
+        if self.calls is not None:
+            what = f"{self.name} calls Python functions while it runs, and its replicas are on several instances"
+            raise ArgumentError(what, hint="return what these functions would be given")
+        check_same_program(self.name, self.jaxpr)
+        together = over_instances(
+            lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
+        )
+        return together(*operands)
 
     @cached_property
     def calls(self) -> HostCalls | None:
@@ -225,7 +249,13 @@ class Compiled:
         Raises:
             ArgumentError: for another tree, shape or dtype, or under a transformation of JAX.
         """
-        return self._lowered.settled(self._call(*self._check(args, kwargs)))
+        leaves = self._check(args, kwargs)
+        spread = self._lowered.spread
+        if spread is None:
+            return self._lowered.settled(self._call(*leaves))
+        operands = spread.operands(args, kwargs, (self._lowered.signature.arguments, ()), (), shapes_only=False)
+        spread.meet(operands)
+        return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
         """Runs the function and returns its results with the profile of what really ran.
@@ -233,9 +263,12 @@ class Compiled:
         Donated arguments are kept: this run does not reuse their buffers.
 
         Raises:
-            ArgumentError: as a call.
+            ArgumentError: as a call, and for replicas that are spread over instances.
         """
         leaves = self._check(args, kwargs)
+        if self._lowered.spread is not None:
+            what = f"replicas of {self._lowered.name} are on several instances, which no profile follows while it runs"
+            raise ArgumentError(what, hint="compiled.profile is that of all replicas; or --instances 1")
         with self._one_at_a_time:
             self._notes = {}
             outs = jax.block_until_ready(self._profiled_call(*leaves))
@@ -257,7 +290,10 @@ class Compiled:
             if difference.place == EVERYWHERE:
                 hint = f"leave static arguments out, they are compiled in; or {hint}"
             raise ArgumentTypeError(what, expected=difference.expected, got=difference.got, hint=hint)
-        for place, leaf, aval in zip(signature.leaf_names, leaves, signature.in_avals, strict=True):
+        avals, spread = signature.in_avals, self._lowered.spread
+        if spread is not None:
+            avals = spread.local_avals(avals, args, kwargs, signature.arguments)
+        for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
             found = described(leaf)
             if found != aval.str_short():
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"

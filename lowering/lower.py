@@ -27,6 +27,7 @@ from ipujax.lowering.rules import RULES
 from ipujax.lowering.stage_names import has_stages
 from ipujax.lowering.staged import lower_staged
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.instances import ALONE, Instances
 from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -58,17 +59,23 @@ class LoweredProgram:
     in_dims: Dims
     out_dims: Dims
 
-    def evaluate(self, operands: Sequence[jax.Array], run: Callable[..., Mapping[HostStream, Any]]) -> list[jax.Array]:
+    def evaluate(
+        self,
+        operands: Sequence[jax.Array],
+        run: Callable[..., Mapping[HostStream, Any]],
+        instances: Instances = ALONE,
+    ) -> list[jax.Array]:
         """The results of a run on whole arrays, which are split over replicas and joined again.
 
         Args:
-            operands: one array for each input.
+            operands: one array for each input: what the replicas of this instance have of it.
             run: the engine's function of streams.
+            instances: processes among which replicas are shared.
         """
-        replicas = self.graph.replication_factor
-        if replicas == 1:
+        if self.graph.replication_factor == 1:
             outs = run(dict(zip(self.inputs, operands, strict=True)))
             return [outs[stream] for stream in self.outputs]
+        replicas = instances.local(self.graph.replication_factor)
         parts = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
         outs = run(dict(zip(self.inputs, parts, strict=True)))
         return [joined(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]

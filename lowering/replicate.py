@@ -22,7 +22,8 @@ import jax.numpy as jnp
 
 from ipujax.lowering.gcl.collective_params import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, closed, make_holding_primitive
-from ipujax.lowering.stacked_eval import stacked_eval
+from ipujax.lowering.stacked_eval import Replicas, stacked_eval
+from ipujax.runtime.instances import ALONE, Instances
 
 Dims = tuple[int | None, ...]
 
@@ -74,14 +75,20 @@ def evaluate(
     in_dims: Dims,
     out_dims: Dims,
     is_checked: bool = False,
+    instances: Instances = ALONE,
 ) -> list[jax.Array]:
-    """The numbers of all replicas, as JAX operations that can be traced, differentiated and mapped."""
+    """The numbers of all replicas, as JAX operations that can be traced, differentiated and mapped.
+
+    With several instances operands and results are what their replicas here have, inside a `jax.shard_map` over them.
+    """
     del is_checked
+    everyone = Replicas(replicas, instances)
+    here = everyone.here
     stacked = [
-        jnp.broadcast_to(x, (replicas, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, replicas)
+        jnp.broadcast_to(x, (here, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, here)
         for x, dim in zip(operands, in_dims, strict=True)
     ]
-    results = stacked_eval(jaxpr, stacked, replicas)
+    results = stacked_eval(jaxpr, stacked, everyone)
     return [joined(x, dim) for x, dim in zip(results, out_dims, strict=True)]
 
 

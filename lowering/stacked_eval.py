@@ -10,6 +10,7 @@ Limits: ordered effects cannot be mapped (JAX says so).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from ipujax.lowering.jax_compat import (
     eval_equation,
     jaxprs_in_params,
 )
+from ipujax.runtime.instances import ALONE, Instances
 
 Values = list[jax.Array]
 
@@ -37,12 +39,30 @@ Values = list[jax.Array]
 EVALUATED = {**CALLEES, "function_call": "jaxpr", "ipu_staged_pipeline": "loop"}
 
 
-def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: int) -> Values:
-    """The results of all replicas.
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas that are evaluated.
+
+    Args:
+        count: how many there are, of all instances.
+        instances: processes among which they are shared; those that are here are the leading axis of every value.
+    """
+
+    count: int
+    instances: Instances = ALONE
+
+    @property
+    def here(self) -> int:
+        """How many are here."""
+        return self.instances.local(self.count)
+
+
+def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Replicas) -> Values:
+    """The results of all replicas that are here.
 
     Args:
         jaxpr: what one replica computes.
-        operands: [replicas, …] for each input.
+        operands: [replicas here, …] for each input.
         replicas: how many.
     """
     env: dict[Var, jax.Array] = dict(zip(jaxpr.jaxpr.invars, operands, strict=True))
@@ -68,22 +88,23 @@ def meets(eqn: JaxprEqn) -> bool:
     return any(meets(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
 
-def _equation(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
+def _equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     name = eqn.primitive.name
     if is_collective(eqn):
-        return COLLECTIVES[name](eqn, replicas).compute(operands, replicas)
+        instances, everyone = replicas.instances, [replicas.instances.all_of(x) for x in operands]
+        return [instances.own(x) for x in COLLECTIVES[name](eqn, replicas.count).compute(everyone, replicas.count)]
     if not meets(eqn):
-        return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas)(*operands))
+        return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas.here)(*operands))
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
 
 
-def _for_all(x: Any, replicas: int) -> jax.Array:
-    return jnp.broadcast_to(x, (replicas, *jnp.shape(x)))
+def _for_all(x: Any, replicas: Replicas) -> jax.Array:
+    return jnp.broadcast_to(x, (replicas.here, *jnp.shape(x)))
 
 
-def _scan(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
+def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     params = eqn.params
     num_consts, first_stack = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:num_consts]
@@ -99,7 +120,7 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
     return [*carry, *(jnp.moveaxis(x, 0, 1) for x in pushed)]
 
 
-def _while(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
+def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     params = eqn.params
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
@@ -113,7 +134,7 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
     return lax.while_loop(goes_on, body, operands[second:])
 
 
-def _cond(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
+def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     def branch(jaxpr: ClosedJaxpr, *inner: jax.Array) -> Values:
         return stacked_eval(jaxpr, inner, replicas)
 
@@ -121,4 +142,4 @@ def _cond(eqn: JaxprEqn, operands: Values, replicas: int) -> Values:
     return list(lax.switch(operands[0][0], branches, *operands[1:]))
 
 
-_CONTROL: dict[str, Callable[[JaxprEqn, Values, int], Values]] = {"scan": _scan, "while": _while, "cond": _cond}
+_CONTROL: dict[str, Callable[[JaxprEqn, Values, Replicas], Values]] = {"scan": _scan, "while": _while, "cond": _cond}

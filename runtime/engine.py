@@ -19,6 +19,7 @@ from ipujax.runtime.engine_program import EngineProgram, Record, Streams
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import GuardedHost
 from ipujax.runtime.host_call import HostCalls
+from ipujax.runtime.instances import ALONE, Instances
 from ipujax.runtime.program import CrossReplicaCopy, HostStream, Program
 from ipujax.runtime.replicated_engine import ReplicatedProgram
 from ipujax.runtime.rules_facts import Facts
@@ -34,6 +35,7 @@ def engine_function(
     exact_splits: bool = False,
     record: Record | None = None,
     calls: HostCalls | None = None,
+    instances: Instances = ALONE,
 ) -> Callable[[Mapping[HostStream, Any]], Streams]:
     """Makes the function that runs a program.
 
@@ -45,17 +47,19 @@ def engine_function(
             case of a `Switch` (their number for its default). It calls back to the host each time, and is slow. Of
             several replicas it is told of the first.
         calls: makes the calls of the host's functions; what they raise goes through XLA when None.
+        instances: processes among which replicas are shared; with several, the function is to be traced inside a
+            `jax.shard_map` over them.
 
     Returns:
         `run(inputs)`: takes for each stream the program reads an array of its shape and dtype, returns one for each
-        stream it writes. Where the graph has several replicas the arrays have a leading axis of them, but for streams
-        that are broadcast. It can be traced; it raises `ArgumentError` for an input that is missing, or of another
-        shape or dtype.
+        stream it writes. Where the graph has several replicas the arrays have a leading axis of those that are here,
+        but for streams that are broadcast. It can be traced; it raises `ArgumentError` for an input that is missing, or
+        of another shape or dtype.
 
     Raises:
         VerifyError: replicas that would have to meet where they cannot, see `rules_replicas`.
     """
-    return prepared(graph, program, exact_splits=exact_splits, record=record, calls=calls).run
+    return prepared(graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances).run
 
 
 def prepared(
@@ -67,6 +71,7 @@ def prepared(
     exact_splits: bool = False,
     record: Record | None = None,
     calls: HostCalls | None = None,
+    instances: Instances = ALONE,
 ) -> EngineProgram:
     """A program prepared for tracing.
 
@@ -78,6 +83,7 @@ def prepared(
         exact_splits: as `engine_function`.
         record: as `engine_function`.
         calls: as `engine_function`.
+        instances: as `engine_function`.
 
     Raises:
         VerifyError: as `engine_function`.
@@ -88,4 +94,4 @@ def prepared(
         for rule in (cross_replica, divergent_control):
             for error in rule(facts):
                 raise error
-    return alone if graph.replication_factor == 1 else ReplicatedProgram(alone, graph.replication_factor)
+    return alone if graph.replication_factor == 1 else ReplicatedProgram(alone, graph.replication_factor, instances)

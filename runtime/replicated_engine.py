@@ -9,9 +9,10 @@ Steps between two meetings are one replica's program under one `vmap`, without a
 disagree then take both ways and keep what each replica chose, and loops run until the last replica is done. Meetings
 work on the arrays of all; every replica comes by (`rules_replicas` sees to that), so control around them follows
 replica 0. What is the same on all replicas (`divergence`) is computed once: parameters of data-parallel training, say,
-between the reduction of their gradients and their next use.
+between the reduction of their gradients and their next use. Where replicas are spread over processes
+(`runtime/instances.py`) the axis is of those that are here; copies and collectives bring all together.
 
-Limits: a recorder is told what replica 0 decides, and each replica then runs in code of its own.
+Limits: a recorder is told what the first replica here decides, and each replica then runs in code of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from ipujax.runtime.divergence import Divergence, meets
 from ipujax.runtime.engine_program import EngineProgram, Live, State, Values, steps_of
 from ipujax.runtime.host_call import CallStream, HostCall
+from ipujax.runtime.instances import Instances
 from ipujax.runtime.program import (
     Collective,
     CrossReplicaCopy,
@@ -64,8 +66,9 @@ class StackedValues(Values):
         self.replicas, self.stacked, self.differing = replicas, set(stacked), set(differing)
 
     def __missing__(self, variable: Variable) -> jax.Array:
+        assert not variable.by_replica, "constants of replicas are there from the start"
         value = super().__missing__(variable)
-        return self.of_all(value) if variable in self.stacked and not variable.by_replica else value
+        return self.of_all(value) if variable in self.stacked else value
 
     def copied(self) -> StackedValues:
         return StackedValues(self.replicas, self.stacked, self.differing, self)
@@ -103,11 +106,13 @@ class ReplicatedProgram(EngineProgram):
     Args:
         alone: the program prepared for one replica, whose facts hold for all.
         replicas: how many.
+        instances: processes among which they are shared.
     """
 
-    def __init__(self, alone: EngineProgram, replicas: int) -> None:
+    def __init__(self, alone: EngineProgram, replicas: int, instances: Instances) -> None:
         vars(self).update(vars(alone))
-        self._alone, self._replicas = alone, replicas
+        self._alone, self._all_replicas, self._instances = alone, replicas, instances
+        self._replicas = instances.local(replicas)  # that are here
         self._unheard = copy.copy(alone)  # as `alone`, for replicas whose decisions nobody is told
         self._unheard._record = None
         self._divergence = Divergence(self._graph, self._effects)
@@ -122,7 +127,8 @@ class ReplicatedProgram(EngineProgram):
 
     def values(self) -> StackedValues:
         before = {v for v in self._effects(self._program).reads if not v.is_constant}
-        values = StackedValues(self._replicas, self._always_stacked, before, super().values())
+        constants = {v: self._instances.own(x) if v.by_replica else x for v, x in super().values().items()}
+        values = StackedValues(self._replicas, self._always_stacked, before, constants)
         values[self._has_failed] = jnp.zeros((), bool)
         return values
 
@@ -280,18 +286,19 @@ class ReplicatedProgram(EngineProgram):
             del self._arrived[call]
 
     def _cross_replica_copy(self, step: CrossReplicaCopy, values: StackedValues, after: set[Variable]) -> None:
-        sources = step.sources(self._replicas)
-        sent = self._load(step.source, values)
-        received = sent[np.array([0 if source is None else source for source in sources])]
+        sources = step.sources(self._all_replicas)
+        sent = self._instances.all_of(self._load(step.source, values))
+        received = self._instances.own(sent[np.array([0 if source is None else source for source in sources])])
         if None in sources:
             is_new = np.array([source is not None for source in sources]).reshape(-1, *(1 for _ in step.source.shape))
-            received = jnp.where(is_new, received, self._load(step.destination, values))
+            is_new_here = self._instances.own(jnp.asarray(is_new))
+            received = jnp.where(is_new_here, received, self._load(step.destination, values))
         self._store(step.destination, values, received, after)
 
     def _collective(self, step: Collective, values: StackedValues, after: set[Variable]) -> None:
-        results = step.compute([self._load(tensor, values) for tensor in step.inputs])
+        results = step.compute([self._instances.all_of(self._load(tensor, values)) for tensor in step.inputs])
         for tensor, value in zip(step.outputs, results, strict=True):
-            self._store(tensor, values, value, after)
+            self._store(tensor, values, self._instances.own(value), after)
 
     def _decided(self, tensor: Tensor, values: Values) -> jax.Array:
         assert isinstance(values, StackedValues)

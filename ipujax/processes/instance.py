@@ -22,6 +22,7 @@ from types import TracebackType
 
 CONTROL_FD = "IPUJAX_CONTROL_FD"  # the number of the file through which the instance talks with its launcher
 LAUNCHER_PID = "IPUJAX_LAUNCHER_PID"
+EXIT_CODE = "IPUJAX_EXIT_CODE"  # of the script, for what runs at exit
 INSTANCE_PID = "IPUJAX_INSTANCE_PID"  # who the variables are for: programs that the script starts inherit them
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -30,6 +31,7 @@ def main() -> None:
     """Runs the script named on the command line."""
     _die_with_launcher(int(os.environ[LAUNCHER_PID]))
     faulthandler.register(signal.SIGUSR1)
+    os.set_inheritable(int(os.environ[CONTROL_FD]), False)
     os.environ[INSTANCE_PID] = str(os.getpid())
     code = 1
     try:
@@ -48,6 +50,7 @@ def main() -> None:
             with contextlib.suppress(OSError, ValueError):  # closed by the script, or nobody reads it any more
                 stream.flush()
         with contextlib.suppress(OSError):  # the launcher is gone: so is this process soon
+            os.environ[EXIT_CODE] = str(code & 0xFF)
             os.write(int(os.environ[CONTROL_FD]), json.dumps({"ended": code & 0xFF}).encode() + b"\n")
 
 

@@ -16,6 +16,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NoReturn
+
+import jax
 
 from ipujax.processes.instance import CONTROL_FD, INSTANCE_PID
 from ipujax.runtime.errors import ArgumentError
@@ -63,19 +66,42 @@ def _membership(pid: int) -> Membership:
     return Membership(index, instances, replicas, os.environ[COORDINATOR])
 
 
-def meet(what: str, facts: Facts = ()) -> None:
+def check_joined(who: str) -> None:
+    """Refuses what instances do together before they are members of their run.
+
+    Raises:
+        ArgumentError: if `init` was not called in an instance.
+    """
+    if membership().num_instances > 1 and not jax.distributed.is_initialized():
+        what = f"{who} needs all {membership().num_instances} instances, and this one has not joined them"
+        raise ArgumentError(what, hint="call ipu.distributed.init() first of all, before any array is made")
+
+
+def meet(what: str, facts: Facts = (), hint: str | None = None) -> None:
     """Waits until every instance is about to do the same.
 
     Args:
         what: what it is: "train_step".
         facts: what must be equal on all instances.
+        hint: what to try if they are not.
 
     Raises:
         ArgumentError: on every instance, if they are about to do different things, disagree on a fact, or one of them
             has ended.
     """
     if membership().num_instances > 1:
-        _line(os.getpid()).meet(what, facts)
+        _line(os.getpid()).meet(what, facts, hint)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once, or, where JAX's coordinator is, once the others are ended, which abort without it.
+
+    Args:
+        code: the exit code of a script that failed.
+    """
+    if membership().instance_index == 0:
+        _line(os.getpid()).ask({"leaving": code})
+    os._exit(code)
 
 
 @cache
@@ -93,17 +119,23 @@ class _Line:
         self._one_at_a_time = threading.Lock()
         self._sent: set[str] = set()  # digests whose facts the launcher has
 
-    def meet(self, what: str, facts: Facts) -> None:
+    def ask(self, request: Mapping[str, object]) -> Mapping[str, Mapping[str, str]]:
+        """Sends a request and waits for its answer."""
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        reply: Mapping[str, Mapping[str, str]] = json.loads(self._replies.readline() or b'{"lost": {}}')
+        return reply
+
+    def meet(self, what: str, facts: Facts, hint: str | None) -> None:
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
         request: dict[str, object] = {"what": what, "digest": digest}
         with self._one_at_a_time:
             if digest not in self._sent:
                 request["facts"] = list(facts)
                 self._sent.add(digest)
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
-            reply: Mapping[str, Mapping[str, str]] = json.loads(self._replies.readline() or b'{"lost": {}}')
+            reply = self.ask(request)
         if "lost" in reply:
             raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")
         if "refused" in reply:
             text = dict(reply["refused"])
-            raise ArgumentError(text.pop("what"), **text)
+            hint = text.pop("hint", hint)
+            raise ArgumentError(text.pop("what"), **text, hint=hint)

@@ -1,4 +1,4 @@
-"""Instances as devices of JAX: the axis "instance", one CPU device a process.
+"""Instances as devices of JAX: a mesh with one CPU device a process.
 
 Input: arrays of this process. Output: arrays of all processes for one computation of XLA, which every process must
 start, and back again. Collectives over the axis go through gloo.
@@ -9,16 +9,19 @@ computations under way, gloo was seen to hang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-AXIS = "instance"
+from ipujax.lowering.replicate import Dims, global_shape
+from ipujax.runtime.instances import AXIS
+
 ALL = PartitionSpec()  # the same on all instances
-SHARE = PartitionSpec(AXIS)  # each instance holds a share of the leading axis
+SHARE = PartitionSpec(AXIS)  # each instance holds a share of the leading dimension
 
 
 @cache
@@ -28,19 +31,41 @@ def instance_mesh() -> Mesh:
     return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
 
 
-def to_all(array: jax.Array, spec: PartitionSpec) -> jax.Array:
+def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: Dims) -> Callable[..., Any]:
+    """A function of this instance's shares as one of arrays of all instances, in a trace.
+
+    Args:
+        fun: takes arrays, gives a list of them; may use collectives over the axis.
+        in_dims: for each operand the dimension of which every instance has a share, None where all have the same.
+        out_dims: the same for each result.
+    """
+    in_specs, out_specs = (tuple(map(_spec, dims)) for dims in (in_dims, out_dims))
+    return jax.shard_map(
+        lambda *operands: tuple(fun(*operands)),
+        mesh=instance_mesh(),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,  # what is equal on all instances is known from the replicas, see `lowering.varying`
+    )
+
+
+def to_all(array: jax.Array, dim: int | None) -> jax.Array:
     """An array of this process as its part of one of all processes; no data is moved.
 
     Args:
-        array: on this process's device.
-        spec: `ALL` if every process holds the same, `SHARE` if each holds a share of the leading axis.
+        array: any.
+        dim: the dimension of which every instance has a share, None where all have the same.
     """
-    mesh = instance_mesh()
-    shape = array.shape if spec == ALL else (array.shape[0] * mesh.size, *array.shape[1:])
-    local = jax.device_put(array, jax.local_devices()[0])
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), [local])
+    mesh, device = instance_mesh(), jax.local_devices()[0]
+    local = array if array.devices() == {device} else jax.device_put(array, device)
+    shape = global_shape(array.shape, dim, mesh.size)
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, _spec(dim)), [local])
 
 
-def to_local(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """This process's part of arrays of all processes, once they are computed."""
-    return [array.addressable_data(0) for array in jax.block_until_ready(arrays)]
+def to_local(tree: Any) -> Any:
+    """This process's part of a tree of arrays of all processes, once they are computed."""
+    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
+
+
+def _spec(dim: int | None) -> PartitionSpec:
+    return ALL if dim is None else PartitionSpec(*[None] * dim, AXIS)

@@ -101,7 +101,9 @@ class Watch:
         self._meetings = Meetings(instances)
         self._instances: list[Instance] = []
         self._code: int | None = None  # of the run, once something went wrong
-        self._stacks_until: float | None = None  # stuck instances say where they are until then
+        self._failing: Instance | None = None  # the first that failed, as long as it does what it does at exit
+        self._leaving: Instance | None = None  # the same, when that is done
+        self._end_at: float | None = None
         self._kill_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
@@ -158,7 +160,7 @@ class Watch:
 
     def _patience(self) -> float | None:
         """Seconds until something has to be done even if nothing happens; None if there is no such time."""
-        times = [at for at in (self._kill_at, self._end_of_silence(), self._stacks_until) if at is not None]
+        times = [at for at in (self._kill_at, self._end_of_silence(), self._end_at) if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _end_of_silence(self) -> float | None:
@@ -173,11 +175,10 @@ class Watch:
         silence = self._end_of_silence()
         if silence is not None and now >= silence:
             self._report_silence(now)
-            self._code, self._stacks_until = TIMED_OUT, now + _STACKS_SECONDS
+            self._code, self._end_at = TIMED_OUT, now + _STACKS_SECONDS  # they say where they are until then
             for instance in self._instances:
                 instance.send(signal.SIGUSR1, whole_group=False)
-        if self._stacks_until is not None and now >= self._stacks_until:
-            self._stacks_until = None
+        if self._end_at is not None and now >= self._end_at:
             self._end_all(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -204,7 +205,7 @@ class Watch:
             if number not in _ENDS:
                 continue
             if self._code is not None:  # asked once more: now
-                self._kill_at = time.monotonic()
+                self._end_at, self._kill_at = None, time.monotonic()
             name = signal.Signals(number).name
             self._fail(128 + number, f"received {name}; ending all", _ENDS[signal.Signals(number)])
 
@@ -233,6 +234,9 @@ class Watch:
             instance.last_sign = time.monotonic()
             if "ended" in message:
                 self._on_ended(instance, message["ended"])
+            elif "leaving" in message:  # it waits for the others to be gone
+                self._leaving = instance
+                self._end_all(signal.SIGTERM)
             else:
                 instance.sign = f"{message['what']}, together with the others"
                 self._answer(self._meetings.arrive(instance.index, message))
@@ -263,29 +267,34 @@ class Watch:
             self._failed(instance, f"ended with exit code {status}", status)
         elif instance.ended is None:
             self._on_ended(instance, 0)  # by `os._exit`
+        if instance is self._failing:
+            self._end_all(signal.SIGTERM)
+        if self._leaving is not None and self._running() == [self._leaving]:
+            self._answer({self._leaving.index: {"go": True}})
 
     # --- ending ---
 
     def _failed(self, instance: Instance, how: str, code: int) -> None:
-        """The first instance that fails ends all others; it may do what it does at its exit."""
+        """The first instance that fails ends all others, once it has done what it does at its exit."""
         if self._code is None:
             for relay in instance.relays:
                 while self._on_output(instance, relay):
                     pass
             others = [other.index for other in self._running() if other is not instance]
-            ending = f"; ending {named(others)}" if others else ""
-            self._fail(code, f"instance {instance.index} {how}{ending}", signal.SIGTERM, but=instance)
+            self._say(f"instance {instance.index} {how}" + (f"; ending {named(others)}" if others else ""))
+            self._code, self._failing, self._end_at = code, instance, time.monotonic() + self._grace
 
-    def _fail(self, code: int, why: str, number: signal.Signals, but: Instance | None = None) -> None:
+    def _fail(self, code: int, why: str, number: signal.Signals) -> None:
         """Ends all, for the first reason there is."""
         if self._code is None:
             self._code = code
             self._say(why)
-            self._end_all(number, but)
+            self._end_all(number)
 
-    def _end_all(self, number: signal.Signals, but: Instance | None = None) -> None:
-        for instance in self._instances:
-            if instance is not but:
+    def _end_all(self, number: signal.Signals) -> None:
+        self._failing = self._end_at = None
+        for instance in reversed(self._instances):  # JAX's coordinator, in the first, last
+            if instance is not self._leaving:
                 instance.send(number)
         self._kill_at = time.monotonic() + self._grace
 

@@ -41,9 +41,11 @@ class Runner:
         self.out, self.err = captured.out.splitlines(), captured.err.splitlines()
         return code
 
-    def start(self, source: str, *options: str, instances: int = 2) -> subprocess.Popen[str]:
+    def start(
+        self, source: str, *options: str, arguments: Iterable[str] = (), instances: int = 2
+    ) -> subprocess.Popen[str]:
         """Starts a launcher as a process of its own."""
-        command = ["-m", "ipujax", "run", "--instances", str(instances), *options, self.script(source)]
+        command = ["-m", "ipujax", "run", "--instances", str(instances), *options, self.script(source), *arguments]
         return subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self._folder
         )
