@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 from ipujax.processes.meeting import Meetings, Replies, named
@@ -29,6 +30,7 @@ from ipujax.processes.output import Lines, Relay
 
 TIMED_OUT = 124  # as `timeout` of the GNU coreutils
 _STACKS_SECONDS = 1.0  # assumed: long enough for stuck instances to print where they are
+_PF_EXITING = 4  # of a task's flags in /proc/*/stat; linux/sched.h
 _DRAIN_SECONDS = 1.0  # assumed: for what is left in pipes that a daemon of the script keeps open
 _ENDS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}  # sent on as
 
@@ -75,6 +77,13 @@ class Instance:
         """Whether the process has ended; it is not waited for yet."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+    def is_dying(self) -> bool:
+        """Whether the process is on its way out without having said that its script is over. Known on Linux only."""
+        if self.is_reaped or self.ended is not None or sys.platform != "linux":
+            return False
+        after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return after_name[0] in "XZ" or bool(int(after_name[6]) & _PF_EXITING)
+
     def end(self) -> None:
         """Kills what is left of the group, and waits for the process."""
         self.send(signal.SIGKILL)  # before the wait: until then its number is nobody else's
@@ -101,7 +110,8 @@ class Watch:
         self._meetings = Meetings(instances)
         self._instances: list[Instance] = []
         self._code: int | None = None  # of the run, once something went wrong
-        self._failing: Instance | None = None  # the first that failed, as long as it does what it does at exit
+        self._blamed: tuple[Instance, str, int] | None = None  # the first that failed, how, and its exit code
+        self._failing: Instance | None = None  # the same, as long as it does what it does at exit
         self._leaving: Instance | None = None  # the same, when that is done
         self._end_at: float | None = None
         self._kill_at: float | None = None
@@ -179,6 +189,7 @@ class Watch:
             for instance in self._instances:
                 instance.send(signal.SIGUSR1, whole_group=False)
         if self._end_at is not None and now >= self._end_at:
+            self._judge()
             self._end_all(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -267,7 +278,9 @@ class Watch:
             self._failed(instance, f"ended with exit code {status}", status)
         elif instance.ended is None:
             self._on_ended(instance, 0)  # by `os._exit`
-        if instance is self._failing:
+        if not any(other.is_dying() for other in self._instances):
+            self._judge()
+        if self._failing is not None and self._failing.is_reaped:
             self._end_all(signal.SIGTERM)
         if self._leaving is not None and self._running() == [self._leaving]:
             self._answer({self._leaving.index: {"go": True}})
@@ -275,14 +288,25 @@ class Watch:
     # --- ending ---
 
     def _failed(self, instance: Instance, how: str, code: int) -> None:
-        """The first instance that fails ends all others, once it has done what it does at its exit."""
+        """The first instance that fails ends all others, once it has done what it does at its exit.
+
+        One that is killed makes others fail, whose reports may be here before its end is.
+        """
         if self._code is None:
+            self._blamed, self._end_at = (instance, how, code), time.monotonic() + self._grace
+            if not any(other.is_dying() for other in self._instances if other is not instance):
+                self._judge()
+
+    def _judge(self) -> None:
+        """Says who failed first, once that is known."""
+        if self._code is None and self._blamed is not None:
+            instance, how, self._code = self._blamed
             for relay in instance.relays:
                 while self._on_output(instance, relay):
                     pass
             others = [other.index for other in self._running() if other is not instance]
             self._say(f"instance {instance.index} {how}" + (f"; ending {named(others)}" if others else ""))
-            self._code, self._failing, self._end_at = code, instance, time.monotonic() + self._grace
+            self._failing = instance
 
     def _fail(self, code: int, why: str, number: signal.Signals) -> None:
         """Ends all, for the first reason there is."""
