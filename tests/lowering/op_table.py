@@ -1,6 +1,6 @@
 """The op table: for each primitive with a lowering rule, functions that trace to it and arrays to call them with.
 
-`CASES` lists all rows; `tests/lowering/test_op_table.py` runs them. Shapes are odd on purpose: they divide no number of
+`CASES` lists all rows; `tests/lowering/test_ops.py` runs them. Shapes are odd on purpose: they divide no number of
 tiles, and there are scalars, dimensions of size 1 and arrays without elements.
 """
 

@@ -1,0 +1,63 @@
+"""Repeated shapes are planned once: a deeper model of the same layers needs no further plan."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.lowering.helpers import lowered, small_target
+
+TARGET = small_target(64)
+PLANNERS = (
+    ("poplin.plan", "plan_convolution"),
+    ("poplin.plan", "contenders"),
+    ("popops.choice", "_ranked"),
+)
+
+
+def planner(place: tuple[str, str]) -> Any:
+    module, name = place
+    return getattr(importlib.import_module(f"ipujax.lowering.{module}"), name)
+
+
+def dense(weights: Any, x: jax.Array) -> jax.Array:
+    for w in weights:
+        h = x @ w
+        h = (h - h.mean(1, keepdims=True)) * lax.rsqrt(h.var(1, keepdims=True) + 1e-5)
+        x = x + jnp.where(h > 0, h, 0.1 * h)
+    return (x**2).sum()
+
+
+def convolved(weights: Any, x: jax.Array) -> jax.Array:
+    for w in weights:
+        x = jnp.tanh(lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+    return (x**2).sum()
+
+
+MODELS = {
+    "dense": (dense, (32, 32), (16, 32)),
+    "convolved": (convolved, (8, 8, 3, 3), (2, 8, 10, 10)),
+}
+
+
+def plans_of(name: str, layers: int) -> dict[str, int]:
+    """How often each planner has planned, after a model and its gradient."""
+    fun, weight, x = MODELS[name]
+    arguments = [np.ones(weight, np.float32)] * layers, np.ones(x, np.float32)
+    lowered(jax.value_and_grad(fun), arguments, TARGET)
+    return {place[1]: planner(place).cache_info().misses for place in PLANNERS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_deeper_model_needs_no_further_plans(name: str) -> None:
+    for place in PLANNERS:
+        planner(place).cache_clear()
+    few = plans_of(name, 4)
+    assert few["plan_convolution"] >= 3 and few["_ranked"]  # forward, and two gradients
+    assert plans_of(name, 16) == few
