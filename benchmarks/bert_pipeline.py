@@ -1,0 +1,121 @@
+"""How long it takes to lower and profile a training step of BERT-Large on a pipeline, from shapes alone.
+
+    python -m benchmarks.bert_pipeline [--layers 24] [--stages 4] [--replicas 4] [--micro-batches 64] [--schedule 1f1b]
+
+24 layers of 1,024 with 16 heads, sequences of 128, micro-batches of 8, half precision, LAMB's moments left to Adam; four
+stages of six layers, each layer a jitted function that is called for each. Prints seconds, memory of this process, and
+what the profile says. Nothing is run or allocated: arguments are shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+
+HIDDEN, HEADS, FEED, SEQUENCE, ROWS, WORDS = 1024, 16, 4096, 128, 8, 30_528
+HALF = jnp.float16
+
+
+def norm(x: jax.Array, p: Any) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype) * p["scale"] + p["bias"]
+
+
+@jax.jit
+def layer(x: jax.Array, p: Any) -> jax.Array:
+    """One encoder layer: attention and feed-forward, norms behind."""
+    rows, length, _ = x.shape
+    q, k, v = jnp.split((x @ p["qkv"] + p["qkv_bias"]).reshape(rows, length, 3 * HEADS, -1), 3, axis=2)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (HIDDEN // HEADS) ** -0.5
+    weights = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
+    x = norm(x + mixed @ p["out"], p["norm1"])
+    return norm(x + jax.nn.gelu(x @ p["up"] + p["up_bias"]) @ p["down"], p["norm2"])
+
+
+def parameters(layers: int) -> Any:
+    """Shapes of all parameters."""
+
+    def half(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, HALF)
+
+    def one() -> Any:
+        norms = {f"norm{n}": {"scale": half(HIDDEN), "bias": half(HIDDEN)} for n in (1, 2)}
+        dense = {"qkv": half(HIDDEN, 3 * HIDDEN), "out": half(HIDDEN, HIDDEN)}
+        dense |= {"up": half(HIDDEN, FEED), "down": half(FEED, HIDDEN)}
+        return norms | dense | {"qkv_bias": half(3 * HIDDEN), "up_bias": half(FEED)}
+
+    return {"table": half(WORDS, HIDDEN), "places": half(SEQUENCE, HIDDEN), "layers": [one() for _ in range(layers)]}
+
+
+def loss(stages: int) -> Any:
+    def fun(params: Any, batch: Any) -> jax.Array:
+        each = len(params["layers"]) // stages
+        with ipu.stage(0):
+            x = params["table"][batch["words"]] + params["places"]
+        for number in range(stages):
+            with ipu.stage(number):
+                for p in params["layers"][number * each : (number + 1) * each]:
+                    x = jax.checkpoint(layer)(x, p)
+        with ipu.stage(stages - 1):
+            scores = jax.nn.log_softmax((x[:, 0].astype(HALF) @ params["layers"][-1]["out"]).astype(jnp.float32))
+            return -jnp.mean(jnp.take_along_axis(scores, batch["labels"][:, None], 1))
+
+    return fun
+
+
+def main() -> None:
+    """Lowers, compiles and profiles one step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("layers", 24), ("stages", 4), ("replicas", 4), ("micro-batches", 64)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--schedule", default="1f1b")
+    given = parser.parse_args()
+    optimizer = optax.adam(1e-4)
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        fun = jax.value_and_grad(loss(given.stages))
+        value, grads = ipu.pipeline(fun, micro_batches=given.micro_batches, schedule=given.schedule)(params, batch)
+        value, grads = lax.pmean((value, grads), "replica")
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = parameters(given.layers)
+    state = jax.eval_shape(optimizer.init, params)
+    rows = given.replicas * given.micro_batches * ROWS
+    batch = {"words": jax.ShapeDtypeStruct((rows, SEQUENCE), jnp.int32), "labels": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+    device = ipu.IPUModel(num_ipus=given.stages * given.replicas, arch="bow")
+    run = ipu.jit(
+        step,
+        device=device,
+        replicas=given.replicas,
+        in_specs=(P(), P(), P("replica")),
+        out_specs=P(),
+        donate_argnums=(0, 1),
+        options=ipu.Options(allow_out_of_memory=True),
+    )
+    start, before = time.perf_counter(), time.process_time()
+    compiled = run.lower(params, state, batch).compile()
+    profile = compiled.profile
+    print(f"{profile.cycles:,} cycles, {profile.seconds * 1e3:.1f} ms a step")
+    print(f"{time.perf_counter() - start:.1f} s ({time.process_time() - before:.1f} s of work), {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB")
+    print({name: round(seconds, 2) for name, seconds in compiled.timings.items()})
+    print(profile.phase_cycles)
+    by_ipu = profile.memory.tile_bytes.reshape(given.stages, -1)
+    shown = [f"{most / 1024:.0f} ({mean / 1024:.0f})" for most, mean in zip(by_ipu.max(1), by_ipu.mean(1), strict=True)]
+    print(f"fullest tile of each IPU, and mean: {', '.join(shown)} KiB")
+
+
+if __name__ == "__main__":
+    main()
