@@ -18,6 +18,8 @@ from ipujax.device import default_device as default_device
 from ipujax.jit import jit as jit
 from ipujax.pipeline import pipeline as pipeline
 from ipujax.pipeline import stage as stage
+from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
+from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
 from ipujax.runtime.errors import ArgumentError as ArgumentError
 from ipujax.runtime.errors import GraphError as GraphError
 from ipujax.runtime.errors import IpuError as IpuError

@@ -19,6 +19,7 @@ import numpy as np
 from ipujax.arguments import described, has_tracer
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.pipelining.program import PipelineRun
 from ipujax.processes.mesh import over_instances, to_local
 from ipujax.processes.spread import Spread, check_same_program
 from ipujax.runtime.compile import Executable, compile
@@ -98,6 +99,11 @@ class Lowered:
     @property
     def program(self) -> Program:
         return self._lowered.program
+
+    @property
+    def pipelines(self) -> tuple[PipelineRun, ...]:
+        """Where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages."""
+        return self._lowered.pipelines
 
     @property
     def in_tree(self) -> Any:
@@ -208,6 +214,11 @@ class Compiled:
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each step from tracing to the executable; XLA's own compilation is not in it."""
         return MappingProxyType({**self._lowered.timings, **self.executable.timings})
+
+    @property
+    def pipelines(self) -> tuple[PipelineRun, ...]:
+        """Where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages."""
+        return self._lowered.pipelines
 
     @cached_property
     def profile(self) -> Profile:

@@ -20,6 +20,7 @@ from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.dense_layers import NO_ROLE, roles
 from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.pipelining.program import PipelineRun
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.lowering.replica_checks import check_results, of_one_replica
 from ipujax.lowering.replicate import Dims, Replicated, joined, split, unwrapped
@@ -49,6 +50,7 @@ class LoweredProgram:
         aliases: for each output, the number of the donated input whose variable it ends in, or None.
         in_dims: for each input the dimension that is split over replicas, None where all get the same.
         out_dims: for each output the dimension along which parts of replicas are joined, None where they are equal.
+        pipelines: where pipelines with stages run.
     """
 
     graph: Graph
@@ -58,6 +60,7 @@ class LoweredProgram:
     aliases: tuple[int | None, ...]
     in_dims: Dims
     out_dims: Dims
+    pipelines: tuple[PipelineRun, ...] = ()
 
     def evaluate(
         self,
@@ -121,8 +124,9 @@ def lower(
         prog.add(StreamIn(stream, arguments[-1]))
     with graph.debug_origin(Origin(line)):
         if has_stages(jaxpr.jaxpr):
-            results = lower_staged(graph, Lowering, jaxpr, arguments, prog)
+            results, pipelines = lower_staged(graph, Lowering, jaxpr, arguments, prog)
         else:
+            pipelines = ()
             results = Lowering(graph).jaxpr(jaxpr, arguments, prog)
     results = _set_aside_arguments(graph, prog, results, arguments, aliases)
     outputs = []
@@ -135,7 +139,7 @@ def lower(
         prog.add(StreamOut(result, outputs[-1]))
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
-    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, whole.in_dims, whole.out_dims)
+    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, whole.in_dims, whole.out_dims, pipelines)
 
 
 def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:

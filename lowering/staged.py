@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ipujax.lowering.ipus import Ipus, MakeLowering
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
-from ipujax.lowering.pipelining.program import lower_pipeline
+from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import Span, place
 from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
@@ -26,7 +26,7 @@ from ipujax.runtime.variable import Origin
 
 def lower_staged(
     graph: Graph, make: MakeLowering, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence
-) -> list[Tensor]:
+) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
     """Lowers a jaxpr whose equations belong to stages.
 
     Args:
@@ -35,6 +35,9 @@ def lower_staged(
         jaxpr: the jaxpr.
         operands: its inputs, which no tile holds yet.
         prog: program to add to.
+
+    Returns:
+        Its results, and where its pipelines run.
 
     Raises:
         ArgumentError: for stages that make no sense, or more of them than IPUs.
@@ -50,13 +53,15 @@ def lower_staged(
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
+    runs: list[PipelineRun] = []
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
         with graph.debug_origin(origin):
             read = [lowering.read(env, atom) for atom in eqn.invars]
             results: Sequence[Tensor]
             if n in pipelines:
-                results = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
+                results, run = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
+                runs.append(run)
             elif is_reduction(eqn):
                 homes = [ipus.view(ipus.home_of(x, default=ipu)) for x in read]
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
@@ -65,7 +70,7 @@ def lower_staged(
                 given = [ipus.bring(x, ipu, prog) for x in read]
                 results = lowering.equation(eqn, given, prog)
         env.update(zip(eqn.outvars, results, strict=True))
-    return [ipus.lowering(0).read(env, atom) for atom in body.outvars]
+    return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 
 
 def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:

@@ -44,6 +44,7 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
 from ipujax.lowering.placement import variables
 from ipujax.lowering.popops.dynamic import map_for_slicing
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.lowering.schedules import SchedulePlan
 from ipujax.lowering.schedules.blocks import Slot
 from ipujax.runtime.program import Call, Copy, Function, Program, Repeat
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -51,6 +52,21 @@ from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.variable import Variable
 
 _MOST_ARRIVALS = 3  # variables that values take turns in; where more can be on their way, they wait in a ring
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PipelineRun:
+    """Where a pipeline is in a program.
+
+    Args:
+        program: its blocks: from its first task to its last.
+        plan: its schedule.
+        ipus: the IPU of each stage.
+    """
+
+    program: ProgramSequence
+    plan: SchedulePlan
+    ipus: tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -101,7 +117,7 @@ class Turn:
 
 def lower_pipeline(
     ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
-) -> list[Tensor]:
+) -> tuple[list[Tensor], PipelineRun]:
     """Lowers a pipeline.
 
     Args:
@@ -112,9 +128,10 @@ def lower_pipeline(
         name: debug name.
 
     Returns:
-        Its results, each on the IPU that `staged` says.
+        Its results, each on the IPU that `staged` says, and where it runs.
     """
-    return _PipelineLowering(ipus, staged, operands, prog, name).run()
+    lowering = _PipelineLowering(ipus, staged, operands, prog, name)
+    return lowering.run(), PipelineRun(lowering.blocks, staged.plan, staged.ipus)
 
 
 class _PipelineLowering:
@@ -138,6 +155,7 @@ class _PipelineLowering:
         self.accumulators: dict[tuple[int, int], Tensor] = {}  # by result and term
         self.functions: dict[TaskKind, Function] = {}
         self.copies: dict[tuple[int, ...], Program] = {}
+        self.blocks = ProgramSequence()
         self.readers: dict[tuple[Var, int], list[StagePart]] = {}
         for part in staged.parts:
             for var in part.jaxpr.invars:
@@ -350,10 +368,11 @@ class _PipelineLowering:
             if not steps.children():
                 continue
             if block.count > 1:
-                self.prog.add(Repeat(block.count, steps, self.ipus.graph.origin))
+                self.blocks.add(Repeat(block.count, steps, self.ipus.graph.origin))
             else:
                 for step in steps.children():
-                    self.prog.add(step)
+                    self.blocks.add(step)
+        self.prog.add(self.blocks)
 
     def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
         tasks = [(task, (task.stage, task.kind)) for task in slot if (task.stage, task.kind) in self.functions]

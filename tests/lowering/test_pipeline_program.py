@@ -18,7 +18,7 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.placement import value_bytes
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.program import Call, Copy, Function, Program, Repeat, walk
+from ipujax.runtime.program import Call, Function, Program, Repeat, walk
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.timeline import timeline
 from ipujax.runtime.transfer_cost import CopyCost
@@ -74,14 +74,10 @@ def plan_of(fun: Any, args: Any) -> StagedPipeline:
     return staged_pipeline(eqn, STAGES)
 
 
-def blocks(program: ProgramSequence) -> tuple[Program, ...]:
-    """The steps from the first call to the last, whether they repeat or not."""
-    steps = program.children()
-    calling = [n for n, step in enumerate(steps) if any(isinstance(node, Call) for node in walk(step))]
-    first, last = calling[0], calling[-1]
-    while isinstance(steps[first - 1], Copy) and "exchange" in steps[first - 1].name:
-        first -= 1
-    return steps[first : last + 1]
+def blocks(program: LoweredProgram) -> tuple[Program, ...]:
+    """The steps from the first task to the last, whether they repeat or not."""
+    (run,) = program.pipelines
+    return run.program.children()
 
 
 def functions(program: Program) -> dict[str, Function]:
@@ -100,7 +96,7 @@ def test_the_timeline_is_that_of_a_dependency_simulator(schedule: str, seed: int
     fun = pipelined(uneven(repeats), schedule, 8)
     staged = plan_of(fun, args)
     program, executable = compiled(fun, args, **FREE)
-    steps = blocks(program.program)
+    steps = blocks(program)
     run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
     lists = [[letters(task) for task in tasks] for tasks in staged.plan.lists]
     assert run.cycles == makespan(lists, STAGES, task_cycles(steps, executable))
@@ -147,7 +143,7 @@ def test_in_lockstep_the_slowest_ipu_of_each_slot_counts(schedule: str) -> None:
     program, executable = compiled(
         pipelined(uneven((3, 9, 1, 5)), schedule, 8), args, **FREE | {"global_exchange": "lockstep"}
     )
-    steps = blocks(program.program)
+    steps = blocks(program)
     run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
     total, since, meetings = 0, np.zeros(STAGES, np.int64), 0
     for step in unrolled(ProgramSequence(*steps)):
@@ -233,7 +229,7 @@ def size(schedule: str, micro_batches: int) -> tuple[int, ...]:
     program = lowered(fun, args, small_target(4, num_ipus=STAGES))
     called = functions(program.program)
     assert len(called) == len({id(function) for function in called.values()})
-    nodes = sum(1 for step in blocks(program.program) for _ in leaves_in_order([step]))
+    nodes = sum(1 for step in blocks(program) for _ in leaves_in_order([step]))
     return nodes, len(program.graph.variables), len(program.graph.groups)
 
 
@@ -249,4 +245,4 @@ def test_each_part_is_lowered_once() -> None:
     args = parameters(STAGES), jax.random.key(0), batch(16)
     program = lowered(pipelined(MODELS["mlp"](STAGES), "1f1b", 8), args, small_target(4, num_ipus=STAGES))
     assert len(functions(program.program)) == 2 * STAGES
-    assert sum(isinstance(node, Repeat) for step in blocks(program.program) for node in [step]) == 1
+    assert sum(isinstance(node, Repeat) for step in blocks(program) for node in [step]) == 1
