@@ -47,15 +47,19 @@ def load_example() -> ModuleType:
     return module
 
 
-def new_step(model: Callable[..., jax.Array], optimizer: optax.GradientTransformation) -> Step:
-    """The example's training step as a function no cache has seen."""
+def new_step(
+    model: Callable[..., jax.Array],
+    optimizer: optax.GradientTransformation,
+    mean: Callable[[Any], Any] = lambda loss_and_grads: loss_and_grads,
+) -> Step:
+    """The example's training step as a function no cache has seen; `mean` is applied to the loss and the gradients."""
 
     def train_step(params: Any, opt_state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any, jax.Array]:
         def loss(params: Any) -> jax.Array:
             logits = model(params, images)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-        value, grads = jax.value_and_grad(loss)(params)
+        value, grads = mean(jax.value_and_grad(loss)(params))
         updates, opt_state = optimizer.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, value
 
@@ -67,20 +71,20 @@ class Case:
 
     def __init__(self, digits: ModuleType, name: str) -> None:
         self.name = name
-        self._model, shapes = digits.MODELS[name]
-        self._optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, 440))
+        self.model, shapes = digits.MODELS[name]
+        self.optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, 440))
         self._params = digits.init(shapes)
         images, _, labels, _ = digits.load()
         self.batch = images[:BATCH], labels[:BATCH]
 
     def step(self) -> Step:
         """A new function."""
-        return new_step(self._model, self._optimizer)
+        return new_step(self.model, self.optimizer)
 
     def state(self) -> tuple[Any, Any]:
         """Parameters and optimizer state, in buffers of their own, to be donated."""
         params = jax.tree.map(jnp.copy, self._params)
-        return params, self._optimizer.init(params)
+        return params, self.optimizer.init(params)
 
 
 def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
