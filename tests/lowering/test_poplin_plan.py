@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, hmac_cycles
+from ipujax.lowering.poplin.plan import contenders
 from ipujax.lowering.poplin.spec import Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.poputil.grids import grids, split_candidates
+from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
@@ -25,6 +28,7 @@ from ipujax.runtime.program import HostStream, Sequence, StreamIn, StreamOut
 DATA = Path(__file__).resolve().parents[1] / "data"
 BOW, MK2, MK1 = preset("bow"), preset("mk2"), preset("mk1")
 FLOAT, HALF = np.dtype("float32"), np.dtype("float16")
+products = import_module("ipujax.lowering.poplin.matmul")
 
 
 def conv_spec(batch=8, groups=1, out=64, inside=32, field=(14, 14), kernel=(3, 3), dtype=FLOAT, dilation=1):
@@ -229,3 +233,53 @@ def test_what_is_planned_is_what_is_charged(shape, dtype):
     prog.add(StreamOut(out, HostStream("out", out.shape, dtype, resident=True)))
     charged = compile(graph, prog).static_timeline.cycles
     assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(charged, rel=0.15)
+
+
+# Of a row by a matrix up to what takes several steps; thin and uneven ones too.
+PRODUCTS = [(1, 100, 300, 77), (1, 1, 1024, 1024), (1, 333, 777, 111), (1, 8, 20000, 8), (1, 1024, 1024, 4)]
+PRODUCTS += [(24, 65, 32, 65), (1, 128, 784, 300), (1, 1024, 1024, 8192), (1, 4096, 4096, 512)]
+
+
+@pytest.fixture(scope="module", params=["mk1", "bow"])
+def charged_plans(request):
+    """For each product and precision its contenders with what each is charged, operands lying linearly."""
+    target, rows = preset(request.param), {}
+    for shape in PRODUCTS:
+        for dtype in (FLOAT, HALF):
+            plans = contenders(plan_matmul(*shape, dtype, target), target)
+            rows[shape, dtype] = [(plan, _charge(target, shape, dtype, plan)) for plan in plans]
+    return target, rows
+
+
+def _charge(target, shape, dtype, plan=None):
+    """Cycles of a product by a plan, or by the plan that is chosen."""
+    groups, m, k, n = shape
+    graph = Graph(target)
+    a, b = (graph.add_variable(s, dtype) for s in ((groups, m, k), (groups, k, n)))
+    map_linearly(graph, a)
+    map_linearly(graph, b)
+    if plan is None:
+        return charged_cycles(graph, lambda scratch, prog: matmul(scratch, a, b, prog, "dot"))
+    return charged_cycles(graph, lambda scratch, prog: products._in_steps(scratch, a, b, plan, None, prog, "dot"))
+
+
+def test_most_plans_are_charged_what_they_expect(charged_plans):
+    """What an estimate cannot know is how scattered operands are: that makes plans dearer, hardly ever cheaper."""
+    _, rows = charged_plans
+    ratios = np.array([charged / plan.total_cycles for row in rows.values() for plan, charged in row])
+    assert len(ratios) > 100
+    assert 1 <= np.median(ratios) <= 1.08
+    assert np.mean(ratios <= 1.15) >= 0.9 and ratios.max() < 1.4
+    assert ratios.min() > 0.95
+
+
+def test_the_chosen_plan_is_charged_least(charged_plans):
+    target, rows = charged_plans
+    for (shape, dtype), row in rows.items():
+        assert _charge(target, shape, dtype) == min(charged for _, charged in row), (shape, dtype)
+
+
+def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
+    """Else the search would stop too early."""
+    _, rows = charged_plans
+    assert all(charged >= plan.likely_least_cycles for row in rows.values() for plan, charged in row)
