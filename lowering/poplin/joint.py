@@ -119,6 +119,37 @@ def joint_plan(spec: ConvSpec, later: Later, target: Target, bound_bytes: float)
     return best
 
 
+@lru_cache(maxsize=4096)
+def spread_plans(spec: ConvSpec, target: Target, bound_bytes: float) -> tuple[Plan, ...]:
+    """For some numbers of tiles the best plan that spreads whole results over as many, or up to twice as many.
+
+    An update by itself needs few tiles when the batch is small; what follows it on arrays of its shape wants many.
+
+    Args:
+        spec: the product of the update.
+        target: the machine.
+        bound_bytes: most that operands and results of a vertex may take.
+    """
+    best: dict[int, Plan] = {}
+    for candidates in _candidates(spec, target):
+        tiles = np.where(candidates.slots == 1, np.prod(candidates.splits, axis=0), 0)
+        for least in (n for n in _SPREADS if n <= target.tiles_per_ipu):
+            left = np.flatnonzero((tiles // least == 1) & (candidates.temp_bytes <= bound_bytes))
+            if not left.size:
+                continue
+            chosen = left[int(candidates.bound_cycles[left].argmin())]
+            splits = Dims.of([int(n) for n in candidates.splits[:, chosen]])
+            cost = PlanCost(*(int(n) for n in candidates.cost_parts(np.array([chosen]))[:, 0]))
+            size = int(candidates.temp_bytes[chosen])
+            plan = Plan(spec, candidates.kind, splits, candidates.grains, cost, size, True, False)
+            if least not in best or plan.total_cycles < best[least].total_cycles:
+                best[least] = plan
+    return tuple(dict.fromkeys(best.values()))
+
+
+_SPREADS = (64, 128, 256, 512, 1024)  # the same for any number of tiles
+
+
 def _other_passes(forward: Candidates, numbers: np.ndarray, layer: _Layer, later: Later) -> Iterator[list[Candidates]]:
     """For each other pass its candidates of every kind of vertex, in the cuts of some of the forward pass."""
     spec, target = forward.spec, forward.target

@@ -16,7 +16,7 @@ import numpy as np
 from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.joint import Later, elementwise_cycles_on, joint_plan, later_cycles
+from ipujax.lowering.poplin.joint import Later, elementwise_cycles_on, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
@@ -112,6 +112,7 @@ def _chosen(
     after, least_after = None, 0
     if later is not None and len(operands) > 2:
         after = partial(_elementwise_cycles, later)
+        plans += spread_plans(spec, target, bound_bytes) if share > 0 else ()
     elif later is not None and share > 0 and (spec.lhs_is_free, spec.rhs_is_free)[later.side]:
         joint, apart = (
             joint_plan(spec, later, target, bound_bytes),

@@ -17,7 +17,7 @@ from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
-from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles
+from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.plan import plan_matmul
 from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.compile import compile
@@ -243,3 +243,33 @@ def test_a_step_with_joint_layouts_gives_what_jax_gives():
     params = [rng.integers(-2, 3, shape).astype(FLOAT) for shape in ((40, 24), (24, 5))]
     x = rng.integers(-2, 3, (3, 40)).astype(FLOAT)
     check(sgd, params, x, tiles=(4, 16), rtol=1e-5, atol=1e-3)
+
+
+def adam_step(sizes: tuple[int, ...], batch: int) -> tuple[Any, ...]:
+    optimizer, params = optax.adam(1e-3), [struct(*pair) for pair in pairwise(sizes)]
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        updates, state = optimizer.update(jax.grad(mlp)(params, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step, (params, jax.eval_shape(optimizer.init, params), struct(batch, sizes[0]))
+
+
+SPREADS = (64, 128, 256, 512, 1024)
+
+
+@pytest.mark.parametrize("sizes", [(64, 128, 64, 10), (13, 7, 3)], ids=str)
+def test_twice_a_small_batch_never_takes_less_time(sizes):
+    """An update of few rows needs few tiles, and its optimizer many: both are planned together."""
+    cycles = [device_cycles(lowered(*adam_step(sizes, batch), MK2)) for batch in (2, 4, 8, 16)]
+    assert cycles == sorted(cycles)
+
+
+def test_updates_may_spread_over_more_tiles_than_they_need():
+    spec = plan_matmul(1, 128, 2, 64, FLOAT, MK2).spec
+    plans = spread_plans(spec, MK2, 0.6 * MK2.bytes_per_tile)
+    tiles = [plan.tiles_used for plan in plans]
+    assert len(tiles) == 5 and all(tile // least == 1 for tile, least in zip(sorted(tiles), SPREADS, strict=True))
+    assert all(plan.slots == 1 for plan in plans)
+    fewer = spread_plans(spec, MK2.replace(tiles_per_ipu=511), 0.6 * MK2.bytes_per_tile)
+    assert set(fewer) == {plan for plan in plans if plan.tiles_used < 512}
