@@ -20,6 +20,8 @@ from ipujax.pipeline import pipeline as pipeline
 from ipujax.pipeline import stage as stage
 from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
 from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
+from ipujax.pipeline_tasks import TaskTime as TaskTime
+from ipujax.pipeline_tasks import pipeline_tasks as pipeline_tasks
 from ipujax.runtime.errors import ArgumentError as ArgumentError
 from ipujax.runtime.errors import GraphError as GraphError
 from ipujax.runtime.errors import IpuError as IpuError

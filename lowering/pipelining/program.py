@@ -16,7 +16,7 @@ Source: PopART's pipeline transform, whose stashes are rings with counters too (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -62,11 +62,13 @@ class PipelineRun:
         program: its blocks: from its first task to its last.
         plan: its schedule.
         ipus: the IPU of each stage.
+        tasks: the kind of task that each function is.
     """
 
     program: ProgramSequence
     plan: SchedulePlan
     ipus: tuple[int, ...]
+    tasks: Mapping[Function, TaskKind]
 
 
 @dataclass(eq=False)
@@ -131,7 +133,9 @@ def lower_pipeline(
         Its results, each on the IPU that `staged` says, and where it runs.
     """
     lowering = _PipelineLowering(ipus, staged, operands, prog, name)
-    return lowering.run(), PipelineRun(lowering.blocks, staged.plan, staged.ipus)
+    results = lowering.run()
+    tasks = {function: task for task, function in lowering.functions.items()}
+    return results, PipelineRun(lowering.blocks, staged.plan, staged.ipus, tasks)
 
 
 class _PipelineLowering:
