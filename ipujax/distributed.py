@@ -4,6 +4,7 @@
     ipu.distributed.init()                                          # before JAX computes anything
     params = ipu.distributed.broadcast(params)                      # the weights of instance 0
     step = ipu.jit(fun, replicas=ipu.distributed.num_replicas(), …)  # each instance holds its share of the replicas
+    loss = step(params, ipu.distributed.share(batch))               # and feeds its share of the data
     loss = ipu.distributed.all_reduce(loss, "mean")                 # on the host: Horovod's way
 
 Input: pytrees of arrays. Output: the same on all instances. A script that `ipujax run` did not start is one instance,
@@ -25,11 +26,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from ipujax.arguments import described, has_tracer
+from ipujax.lowering.replicate import AXIS as REPLICAS
+from ipujax.lowering.replicate import Dims
 from ipujax.processes.instance import EXIT_CODE
-from ipujax.processes.membership import Facts, check_joined, leave, meet, membership
+from ipujax.processes.membership import Facts, check_joined, leave, meet, membership, stable
 from ipujax.processes.mesh import ALL, SHARE, instance_mesh, to_all, to_local
+from ipujax.replicas import split_dims
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.instances import AXIS
 
@@ -39,6 +44,7 @@ _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
     "max": lax.pmax,
     "min": lax.pmin,
 }
+_SPLIT = PartitionSpec(REPLICAS)
 _UNORDERED = (jax.dtypes.prng_key, jnp.complexfloating)
 _REFUSED = {"mean": _UNORDERED[:1], "sum": _UNORDERED[:1], "max": _UNORDERED, "min": _UNORDERED}
 _NO_LIMIT_SECONDS = 10**6  # who waits for whom, and for how long, is the launcher's business
@@ -145,6 +151,53 @@ def all_reduce(tree: Any, op: str = "mean") -> Any:
     return _together(f'ipu.distributed.all_reduce "{op}"', _all_reduce, op, tree, _REFUSED[op])
 
 
+def share(tree: Any, specs: Any = _SPLIT) -> Any:
+    """This instance's share of whole arrays: what its replicas are to be given. Nothing is sent.
+
+    Args:
+        tree: pytree of arrays.
+        specs: prefix of it, as the `in_specs` of `ipu.jit`; by default all is split along the first dimension.
+
+    Returns:
+        The tree, of what is `PartitionSpec()` whole, of the rest a part.
+
+    Raises:
+        ArgumentError: for an array that instances cannot share equally, or specs of another structure.
+    """
+    count, index = num_instances(), instance_index()
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    dims = split_dims("specs of ipu.distributed.share", specs, tree)
+    parts = []
+    for (path, x), dim in zip(paths, dims, strict=True):
+        if dim is not None and (dim >= jnp.ndim(x) or jnp.shape(x)[dim] % count):
+            what = f"{count} instances cannot share operand{jax.tree_util.keystr(path)} equally"
+            raise ArgumentValueError(what, expected=f"a multiple of {count} in dimension {dim}", got=described(x))
+        each = 0 if dim is None else jnp.shape(x)[dim] // count
+        parts.append(x if dim is None else x[(slice(None),) * dim + (slice(index * each, (index + 1) * each),)])
+    return jax.tree.unflatten(structure, parts)
+
+
+def gather(tree: Any, specs: Any = _SPLIT) -> Any:
+    """The whole arrays of which each instance has a share: what `share` is given, or one process would return.
+
+    Args:
+        tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
+        specs: prefix of it, as the `out_specs` of `ipu.jit`; by default all is split along the first dimension.
+
+    Returns:
+        The tree of whole arrays, equal on all instances.
+
+    Raises:
+        ArgumentError: as `broadcast`; for specs of another structure.
+    """
+    dims = split_dims("specs of ipu.distributed.gather", specs, tree)
+    for (path, x), dim in zip(jax.tree.leaves_with_path(tree), dims, strict=True):
+        if dim is not None and dim >= jnp.ndim(x):
+            what = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
+            raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=described(x))
+    return _together("ipu.distributed.gather", _gather, dims, tree)
+
+
 def _together(
     what: str, run: Callable[..., list[jax.Array]], setting: Any, tree: Any, refused: Sequence[Any] = ()
 ) -> Any:
@@ -160,8 +213,8 @@ def _together(
             got = f"{described(x)} at operand{jax.tree_util.keystr(path)}"
             raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
-    facts: Facts = [*zip(places, map(described, leaves), strict=True), ("the structure", str(structure))]
-    meet(what, facts)
+    texts = [*zip(places, map(described, leaves), strict=True), ("the structure", stable(structure))]
+    meet(what, Facts.of(texts))
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
     outs = to_local(run(setting, [to_all(x[None], 0) for x in plain])) if plain else []
@@ -176,6 +229,23 @@ def _array(what: str, place: str, leaf: Any) -> jax.Array:
         raise ArgumentTypeError(
             f"{what} takes arrays", expected="arrays or numbers", got=f"{described(leaf)} at operand{place}"
         ) from error
+
+
+@partial(jax.jit, static_argnums=0)
+def _gather(dims: Dims, stacked: list[jax.Array]) -> list[jax.Array]:
+    """All shares, one after the other."""
+
+    def parts(x: jax.Array, dim: int | None) -> jax.Array:
+        return x if dim is None else lax.all_gather(x, AXIS, axis=dim, tiled=True)
+
+    gathered = jax.shard_map(
+        lambda held: [parts(x[0], dim) for x, dim in zip(held, dims, strict=True)],
+        mesh=instance_mesh(),
+        in_specs=SHARE,
+        out_specs=ALL,
+        check_vma=False,  # as in `_broadcast`; what is not split is equal everywhere if the caller is right
+    )
+    return gathered(stacked)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -96,7 +96,7 @@ class Replication:
             return fun(*whole, **keywords, **settings)
 
         jaxpr, results = trace_over_axis(one_replica, shapes, AXIS, self.replicas)
-        out_dims = _dims(f"out_specs of {name}", self.out_specs, results)
+        out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
         body = jaxpr.jaxpr
@@ -145,7 +145,7 @@ def leaf_dims(
         ArgumentError: specs of another structure than the arguments.
     """
     args, arrays = given
-    dims = _dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
+    dims = split_dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
     places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(given)]
     return list(zip(places, dims, strict=True))
 
@@ -181,8 +181,13 @@ def _check_spec(name: str, spec: Any) -> None:
         )
 
 
-def _dims(name: str, specs: Any, values: Any) -> Dims:
-    """The dimension that each leaf is split along, from a prefix of specs.
+def split_dims(name: str, specs: Any, values: Any) -> Dims:
+    """The dimension that each leaf is split along, None where it is not, from a prefix of specs.
+
+    Args:
+        name: of the specs, for messages.
+        specs: prefix of the values; all `PartitionSpec()` when None.
+        values: pytree.
 
     Raises:
         ArgumentError: specs of another structure than the values.

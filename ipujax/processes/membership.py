@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import NoReturn
@@ -28,7 +29,29 @@ INSTANCE_INDEX = "IPUJAX_INSTANCE_INDEX"
 NUM_INSTANCES = "IPUJAX_NUM_INSTANCES"
 NUM_REPLICAS = "IPUJAX_NUM_REPLICAS"
 
-Facts = Sequence[tuple[str, str]]  # (place, what must be equal there), in an order that is the same everywhere
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What must be equal on all instances.
+
+    Args:
+        texts: (place, what is there in words), in an order that is the same everywhere.
+        digest: equal for equal texts.
+    """
+
+    texts: tuple[tuple[str, str], ...]
+    digest: str
+
+    @staticmethod
+    def of(texts: Iterable[tuple[str, str]]) -> Facts:
+        """Facts from their texts."""
+        held = tuple(texts)
+        return Facts(held, hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest())
+
+
+_NONE = Facts.of(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +89,11 @@ def _membership(pid: int) -> Membership:
     return Membership(index, instances, replicas, os.environ[COORDINATOR])
 
 
+def stable(value: object) -> str:
+    """A value in words that are the same in every process: without addresses."""
+    return _ADDRESS.sub("0x…", repr(value))
+
+
 def check_joined(who: str) -> None:
     """Refuses what instances do together before they are members of their run.
 
@@ -77,7 +105,7 @@ def check_joined(who: str) -> None:
         raise ArgumentError(what, hint="call ipu.distributed.init() first of all, before any array is made")
 
 
-def meet(what: str, facts: Facts = (), hint: str | None = None) -> None:
+def meet(what: str, facts: Facts = _NONE, hint: str | None = None) -> None:
     """Waits until every instance is about to do the same.
 
     Args:
@@ -126,12 +154,11 @@ class _Line:
         return reply
 
     def meet(self, what: str, facts: Facts, hint: str | None) -> None:
-        digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-        request: dict[str, object] = {"what": what, "digest": digest}
+        request: dict[str, object] = {"what": what, "digest": facts.digest}
         with self._one_at_a_time:
-            if digest not in self._sent:
-                request["facts"] = list(facts)
-                self._sent.add(digest)
+            if facts.digest not in self._sent:
+                request["facts"] = facts.texts
+                self._sent.add(facts.digest)
             reply = self.ask(request)
         if "lost" in reply:
             raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")

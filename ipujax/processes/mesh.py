@@ -56,15 +56,21 @@ def to_all(array: jax.Array, dim: int | None) -> jax.Array:
         array: any.
         dim: the dimension of which every instance has a share, None where all have the same.
     """
-    mesh, device = instance_mesh(), jax.local_devices()[0]
+    device, sharding = _here(dim)
     local = array if array.devices() == {device} else jax.device_put(array, device)
-    shape = global_shape(array.shape, dim, mesh.size)
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, _spec(dim)), [local])
+    shape = global_shape(array.shape, dim, sharding.mesh.size)
+    return jax.make_array_from_single_device_arrays(shape, sharding, [local])
 
 
 def to_local(tree: Any) -> Any:
     """This process's part of a tree of arrays of all processes, once they are computed."""
     return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
+
+
+@cache
+def _here(dim: int | None) -> tuple[jax.Device, NamedSharding]:
+    """This process's device, and how an array is spread."""
+    return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
 
 
 def _spec(dim: int | None) -> PartitionSpec:

@@ -9,7 +9,6 @@ Limits: values of later calls are not compared. Instances of one run must be on 
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ import numpy as np
 from ipujax.arguments import described
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, is_float0, jaxprs_in_params, with_weak_type
 from ipujax.lowering.replicate import Dims, evaluate, global_shape
-from ipujax.processes.membership import Facts, check_joined, meet, membership
+from ipujax.processes.membership import Facts, check_joined, meet, membership, stable
 from ipujax.processes.mesh import over_instances, to_all
 from ipujax.replicas import Places, Replication, leaf_dims
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.instances import Instances
 
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")  # differs between processes
 _SHAPES = "each instance gives its own equal share of what is split, and all of what is not"
 _VALUES = "params = ipu.distributed.broadcast(params) gives all instances what instance 0 has"
 _PROGRAMS = "the function must be the same on all instances: it may not ask which one it is on"
@@ -60,6 +58,21 @@ class Operands:
     same: tuple[tuple[str, Any], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What calls with arguments of the same shapes have in common.
+
+    Args:
+        places: what the user would write for each leaf.
+        dims: the dimension of each that is split, None where it is not.
+        facts: see `Operands`.
+    """
+
+    places: tuple[str, ...]
+    dims: Dims
+    facts: Facts
+
+
 @dataclass(eq=False, slots=True)
 class Spread:
     """Where the replicas of one function are.
@@ -73,7 +86,8 @@ class Spread:
     name: str
     replication: Replication
     instances: Instances
-    _met: set[Facts] = field(default_factory=set)
+    _kinds: dict[Any, _Kind] = field(default_factory=dict)
+    _met: set[str] = field(default_factory=set)  # digests of facts
 
     @staticmethod
     def of(name: str, replication: Replication | None) -> Spread | None:
@@ -114,25 +128,39 @@ class Spread:
         arrays = {key: value for key, value in kwargs.items() if key not in keywords}
         given = tuple(args[n] for n in moved), arrays
         leaves, tree = jax.tree.flatten(given)
-        found = leaf_dims(self.name, self.replication.in_specs, given, [names[n] for n in moved])
-        for x, (place, dim) in zip(leaves, found, strict=True):
-            self._check_share(place, x, dim)
-        convert = self._struct if shapes_only else _to_all
-        whole, keyword_arrays = jax.tree.unflatten(
-            tree, [convert(x, dim) for x, (_, dim) in zip(leaves, found, strict=True)]
-        )
-        new = list(args)
-        for n, value in zip(moved, whole, strict=True):
-            new[n] = value
         settings = [(f"static argument {names[n]}", args[n]) for n in sorted(static)]
         settings += [(f"static argument {key}", kwargs[key]) for key in sorted(kwargs) if key not in arrays]
-        facts = (
-            *((place, described(x)) for x, (place, _) in zip(leaves, found, strict=True)),
-            *((place, _stable(value)) for place, value in settings),
-            ("the structure of the arguments", _stable(tree)),
+        key = tree, tuple(map(_form, leaves)), tuple(settings)
+        if key not in self._kinds:
+            self._kinds[key] = self._kind(given, [names[n] for n in moved], settings)
+        kind = self._kinds[key]
+        convert = self._struct if shapes_only else _to_all
+        new = list(args)
+        whole, more = jax.tree.unflatten(tree, map(convert, leaves, kind.dims))
+        for n, value in zip(moved, whole, strict=True):
+            new[n] = value
+        same = tuple((place, x) for x, place, dim in zip(leaves, kind.places, kind.dims, strict=True) if dim is None)
+        return Operands(tuple(new), {**kwargs, **more}, kind.facts, same)
+
+    def _kind(
+        self,
+        given: tuple[tuple[Any, ...], dict[str, Any]],
+        names: Sequence[str],
+        settings: Sequence[tuple[str, Any]],
+    ) -> _Kind:
+        """What is known of arguments from their shapes."""
+        leaves, tree = jax.tree.flatten(given)
+        found = leaf_dims(self.name, self.replication.in_specs, given, names)
+        for x, (place, dim) in zip(leaves, found, strict=True):
+            self._check_share(place, x, dim)
+        facts = Facts.of(
+            (
+                *((place, described(x)) for x, (place, _) in zip(leaves, found, strict=True)),
+                *((place, stable(value)) for place, value in settings),
+                ("the structure of the arguments", stable(tree)),
+            )
         )
-        same = tuple((place, x) for x, (place, dim) in zip(leaves, found, strict=True) if dim is None)
-        return Operands(tuple(new), {**kwargs, **keyword_arrays}, facts, same)
+        return _Kind(tuple(place for place, _ in found), tuple(dim for _, dim in found), facts)
 
     def meet(self, operands: Operands) -> None:
         """Waits until every instance is about to call the function with such arguments.
@@ -142,10 +170,10 @@ class Spread:
         """
         check_joined(self.name)
         meet(self.name, operands.facts, _SHAPES)
-        if operands.facts not in self._met:
-            values = tuple((f"the values of {place}", _digest(x)) for place, x in operands.same)
+        if operands.facts.digest not in self._met:
+            values = Facts.of((f"the values of {place}", _digest(x)) for place, x in operands.same)
             meet(f"{self.name}, called for the first time", values, _VALUES)
-            self._met.add(operands.facts)
+            self._met.add(operands.facts.digest)
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
@@ -185,7 +213,8 @@ def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
     """
     equations = [(f"equation {n}", text) for n, text in enumerate(_equations(jaxpr))]
     constants = [(f"value {n} that it closes over", _digest(value)) for n, value in enumerate(jaxpr.consts)]
-    meet(f"{name}, compiled", [*constants, *equations, ("the number of equations", str(len(equations)))], _PROGRAMS)
+    count = [("the number of equations", str(len(equations)))]
+    meet(f"{name}, compiled", Facts.of([*constants, *equations, *count]), _PROGRAMS)
 
 
 def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:
@@ -212,11 +241,19 @@ def received(tree: Any) -> Any:
 
 def _to_all(x: Any, dim: int | None) -> Any:
     """An argument as array of all instances; numbers of Python's, and what is no array, as they are."""
-    if is_float0(jax.typeof(x)) or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)):
+    if isinstance(x, jax.Array):
+        array = x
+    elif is_float0(jax.typeof(x)) or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)):
         return x
-    array = jnp.asarray(x)
+    else:
+        array = jnp.asarray(x)
     whole = to_all(array, dim)
     return _Weak(whole) if getattr(array, "weak_type", False) else whole  # keys have none
+
+
+def _form(x: Any) -> Any:
+    """What facts about an argument depend on."""
+    return (x.shape, x.dtype, getattr(x, "weak_type", False)) if isinstance(x, jax.Array) else described(x)
 
 
 def _digest(x: Any) -> str:
@@ -225,8 +262,3 @@ def _digest(x: Any) -> str:
         x = jax.random.key_data(x)
     held = np.asarray(x)
     return str(held.item()) if held.size == 1 else f"checksum {zlib.crc32(held.tobytes()):08x}"
-
-
-def _stable(value: Any) -> str:
-    """A value in words that are the same in every process."""
-    return _ADDRESS.sub("0x…", repr(value))

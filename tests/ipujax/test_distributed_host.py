@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from tests.ipujax.distributed_helpers import Runner, clear_of, run
@@ -19,6 +20,7 @@ import os
 import ipujax as ipu
 ipu.distributed.init()
 import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
 index = ipu.distributed.instance_index()
 print("pid", os.getpid())
 """
@@ -60,6 +62,14 @@ for op, reduce in (("sum", np.sum), ("mean", np.mean), ("max", np.max), ("min", 
     want = [reduce(np.stack(x).astype(np.float64), axis=0)
             for x in zip(*(jax.tree.leaves({k: v for k, v in tree(i).items() if k != "half"}) for i in (0, 1)))]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float64), b), jax.tree.leaves(got), want)
+whole = {"x": np.arange(8.0).reshape(4, 2), "w": jnp.arange(3), "k": jax.random.split(jax.random.key(0), 4)}
+specs = {"x": P(None, "replica"), "w": P(), "k": P("replica")}
+part = d.share(whole, specs)
+assert np.array_equal(part["x"], whole["x"][:, index : index + 1]) and part["w"] is whole["w"]
+assert part["k"].shape == (2,) and part["k"].dtype == whole["k"].dtype
+same_bits(jax.random.key_data(d.gather(part["k"])), jax.random.key_data(whole["k"]))
+del part["k"], whole["k"], specs["k"]
+same_bits(d.gather(part, specs), whole)
 print("devices", jax.local_device_count(), float(jax.jit(jnp.sum)(jnp.ones(5))))
 """
     )
@@ -171,7 +181,21 @@ def test_distributed_alone():
         assert jnp.array_equal(ipu.distributed.all_reduce(tree["w"], op), tree["w"])
 
 
+def test_distributed_share_alone():
+    tree = {"x": np.arange(6).reshape(2, 3), "w": 1.5}
+    specs = {"x": P("replica"), "w": P()}
+    assert ipu.distributed.share(tree, specs)["w"] == 1.5
+    for got in (ipu.distributed.share(tree, specs)["x"], ipu.distributed.gather(tree, specs)["x"]):
+        assert np.array_equal(got, tree["x"])
+
+
 def test_distributed_bad_operands():
+    with pytest.raises(ipu.ArgumentError, match=r"1 instances cannot share operand\['w'\] equally"):
+        ipu.distributed.share({"w": 1.5})
+    with pytest.raises(ipu.ArgumentError, match=r"operand\['w'\] has no dimension 1"):
+        ipu.distributed.gather({"w": np.ones(3)}, P(None, "replica"))
+    with pytest.raises(ipu.ArgumentError, match=r"specs of ipu\.distributed\.share do not fit"):
+        ipu.distributed.share((1.5,), (P(), P()))
     with pytest.raises(ipu.ArgumentError, match="no such reduction"):
         ipu.distributed.all_reduce(1.0, "prod")
     with pytest.raises(ipu.ArgumentError, match="no such instance"):

@@ -204,6 +204,55 @@ def test_distributed_collectives_are_those_of_one_process(run: Runner, tmp_path:
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+# An optimiser of which each replica, and so each instance, keeps its part; stages on two IPUs a replica; accumulation.
+SHARDED = (
+    START
+    + """
+import optax
+
+def loss(params, x, y):
+    with ipu.stage(0):
+        hidden = jnp.tanh(x @ params["w1"])
+    with ipu.stage(1):
+        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+optimizer = ipu.optim.shard(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)), replicas=N, min_elements=8)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(8 * N, 5)).astype(np.float32)
+y = np.sin(x.sum(1, keepdims=True))
+params = {"w1": rng.normal(size=(5, 7)), "w2": rng.normal(size=(7, 1))}
+params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), params)
+whole = optimizer.init(params)
+specs = ipu.optim.shard_specs(whole)
+state = d.share(whole, specs)
+
+@ipu.jit(device=ipu.IPUModel(num_ipus=2 * N, tiles_per_ipu=16), replicas=N, donate_argnums=(0, 1),
+         in_specs=(P(), specs, P("replica"), P("replica")), out_specs=(P(), specs, P()))
+def step(params, state, x, y):
+    grad = ipu.pipeline(jax.value_and_grad(loss), micro_batches=4, batch_argnums=(1, 2))
+    value, grads = grad(params, x, y)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, lax.pmean(value, "replica")
+
+losses = []
+for _ in range(10):
+    params, state, value = step(params, state, *d.share((x, y)))
+    losses.append(value)
+held = ipu.optim.unshard(d.gather(state, specs))
+save(losses=np.stack(losses), **params, **{f"state {n}": leaf for n, leaf in enumerate(jax.tree.leaves(held))})
+"""
+)
+
+
+@pytest.mark.slow
+def test_distributed_sharded_optimiser_and_pipeline(run: Runner, tmp_path: Path):
+    (one,) = results(run, tmp_path, SHARDED, 4, 1)
+    for got in results(run, tmp_path, SHARDED, 4, 2):
+        assert got.keys() == one.keys() and len(got) > 6
+        for name, want in one.items():
+            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
 # --- the stages of a function -----------------------------------------------------------------------------------------
 
 STAGES = (
