@@ -244,9 +244,10 @@ def _step_back(graph: Graph, number: Tensor, size: int, prog: Program, name: str
 
 @lru_cache(maxsize=1024)
 def _backwards(size: int, by: int) -> Op:
-    """Some steps back around a ring."""
-    return Op("rem", partial(_moved, size=size, by=size - by), _NUMBER, ("around a ring", size, by))
+    """Some steps back around a ring: a comparison and an addition, for a division takes the machine far longer."""
+    return Op("select_n", partial(_moved, size=size, by=by), _NUMBER, ("around a ring", size, by))
 
 
 def _moved(number: jax.Array, size: int, by: int) -> jax.Array:
-    return lax.rem(number + np.int32(by), np.int32(size))
+    back = number - np.int32(by)
+    return lax.select(back < 0, back + np.int32(size), back)
