@@ -229,7 +229,7 @@ X = np.ones((8, 4), np.float32)
         ({"replicas": 4, "in_specs": SPLIT}, lambda x: lax.psum(x, "data"), "over the axis 'data'"),
         ({}, lambda x: lax.psum(x, "replica"), r"over the axis 'replica'[\s\S]*try: ipu.jit\(..., replicas=N"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_wrong_settings(settings: Any, fun: Any, match: str):
     with pytest.raises(ipu.IpuError, match=match):
