@@ -230,9 +230,10 @@ class _Sharding:
             if not self._is_large(x):
                 reduced[n] = _whole((lax.pmean if is_mean else lax.psum)(x, self.axis))
         for numbers in self._buckets({n: x for n, x in enumerate(gradients) if self._is_large(x)}):
-            rows = [parts.rows(jnp.asarray(gradients[n])) for n in numbers]
+            # Divided before: sums of half precision stay small, and what was made transposed lies in order when cut.
+            own = [jnp.asarray(gradients[n]) for n in numbers]
+            rows = [parts.rows(x / parts.replicas if is_mean else x) for x in own]
             mine = lax.psum_scatter(_side_by_side(rows), self.axis)
-            mine = mine / parts.replicas if is_mean else mine
             for n, at, row in zip(numbers, _starts(rows), rows, strict=True):
                 reduced[n] = Held(mine[at : at + row.shape[-1]], np.shape(gradients[n]), "shard")
         return reduced
