@@ -56,11 +56,13 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     """Runs a script or, after `-m`, a module as `__main__`."""
-    if arguments[0] == "-m":
-        sys.argv[:], sys.path[0] = arguments[1:], os.getcwd()
+    is_module = arguments[0] == "-m"
+    sys.argv[:] = arguments[is_module:]
+    if not sys.flags.safe_path:  # otherwise the first is not that of the script
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(arguments[0]))
+    if is_module:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv[:], sys.path[0] = arguments, os.path.dirname(os.path.realpath(arguments[0]))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

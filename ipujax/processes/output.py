@@ -50,10 +50,14 @@ class Prefix:
 
 
 class Lines:
-    """Puts pieces together to lines."""
+    """Puts pieces together to lines.
 
-    def __init__(self) -> None:
-        self._rest = b""
+    Args:
+        longest_bytes: a longer line is cut; None for lines of any length.
+    """
+
+    def __init__(self, longest_bytes: int | None) -> None:
+        self._rest, self._longest = b"", longest_bytes
 
     def add(self, piece: bytes) -> Iterator[bytes]:
         """Takes the next piece; gives the lines it completes, with their ends."""
@@ -63,7 +67,7 @@ class Lines:
             yield self._rest[start : end.end()]
             start = end.end()
         self._rest = self._rest[start:]
-        if len(self._rest) >= _LONGEST_LINE_BYTES:
+        if self._longest is not None and len(self._rest) >= self._longest:
             yield from self.end()
 
     def end(self) -> Iterator[bytes]:
@@ -84,7 +88,7 @@ class Relay:
 
     def __init__(self, stream: BinaryIO, prefix: Callable[[], bytes], show: Callable[[bytes], None]) -> None:
         os.set_blocking(stream.fileno(), False)
-        self._stream, self._prefix, self._show, self._lines = stream, prefix, show, Lines()
+        self._stream, self._prefix, self._show, self._lines = stream, prefix, show, Lines(_LONGEST_LINE_BYTES)
 
     @property
     def is_open(self) -> bool:

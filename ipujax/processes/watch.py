@@ -31,6 +31,7 @@ from ipujax.processes.output import Lines, Relay
 TIMED_OUT = 124  # as `timeout` of the GNU coreutils
 _STACKS_SECONDS = 1.0  # assumed: long enough for stuck instances to print where they are
 _PF_EXITING = 4  # of a task's flags in /proc/*/stat; linux/sched.h
+_HELD_UP_SECONDS = 1.0  # assumed: longer than a busy machine takes for a turn of the loop
 _DRAIN_SECONDS = 1.0  # assumed: for what is left in pipes that a daemon of the script keeps open
 _ENDS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}  # sent on as
 
@@ -60,7 +61,7 @@ class Instance:
     index: int
     process: subprocess.Popen[bytes]
     control: socket.socket
-    said: Lines = field(default_factory=Lines)  # on the control socket
+    said: Lines = field(default_factory=lambda: Lines(None))  # on the control socket
     relays: list[Relay] = field(default_factory=list)
     last_sign: float = field(default_factory=time.monotonic)
     sign: str = "its start"
@@ -74,7 +75,9 @@ class Instance:
                 (os.killpg if whole_group else os.kill)(self.process.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; it is not waited for yet."""
+        """Whether the process has ended; it is not waited for yet, where that can be told."""
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return self.process.poll() is not None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def is_dying(self) -> bool:
@@ -151,8 +154,7 @@ class Watch:
     def run(self) -> int:
         """Sees to all instances until none is left; the exit code of the run."""
         while self._running():
-            for key, _ in self._selector.select(self._patience()):
-                key.data()
+            self._see_to(self._patience())
             for instance in self._running():
                 if instance.has_ended():
                     self._reap(instance)
@@ -162,6 +164,18 @@ class Watch:
             for key, _ in self._selector.select(end - time.monotonic()):
                 key.data()
         return self._code or 0
+
+    def _see_to(self, patience: float | None) -> None:
+        """Sees to whatever comes next. Whoever was silent while the launcher itself was held up may be so anew."""
+        start = time.monotonic()
+        ready = self._selector.select(patience)
+        selected = time.monotonic()
+        for key, _ in ready:
+            key.data()  # which waits for the reader of the output, say
+        now = time.monotonic()
+        was_stopped = patience is not None and selected - start > patience + _HELD_UP_SECONDS
+        for instance in self._instances if was_stopped or now - selected > _HELD_UP_SECONDS else ():
+            instance.last_sign = now
 
     def _running(self) -> list[Instance]:
         return [instance for instance in self._instances if not instance.is_reaped]
@@ -174,12 +188,11 @@ class Watch:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _end_of_silence(self) -> float | None:
-        """When an instance will have been silent for too long. Those that ended may wait for the others."""
-        running = self._running()
-        watched = [i for i in running if i.ended is None] or running
-        if self._code is not None or not watched or not self._timeout:
+        """When an instance will have been silent for too long; all of them, where scripts are over and wait to end."""
+        if self._code is not None or not self._timeout:
             return None
-        return min(instance.last_sign for instance in watched) + self._timeout
+        scripts = [instance.last_sign for instance in self._running() if instance.ended is None]
+        return (min(scripts) if scripts else max(i.last_sign for i in self._instances)) + self._timeout
 
     def _check_time(self, now: float) -> None:
         silence = self._end_of_silence()
@@ -247,7 +260,8 @@ class Watch:
                 self._on_ended(instance, message["ended"])
             elif "leaving" in message:  # it waits for the others to be gone
                 self._leaving = instance
-                self._end_all(signal.SIGTERM)
+                if self._kill_at is None:
+                    self._end_all(signal.SIGTERM)
             else:
                 instance.sign = f"{message['what']}, together with the others"
                 self._answer(self._meetings.arrive(instance.index, message))
@@ -269,6 +283,7 @@ class Watch:
     def _reap(self, instance: Instance) -> None:
         """A process has ended: whatever is left of its group goes too."""
         instance.end()
+        instance.last_sign = time.monotonic()
         self._tell_guardian(b"-", instance)
         status = instance.process.returncode
         if status < 0:

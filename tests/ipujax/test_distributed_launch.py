@@ -170,6 +170,18 @@ def test_exit_codes_of_success(run: Runner):
         assert run.err == []
 
 
+def test_where_ended_processes_cannot_be_looked_at(run: Runner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "waitid")
+    assert run(PREAMBLE + "start_helper()\nif index: sys.exit(3)\nhang()") == 3
+    assert clear_of(run.printed("pid"))
+
+
+def test_safe_path_is_kept(run: Runner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert run("import os, sys; print(os.path.dirname(__file__) in sys.path)", instances=1) == 0
+    assert run.out == ["[0] False"]
+
+
 def test_helpers_of_a_script_that_ended_are_ended(run: Runner):
     assert run(PREAMBLE + "start_helper()") == 0
     assert len(run.printed("pid")) == 4 and clear_of(run.printed("pid"))
@@ -214,6 +226,15 @@ def test_signal_to_the_launcher_ends_all(run: Runner, number: signal.Signals):
     code, err = ended(process)
     assert code == 128 + number and f"ipujax run: received {number.name}; ending all" in err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+    assert clear_of(pids)
+
+
+def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
+    end = "try: hang()\nexcept KeyboardInterrupt:\n    time.sleep(index)\n    print('saved', index)\n    raise"
+    process, pids = running(run, end, "--grace", "100", processes=2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130 and "[0] saved 0" in out and "[1] saved 1" in out
     assert clear_of(pids)
 
 
@@ -283,6 +304,27 @@ def test_stuck_at_exit(run: Runner):
     source = PREAMBLE + "import atexit; atexit.register(hang)"
     assert run(source, "--timeout", "1") == 124
     assert clear_of(run.printed("pid"))
+
+
+@SLOW
+def test_time_in_which_the_launcher_is_held_up_is_no_silence(run: Runner):
+    lines = "if index: hang()\nfor _ in range(1000): print('x' * 1000)\nos.kill(os.getppid(), signal.SIGINT)"
+    process = run.start(PREAMBLE + lines, "--timeout", "3")
+    time.sleep(6)  # nobody reads the output, and the launcher waits for its reader
+    code, err = ended(process)
+    assert code == 130 and "sign of life" not in err
+
+
+@SLOW
+def test_time_in_which_the_launcher_is_stopped_is_no_silence(run: Runner):
+    process, pids = running(run, "hang()", "--timeout", "4", processes=2)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    assert process.poll() is None and len(in_sessions(pids)) == 2
+    code, err = ended(process)
+    assert code == 124 and "sign of life" in err
 
 
 # --- bad arguments ----------------------------------------------------------------------------------------------------

@@ -91,17 +91,18 @@ TEXT = b"one\ntwo\r\n\r10%\r20%\r\nlast"
 
 @pytest.mark.parametrize("size", range(1, len(TEXT) + 1))
 def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int):
-    lines = Lines()
+    lines = Lines(None)
     got = [line for start in range(0, len(TEXT), size) for line in lines.add(TEXT[start : start + size])]
     got += lines.end()
     assert got == [b"one\n", b"two\r\n", b"\r", b"10%\r", b"20%\r\n", b"last\n"]
     assert list(lines.end()) == []
 
 
-def test_a_line_without_end_is_cut():
-    lines = Lines()
+@pytest.mark.parametrize(("longest", "number"), [(60_000, 2), (None, 1)])
+def test_a_line_without_end_is_cut(longest: int | None, number: int):
+    lines = Lines(longest)
     got = [line for _ in range(100) for line in lines.add(b"x" * 1000)] + list(lines.end())
-    assert len(got) == 2 and all(line.endswith(b"\n") for line in got)
+    assert len(got) == number and all(line.endswith(b"\n") for line in got)
     assert sum(line.count(b"x") for line in got) == 100_000
 
 

@@ -367,6 +367,23 @@ def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: st
 
 
 @pytest.mark.slow
+def test_distributed_long_programs_are_compared_too(run: Runner):
+    """What instances say of them is longer than any line they print."""
+    long = """
+def chain(x):
+    for n in range(4000):
+        x = lax.cond(x > 0, lambda x: x + 1, lambda x: x - 1, x) if n == 3000 else jnp.sin(x) * 1.5
+    return x
+print("value", float(ipu.jit(chain, device=DEVICES["cpu"], replicas=N)(0.5)))
+"""
+    assert run(START + long, "--replicas", "2", "--timeout", "200") == 0, run.err
+    assert len({line[4:] for line in run.out if "value" in line}) == 1
+    broken = long.replace("n == 3000", "n == 3000 + index")
+    assert run(START + broken, "--replicas", "2", "--timeout", "200") == 1
+    assert any("instances disagree on equation" in line for line in run.err)
+
+
+@pytest.mark.slow
 def test_distributed_function_before_init(run: Runner):
     assert run((START + FUNCTION + "step(params, batch)").replace("d.init()", ""), "--replicas", "2") == 1
     assert any("call ipu.distributed.init() first of all" in line for line in run.err), run.err
