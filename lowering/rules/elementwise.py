@@ -11,7 +11,7 @@ from jax import lax
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.jax_compat import Primitive
+from ipujax.lowering.jax_compat import Literal, Primitive
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.lowering.popops.row_functions import RowFunction, each_row
@@ -34,6 +34,27 @@ def bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out
 def convert_element_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
     """A cast; nothing at all when only weakness of the type changes."""
     return x if params["new_dtype"] == x.dtype else elementwise_rule(ctx, x, **params)
+
+
+def quotient_rule(ctx: Context, x: Tensor, y: Tensor, **params: Any) -> Tensor:
+    """A division; nothing at all by the literal 1, as in the mean over one replica."""
+    return x if _is_one(ctx, 1, x) else elementwise_rule(ctx, x, y, **params)
+
+
+def product_rule(ctx: Context, x: Tensor, y: Tensor, **params: Any) -> Tensor:
+    """A multiplication; nothing at all by the literal 1."""
+    return x if _is_one(ctx, 1, x) else y if _is_one(ctx, 0, y) else elementwise_rule(ctx, x, y, **params)
+
+
+def integer_pow_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
+    """A power; nothing at all when it is the first, as in the first moment of Optax's Adam."""
+    return x if params["y"] == 1 else elementwise_rule(ctx, x, **params)
+
+
+def _is_one(ctx: Context, operand: int, other: Tensor) -> bool:
+    """Whether an operand is the literal 1, and the other one is the result."""
+    atom, (aval,) = ctx.equation.invars[operand], ctx.out_avals
+    return isinstance(atom, Literal) and bool(np.all(atom.val == 1)) and other.shape == aval.shape
 
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
@@ -59,5 +80,6 @@ def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
 
 
 RULES: dict[str, Rule] = {name: elementwise_rule for name in OP_COSTS if name != "copy"}
+RULES |= {"div": quotient_rule, "mul": product_rule, "integer_pow": integer_pow_rule}
 RULES["convert_element_type"] = convert_element_type_rule
 RULES["bitcast_convert_type"] = bitcast_convert_type_rule

@@ -93,7 +93,9 @@ CASES: list[tuple[str, str, Callable[..., Any], Callable[..., Any]]] = [
 
 
 @pytest.mark.parametrize("groups", [None, HALVES, CROSSED], ids=["all", "halves", "crossed"])
-@pytest.mark.parametrize(("primitive", "name", "fun", "expected"), CASES, ids=lambda case: case if isinstance(case, str) else "")
+@pytest.mark.parametrize(
+    ("primitive", "name", "fun", "expected"), CASES, ids=lambda case: case if isinstance(case, str) else ""
+)
 def test_collectives_of_groups(
     primitive: str, name: str, fun: Callable[..., Any], expected: Callable[..., Any], groups: Any
 ):

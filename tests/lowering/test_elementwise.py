@@ -178,3 +178,22 @@ def test_the_same_operation_twice_shares_its_code() -> None:
     codelets = {id(group.codelet) for groups in program.graph.groups.values() for group in groups}
     assert len(codelets) == 1
     assert jax.eval_shape(jnp.sin, X).shape == (13, 29)
+
+
+@pytest.mark.parametrize(
+    ("fun", "does"),
+    [
+        (lambda x: x / 1.0, []),
+        (lambda x: 1.0 * x, []),
+        (lambda x: x * np.float32(1), []),
+        (lambda x: x**1, []),
+        (lambda x: 1.0 / x, ["popops::Div<float32>"]),
+        (lambda x: x * 2.0, ["popops::Mul<float32>"]),
+        (lambda x: x**2, ["popops::IntegerPow<float32>"]),
+    ],
+)
+def test_what_changes_nothing_is_not_done(fun: Any, does: list[str]) -> None:
+    """Special values too are what they were: infinities, what is no number, zeros with their signs."""
+    x = np.concatenate([X[0], [np.inf, -np.inf, np.nan, 0.0, -0.0]]).astype(np.float32)
+    assert executions(fun, x) == does
+    check(fun, x, rtol=1e-6)
