@@ -25,6 +25,10 @@ index = int(os.environ["IPUJAX_INSTANCE_INDEX"])
 print("pid", os.getpid())
 def start_helper():
     print("pid", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10000)"]).pid)
+def wait_for_all():
+    open(f"{__file__}.{index}", "w").close()
+    while not all(os.path.exists(f"{__file__}.{n}") for n in range(int(os.environ["IPUJAX_NUM_INSTANCES"]))):
+        time.sleep(0.01)
 def hang():
     while True:
         time.sleep(10000)
@@ -137,7 +141,7 @@ FAILURES = (
 
 @pytest.mark.parametrize(("statement", "code", "how"), FAILURES)
 def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: str, code: int, how: str):
-    source = PREAMBLE + f"start_helper()\nif index != 1: hang()\ntime.sleep(0.2)\n{statement}"
+    source = PREAMBLE + f"start_helper()\nwait_for_all()\nif index != 1: hang()\n{statement}"
     start = time.monotonic()
     assert run(source, "--grace", "30", instances=3) == code
     assert time.monotonic() - start < 20, "SIGTERM was enough"
@@ -188,7 +192,7 @@ def test_helpers_of_a_script_that_ended_are_ended(run: Runner):
 
 
 def test_instance_that_ignores_sigterm_is_killed_after_the_grace(run: Runner):
-    source = PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif index: hang()\ntime.sleep(0.5)\nsys.exit(3)"
+    source = PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait_for_all()\nif index: hang()\nsys.exit(3)"
     start = time.monotonic()
     assert run(source, "--grace", "0.5") == 3
     assert time.monotonic() - start < 20
@@ -230,8 +234,9 @@ def test_signal_to_the_launcher_ends_all(run: Runner, number: signal.Signals):
 
 
 def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
-    end = "try: hang()\nexcept KeyboardInterrupt:\n    time.sleep(index)\n    print('saved', index)\n    raise"
-    process, pids = running(run, end, "--grace", "100", processes=2)
+    save = "time.sleep(index)\n    print('saved', index)\n    raise"
+    source = f"try:\n    start_helper()\n    hang()\nexcept KeyboardInterrupt:\n    {save}"
+    process, pids = running(run, source, "--grace", "100")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130 and "[0] saved 0" in out and "[1] saved 1" in out
@@ -240,7 +245,7 @@ def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
 
 @SLOW
 def test_second_signal_kills_at_once(run: Runner):
-    source = "start_helper()\nsignal.signal(signal.SIGINT, lambda *_: print('no'))\nhang()"
+    source = "signal.signal(signal.SIGINT, lambda *_: print('no'))\nstart_helper()\nhang()"
     process, pids = running(run, source, "--grace", "10000")
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None and process.stdout.readline().endswith("no\n")
