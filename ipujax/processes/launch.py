@@ -20,7 +20,8 @@ from pathlib import Path
 from ipujax.processes.instance import CONTROL_FD, LAUNCHER_PID
 from ipujax.processes.membership import COORDINATOR, INSTANCE_INDEX, NUM_INSTANCES, NUM_REPLICAS
 from ipujax.processes.output import DEFAULT_PREFIX, Prefix
-from ipujax.processes.watch import Instance, Watch, watching_signals
+from ipujax.processes.started import Instance
+from ipujax.processes.watch import Watch, watching_signals
 from ipujax.runtime.errors import ArgumentError
 
 _HERE = Path(__file__).parent
