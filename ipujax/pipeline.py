@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,8 @@ def pipeline(
         fun: function of pytrees of arrays, of one micro-batch.
         micro_batches: into how many equal parts the first axis of every array of the batch is split, in order.
         schedule: the order in which stages work, by name or as a `Schedule`; the default without stages.
-        stages: how many stages to cut the function into; not yet possible, only None.
+        stages: how many stages to find, or "auto" to find the number too; None for those that `ipu.stage` names. They
+            are cut where the simulated pipeline takes least time, not inside loops and branches.
         device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split.
         rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).
@@ -81,8 +82,7 @@ def pipeline(
     if not callable(fun):
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
     count = _checked_count(micro_batches)
-    _refuse_automatic(stages)
-    order = _Order(as_schedule(schedule), _checked_mapping(device_mapping))
+    order = _Order(as_schedule(schedule), _checked_mapping(device_mapping), _checked_stages(stages))
     numbers = _Numbers(
         as_numbers("batch_argnums", batch_argnums, "ipu.pipeline"),
         as_numbers("rng_argnums", rng_argnums, "ipu.pipeline"),
@@ -130,6 +130,7 @@ class _Order:
 
     schedule: Schedule
     device_mapping: tuple[int, ...] | None
+    stages: int | Literal["auto"] | None
 
     def refuse_without_stages(self, who: str) -> None:
         """Refuses what only stages can have.
@@ -144,7 +145,7 @@ class _Order:
                 f"{name} of ipu.pipeline({who}) is for stages, and the function has none",
                 expected="at least two stages",
                 got=f"{name}={value}",
-                hint="with ipu.stage(i): around the parts of the model",
+                hint="with ipu.stage(i): around the parts of the model, or stages=...",
             )
 
 
@@ -218,7 +219,7 @@ class _Call:
 
         traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
         _refuse_nesting(traced, self.who)
-        if len(named_stages(traced.jaxpr)) < 2:
+        if self.order.stages is None and len(named_stages(traced.jaxpr)) < 2:
             self.order.refuse_without_stages(self.who)
         jaxpr, consts = constants_as_inputs(traced)
         carries = self._carries(out, [name for name, _ in places])
@@ -232,6 +233,7 @@ class _Call:
             self.dtype,
             self.order.schedule,
             self.order.device_mapping,
+            self.order.stages,
         )
         results = bind_pipeline(jaxpr, spec, [*consts, *operands])
         done = [
@@ -381,14 +383,14 @@ def _checked_count(micro_batches: Any) -> int:
     return int(micro_batches)
 
 
-def _refuse_automatic(stages: Any) -> None:
-    if stages is not None:
-        raise ArgumentError(
-            "stages of ipu.pipeline: finding them is not possible yet",
-            expected="stages=None",
-            got=f"stages={stages!r}",
-            hint="with ipu.stage(i): around the parts of the model",
-        )
+def _checked_stages(stages: Any) -> int | Literal["auto"] | None:
+    if stages is None or stages == "auto":
+        return stages
+    is_whole = hasattr(stages, "__index__") and not isinstance(stages, bool)
+    if not is_whole or stages.__index__() < 2:
+        expected = 'a whole number of at least 2, "auto", or None'
+        raise ArgumentValueError("stages of ipu.pipeline", expected=expected, got=repr(stages))
+    return int(stages)
 
 
 def _checked_mapping(mapping: Any) -> tuple[int, ...] | None:

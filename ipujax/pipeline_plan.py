@@ -97,6 +97,7 @@ def pipeline_plan(
     *args: Any,
     micro_batches: int | Sequence[int],
     schedules: str | Schedule | Sequence[str | Schedule] = tuple(SCHEDULES),
+    stages: int | str | Sequence[int | str] | None = None,
     device: IPUModel | None = None,
     show: bool = True,
     **settings: Any,
@@ -108,12 +109,13 @@ def pipeline_plan(
         args: whole arguments, or their shapes; the batch is the same for all rows.
         micro_batches: into how many micro-batches to split it.
         schedules: which schedules to compare.
+        stages: into how many stages to cut it, as for `ipu.pipeline`; those it has when None.
         device: the machine; the default device when None.
         show: whether to print.
         settings: further settings of `ipu.pipeline`.
 
     Returns:
-        A row for each schedule and number; one that cannot be run says why.
+        A row for each combination; one that cannot be run says why.
 
     Raises:
         ArgumentError: for settings that make no sense, or a function without stages.
@@ -125,7 +127,13 @@ def pipeline_plan(
     numbers = (micro_batches,) if isinstance(micro_batches, int) else tuple(micro_batches)
     names = (schedules,) if isinstance(schedules, str | Schedule) else tuple(schedules)
     orders = [as_schedule(each) for each in names]
-    rows = [_row(fun, args, order, count, device, settings) for count in numbers for order in orders]
+    cuts = (stages,) if stages is None or isinstance(stages, int | str) else tuple(stages)
+    rows = [
+        _row(fun, args, order, count, device, {**settings, "stages": cut})
+        for cut in cuts
+        for count in numbers
+        for order in orders
+    ]
     if all(row.refused is not None for row in rows):
         raise ArgumentError("none of these pipelines can be run", got="; ".join(sorted({str(r.refused) for r in rows})))
     plan = PipelinePlan(tuple(rows))

@@ -307,6 +307,12 @@ def with_caller(eqn: JaxprEqn, caller: JaxprEqn, *, keep_line: bool) -> JaxprEqn
     return eqn.replace(source_info=info.replace(name_stack=stack))
 
 
+def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """The equation with a further name at the end of its name stack."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
+
+
 def joined_stack(outer: Any, eqn: JaxprEqn) -> Any:
     """The name stack of an equation inside callers whose name stack is `outer`, or None for none."""
     own = eqn.source_info.name_stack

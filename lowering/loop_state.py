@@ -7,7 +7,9 @@ dimension whole on every tile, so that no slice moves between tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -22,7 +24,6 @@ from ipujax.runtime.tensor import Tensor
 
 _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)
-_REM = Op("rem", lax.rem, _COUNTER)
 
 
 def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int) -> Tensor:
@@ -105,10 +106,20 @@ def advance(graph: Graph, counter: Tensor, step: int, prog: ProgramSequence, nam
     prog.add(Copy(following, counter, f"{name}/counter", graph.origin))
 
 
-def remainder(graph: Graph, counter: Tensor, modulus: int, prog: ProgramSequence, name: str) -> Tensor:
-    """A counter, which is not negative, modulo a number, int32[]."""
-    constant = graph.add_constant(np.asarray(modulus, _COUNTER), str(modulus))
-    return elementwise(graph, _REM, [counter, constant], prog, f"{name}/slot")
+def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence, name: str) -> None:
+    """Adds 1 to the number of a slot of a ring, in place; behind the last comes the first.
+
+    One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
+    """
+    elementwise(graph, _wrapping(slots), [slot], prog, f"{name}/slot", slot)
+
+
+@lru_cache(maxsize=1024)
+def _wrapping(slots: int) -> Op:
+    def following(slot: jax.Array) -> jax.Array:
+        return lax.select(slot + 1 >= slots, lax.full_like(slot, 0), slot + 1)
+
+    return Op("select_n", following, _COUNTER, ("ring", slots))
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
 from ipujax.lowering.schedules import OneForwardOneBackward, Schedule
-from ipujax.lowering.stage_names import named_stages
+from ipujax.lowering.stage_names import PIPELINE, named_stages
 from ipujax.runtime.errors import ArgumentError
 
 Role = Literal["same", "batch", "key", "carry"]
@@ -44,6 +44,7 @@ class PipelineSpec:
         accumulate_dtype: of sums and means of floating-point results; their own when None.
         schedule: the order in which stages work.
         device_mapping: the IPU of each stage; as the schedule has it when None.
+        stages: how many stages to find, or "auto"; those that equations are named after when None.
     """
 
     name: str
@@ -54,6 +55,7 @@ class PipelineSpec:
     accumulate_dtype: Any = None
     schedule: Schedule = OneForwardOneBackward()
     device_mapping: tuple[int, ...] | None = None
+    stages: int | Literal["auto"] | None = None
 
     def accumulator_dtype(self, aval: Any) -> Any:
         """The dtype in which the values of a result are summed."""
@@ -152,13 +154,13 @@ class MicroBatch:
 
 
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)
-staged_pipeline_p = make_call_primitive("ipu_staged_pipeline", "loop", _refuse_derivative)
+staged_pipeline_p = make_call_primitive(PIPELINE, "loop", _refuse_derivative)
 
 
 def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any]) -> list[jax.Array]:
     """Binds one of the primitives, its loop traced where it is bound."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no constants of its own"
-    if len(named_stages(jaxpr.jaxpr)) < 2:
+    if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2:
         return list(pipeline_p.bind(*operands, spec=spec, loop=loop))
     return list(staged_pipeline_p.bind(*operands, spec=spec, loop=loop, micro_batch=MicroBatch(jaxpr)))

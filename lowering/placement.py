@@ -20,7 +20,7 @@ from math import prod
 from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.stage_names import stage_name, stages_inside
+from ipujax.lowering.stage_names import holds_pipeline, stage_name, stages_inside
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.variable import element_bytes
 
@@ -67,6 +67,13 @@ def named_stage(eqn: JaxprEqn) -> int | None:
     Raises:
         ArgumentError: if stages change inside of it.
     """
+    if holds_pipeline(eqn):
+        raise ArgumentError(
+            f"a pipeline with stages is inside a {eqn.primitive.name}",
+            where=source_line(eqn) or None,
+            expected="a pipeline that runs once in a call",
+            hint="jit one turn of the loop",
+        )
     own, inside = stage_name(eqn).stage, stages_inside(eqn)
     stages = {*inside, *(() if own is None else (own,))}
     if len(stages) > 1:

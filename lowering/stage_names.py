@@ -15,6 +15,7 @@ from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, name_s
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _TRANSPOSED = "transpose("
+PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,14 @@ def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
 
 
 def has_stages(jaxpr: Jaxpr) -> bool:
-    """Whether any equation, however deep, is named after a stage."""
-    return any(stage_name(eqn).stage is not None for eqn in _equations(jaxpr))
+    """Whether any equation, however deep, is named after a stage, or is a pipeline that has some."""
+    return any(stage_name(eqn).stage is not None or eqn.primitive.name == PIPELINE for eqn in _equations(jaxpr))
+
+
+def holds_pipeline(eqn: JaxprEqn) -> bool:
+    """Whether the jaxprs that an equation holds have a pipeline with stages in them."""
+    inside = (getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params))
+    return any(inner.primitive.name == PIPELINE for body in inside for inner in _equations(body))
 
 
 def named_stages(jaxpr: Jaxpr) -> set[int]:

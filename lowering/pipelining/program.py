@@ -28,12 +28,12 @@ from ipujax.lowering.ipus import Ipus
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
 from ipujax.lowering.loop_state import (
     advance,
+    advance_around,
     assign,
     new_counter,
     new_stack,
     new_state,
     push,
-    remainder,
     set_aside,
     slot_of,
 )
@@ -218,8 +218,7 @@ class _PipelineLowering:
                 if self.staged.part_with(term) is part:
                     self._reduce(number, place, self._value(term, env, turn), turn)
         self._next_states(states, env, turn)
-        if turn.counter is not None:
-            advance(self.ipus.view(ipu), turn.counter, 1, turn.body, turn.name)
+        self._count(turn)
         if turn.body.children():
             self.functions[part.task] = self.ipus.graph.add_function(turn.body, turn.name)
 
@@ -241,9 +240,16 @@ class _PipelineLowering:
     def _slot(self, turn: Turn, depth: int) -> Tensor:
         """The slot of that micro-batch in a ring."""
         if depth not in turn.slots:
-            counter, view = self._counter(turn), self.ipus.view(turn.ipu)
-            turn.slots[depth] = remainder(view, counter, depth, turn.body, turn.name)
+            turn.slots[depth] = new_counter(self.ipus.view(turn.ipu), 0, self.prog, f"{turn.name}/slot of {depth}")
         return turn.slots[depth]
+
+    def _count(self, turn: Turn) -> None:
+        """Counts a micro-batch, at the end of its part."""
+        view = self.ipus.view(turn.ipu)
+        if turn.counter is not None:
+            advance(view, turn.counter, 1, turn.body, turn.name)
+        for depth, slot in turn.slots.items():
+            advance_around(view, slot, depth, turn.body, turn.name)
 
     def _input(self, var: Var, turn: Turn) -> Tensor:
         """A value where a part reads it."""
@@ -317,7 +323,7 @@ class _PipelineLowering:
             receiving = Turn(reader, ipu, ProgramSequence(), f"{name}/receive")
             slot = self._slot(receiving, ring.shape[0])
             push(view, ring, landing[0], slot, receiving.body, receiving.name)
-            advance(view, self._counter(receiving), 1, receiving.body, receiving.name)
+            self._count(receiving)
             function = self.ipus.graph.add_function(receiving.body, receiving.name)
             arrival = Arrival(landing, landing[0], function, ring)
         self.volatile.update(arrival.read.variables())

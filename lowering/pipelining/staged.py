@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipeline_op import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
@@ -80,11 +80,20 @@ def is_staged(eqn: JaxprEqn) -> bool:
     return eqn.primitive is staged_pipeline_p
 
 
-def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
+def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
+    """The jaxpr of one micro-batch of a pipeline, after all passes."""
+    jaxpr: ClosedJaxpr = eqn.params["micro_batch"].jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    return jaxpr
+
+
+def staged_pipeline(eqn: JaxprEqn, jaxpr: ClosedJaxpr, num_ipus: int) -> StagedPipeline:
     """Makes a pipeline definite.
 
     Args:
         eqn: its equation.
+        jaxpr: computes one micro-batch; with equations named after stages.
         num_ipus: IPUs of a replica.
 
     Raises:
@@ -92,31 +101,47 @@ def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
             stages than IPUs or than a mapping names.
     """
     spec: PipelineSpec = eqn.params["spec"]
-    jaxpr = eqn.params["micro_batch"].jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
     cut = partition(jaxpr, spec)
     plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
+    ipus = ipus_of_stages(eqn, plan, num_ipus, jaxpr)
+    split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
+    return StagedPipeline(spec, cut, stage_parts(cut, split), plan, ipus)
+
+
+def ipus_of_stages(
+    eqn: JaxprEqn, plan: SchedulePlan, num_ipus: int, jaxpr: ClosedJaxpr | None = None
+) -> tuple[int, ...]:
+    """The IPU of each stage: as mapped, or as the schedule has it.
+
+    Args:
+        eqn: the pipeline.
+        plan: its schedule.
+        num_ipus: IPUs of a replica.
+        jaxpr: where the line of a stage is found that has no IPU.
+
+    Raises:
+        ArgumentError: a mapping for another number of stages, or more IPUs than there are.
+    """
+    spec: PipelineSpec = eqn.params["spec"]
     ipus = plan.ipus if spec.device_mapping is None else spec.device_mapping
-    if len(ipus) != cut.num_stages:
+    if len(ipus) != plan.num_stages:
         raise ArgumentError(
             f"device_mapping of ipu.pipeline({spec.name}) does not fit its stages",
             where=source_line(eqn) or None,
-            expected=f"an IPU for each of {cut.num_stages} stages",
+            expected=f"an IPU for each of {plan.num_stages} stages",
             got=list(ipus),
         )
     if max(ipus) >= num_ipus:
         stage = int(np.argmax(np.asarray(ipus) >= num_ipus))
-        first = next(e for e in jaxpr.jaxpr.eqns if stage_name(e).stage == stage)
+        eqns = [] if jaxpr is None else [e for e in jaxpr.jaxpr.eqns if stage_name(e).stage == stage]
         raise ArgumentError(
             f"stage {stage} of ipu.pipeline({spec.name}) has no IPU {ipus[stage]}",
-            where=source_line(first) or None,
+            where=source_line(eqns[0] if eqns else eqn) or None,
             expected=f"{max(ipus) + 1} IPUs",
             got=f"{num_ipus} for each replica",
             hint=f"num_ipus={1 << max(ipus).bit_length()}, or device_mapping=[...] for several stages on an IPU",
         )
-    split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
-    return StagedPipeline(spec, cut, stage_parts(cut, split), plan, tuple(ipus))
+    return tuple(ipus)
 
 
 def result_kind(spec: PipelineSpec, number: int) -> str:

@@ -274,7 +274,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "batch by name": ({"batch_argnums": "batch"}, "batch_argnums of ipu.pipeline"),
     "an integer accumulator": ({"accumulate_dtype": jnp.int32}, "floating-point dtype"),
     "a dtype nobody knows": ({"accumulate_dtype": "float33"}, "got: 'float33'"),
-    "stages": ({"stages": 2}, "stages=2"),
+    "one stage": ({"stages": 1}, "at least 2"),
+    "stages by another name": ({"stages": "automatic"}, "got: 'automatic'"),
     "device mapping": ({"device_mapping": [0, -1]}, "device_mapping of ipu.pipeline"),
     "a schedule": ({"schedule": "gpip"}, "try: 'gpipe'"),
 }

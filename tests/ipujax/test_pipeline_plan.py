@@ -11,7 +11,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES
-from tests.ipujax.pipeline_models import MODELS, WIDTH, array, batch, parameters
+from tests.ipujax.pipeline_models import MODELS, WIDTH, array, batch, no_stage, parameters
 
 DEVICE = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4)
 FUN = jax.value_and_grad(MODELS["mlp"](4))
@@ -67,6 +67,17 @@ def test_every_schedule_is_compared_when_none_is_named() -> None:
     by_name = {row.schedule: row for row in plan}
     assert by_name["sequential"].cycles == max(r.cycles for r in plan if r.schedule != "looped-1f1b")
     assert by_name["1f1b"].worst_tile_bytes < by_name["gpipe"].worst_tile_bytes
+
+
+def test_numbers_of_stages_are_compared() -> None:
+    loss = MODELS["mlp"](4, no_stage)
+    plan = ipu.pipeline_plan(
+        loss, *ARGS, micro_batches=8, schedules="1f1b", stages=(2, 4), device=DEVICE, show=False, rng_argnums=1
+    )
+    assert [row.stages for row in plan] == [2, 4]
+    for row in plan:
+        fun = ipu.pipeline(loss, micro_batches=8, rng_argnums=1, stages=row.stages)
+        assert row.cycles == ipu.jit(fun, device=DEVICE).lower(*ARGS).compile().profile.cycles
 
 
 def test_what_does_not_fit_is_said_to() -> None:

@@ -313,7 +313,7 @@ BAD: dict[str, tuple[Any, int, int, str]] = {
         4,
         "stage 1 .* has no IPU 7",
     ),
-    "in a loop": (lambda: in_a_loop, 4, 4, "a stage begins inside a scan"),
+    "in a loop": (lambda: in_a_loop, 4, 4, "a pipeline with stages is inside a scan"),
 }
 
 

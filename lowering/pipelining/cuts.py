@@ -1,0 +1,186 @@
+"""Where to cut a micro-batch into stages: contiguous ranges of its forward equations, of equal time.
+
+Input: what its equations cost (`work`), and a schedule. Output: the most promising cuts, and the jaxpr with equations
+named after the stages between some. Of few ways to cut all are weighed, of many those that minimise
+
+    Σ t + (m − 1) · max t        over stages of time t, for m micro-batches
+
+which is exact for stages of one ratio of forward to backward time. They are ranked by the time the schedule takes with
+such stages. Stages whose parameters, accumulators and stashes exceed an IPU are left out.
+
+Source: the form of alpa's stage construction (reference parallel.md §1.2, §1.5).
+Limits: no cut inside a loop or a branch. Of very many places to cut, 64 with the least to send are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, islice, pairwise
+from math import comb
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, in_scope
+from ipujax.lowering.pipelining.work import Work
+from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
+from ipujax.lowering.stage_names import stage_scope
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.target import Target
+
+_MOST_CUTS = 64
+_MOST_WEIGHED = 256  # ways to cut
+_PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
+
+
+def best_cuts(work: Work, plan: SchedulePlan, target: Target, few: int) -> list[tuple[int, ...]]:
+    """The most promising ways to cut: for each the first numbers of all stages but the first.
+
+    Args:
+        work: what is cut.
+        plan: the schedule, for as many stages.
+        target: one IPU.
+        few: how many ways, at most.
+
+    Raises:
+        ArgumentError: if there are fewer places to cut than needed, or no way that fits the machine.
+    """
+    num_stages, count, between = plan.num_stages, len(work.forward_cycles), places(work)
+    if len(between) < num_stages - 1:
+        raise ArgumentError(
+            "there is nothing to cut",
+            expected=f"at least {num_stages - 1} places between forward equations, for {num_stages} stages",
+            got=f"{len(between)}",
+            hint="fewer stages; a loop over layers is not cut",
+        )
+    bounds = np.array([0, *between, count])
+    fits = [_fits(work, bounds, plan, stage, target) for stage in range(num_stages)]
+    if comb(len(between), num_stages - 1) <= _MOST_WEIGHED:
+        ways = [tuple(between.index(c) + 1 for c in cuts) for cuts in all_cuts(work, num_stages, _MOST_WEIGHED)]
+        ways = [way for way in ways if all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(way, bounds), strict=True))]
+    else:
+        ways = _balanced(_times(work, bounds, plan, target), fits, plan)
+    if not ways:
+        raise ArgumentError(
+            f"no cut into {num_stages} stages fits the memory of an IPU",
+            expected=f"{target.num_tiles * target.bytes_per_tile:,} bytes for parameters, their gradients and stashes",
+            hint="more stages, smaller micro-batches, or jax.checkpoint",
+        )
+    cost = {way: _cost(work, [(bounds[a], bounds[b]) for a, b in _ranges(way, bounds)], plan, target) for way in ways}
+    return [tuple(int(bounds[c]) for c in way) for way in sorted(cost, key=cost.__getitem__)[:few]]
+
+
+def _ranges(way: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int]]:
+    """The bounds at which each stage begins and ends."""
+    return list(pairwise((0, *way, len(bounds) - 1)))
+
+
+def _balanced(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
+    """The ways to cut that minimise the formula, for each time that the slowest stage may take; best first."""
+    found: dict[tuple[int, ...], float] = {}
+    for most in np.unique(times[np.isfinite(times)]):
+        way = _least_sum(np.where(times <= most, times, np.inf), fits, plan.num_stages)
+        if way is not None:
+            parts = [times[a, b] for a, b in pairwise((0, *way, len(times) - 1))]
+            found.setdefault(way, float(sum(parts) + (plan.micro_batches - 1) * max(parts)))
+            if most * plan.micro_batches > 1.5 * min(found.values()):
+                break
+    return sorted(found, key=found.__getitem__)[:_MOST_WEIGHED]
+
+
+def _cost(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
+    """Cycles that a schedule takes with stages of these numbers."""
+    cycles: dict[tuple[int, Kind], float] = {}
+    for stage, (a, b) in enumerate(ranges):
+        keeps = plan.training and plan.in_flight(stage) > 1
+        sent = work.crossing_bytes[b] if b < len(work.crossing_bytes) else 0.0
+        sending = float(sent) / target.global_exchange_bytes_per_second * target.clock_hz
+        forward = float(work.forward_cycles[a:b].sum() + keeps * work.push_cycles[a:b].sum()) + sending
+        backward = float(work.backward_cycles[a:b].sum() + keeps * work.pop_cycles[a:b].sum())
+        cycles |= {(stage, FORWARD): forward, (stage, BACKWARD): backward}
+        cycles |= {(stage, BACKWARD_INPUT): backward / 2, (stage, BACKWARD_WEIGHT): backward / 2}
+    if target.global_exchange == "lockstep":
+        return sum(
+            block.count * max(cycles[task.stage, task.kind] for task in slot)
+            for block in plan.blocks
+            for slot in block.slots
+        )
+    clocks, ends = [0.0] * plan.num_ipus, dict[tuple[int, int, bool], float]()
+    for slot in plan.slots():
+        for task in slot:
+            ipu, back = plan.ipus[task.stage], task.kind != FORWARD
+            before = (task.stage + (1 if back else -1), task.micro_batch, back)
+            ready = 0.0 if task.kind == BACKWARD_WEIGHT else ends.get(before, 0.0)
+            clocks[ipu] = max(clocks[ipu], ready) + cycles[task.stage, task.kind]
+            if task.kind != BACKWARD_WEIGHT:
+                ends[task.stage, task.micro_batch, back] = clocks[ipu]
+    return max(clocks)
+
+
+def all_cuts(work: Work, num_stages: int, most: int) -> Iterator[tuple[int, ...]]:
+    """All ways to cut, as `best_cuts` has them; the first of them where there are more than `most`."""
+    return islice(combinations(places(work), num_stages - 1), most)
+
+
+def places(work: Work) -> list[int]:
+    """Numbers before which to cut: all, or of very many those with the least to send among some of equal work."""
+    count = len(work.forward_cycles)
+    if count - 1 <= _MOST_CUTS:
+        return list(range(1, count))
+    done = np.cumsum(work.forward_cycles + work.backward_cycles)
+    bins = np.minimum((done / done[-1] * _MOST_CUTS).astype(int), _MOST_CUTS - 1)
+    best: dict[int, int] = {}
+    for number in range(1, count):
+        chosen = best.get(bins[number - 1])
+        if chosen is None or work.crossing_bytes[number] < work.crossing_bytes[chosen]:
+            best[bins[number - 1]] = number
+    return sorted(best.values())
+
+
+def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -> np.ndarray:
+    """Cycles of the stage between any two bounds, what it keeps and sends included, float64[bounds, bounds]."""
+    each = work.forward_cycles + work.backward_cycles + plan.training * (work.push_cycles + work.pop_cycles)
+    done = np.concatenate([[0], np.cumsum(each)])[bounds]
+    times = done[None, :] - done[:, None]
+    sent = np.append(work.crossing_bytes, 0)[bounds]
+    times = times + sent[None, :] / target.global_exchange_bytes_per_second * target.clock_hz
+    times[np.tril_indices(len(bounds))] = np.inf
+    return times
+
+
+def _fits(work: Work, bounds: np.ndarray, plan: SchedulePlan, stage: int, target: Target) -> np.ndarray:
+    """Whether the stage between any two bounds fits an IPU as stage number `stage`, bool[bounds, bounds]."""
+    own = np.zeros(len(work.forward_cycles))
+    for number, size in work.parameter_bytes:
+        own[number] += _PARAMETER_COPIES * size
+    in_flight = plan.in_flight(stage) if plan.training else 1
+    need = np.concatenate([[0], np.cumsum(own + in_flight * work.residual_bytes)])[bounds]
+    capacity = target.num_tiles * target.bytes_per_tile
+    fitting: np.ndarray = need[None, :] - need[:, None] <= capacity
+    return fitting
+
+
+def _least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -> tuple[int, ...] | None:
+    """The bounds that end all stages but the last, with the least sum of times; None if there are none."""
+    size = len(times)
+    total = np.where(fits[0][0], times[0], np.inf)
+    choice: list[np.ndarray] = []
+    for stage in range(1, num_stages):
+        through = total[:, None] + np.where(fits[stage], times, np.inf)
+        choice.append(through.argmin(0))
+        total = through.min(0)
+    if not np.isfinite(total[size - 1]):
+        return None
+    cuts, at = [], size - 1
+    for chosen in reversed(choice):
+        at = int(chosen[at])
+        cuts.append(at)
+    return tuple(reversed(cuts))
+
+
+def named(work: Work, cuts: Sequence[int]) -> ClosedJaxpr:
+    """The jaxpr with its equations named after the stages between cuts."""
+    eqns = []
+    for eqn, number in zip(work.jaxpr.jaxpr.eqns, work.numbers, strict=True):
+        stage = int(np.searchsorted(np.asarray(cuts), number, side="right"))
+        eqns.append(eqn if number < 0 else in_scope(eqn, stage_scope(stage)))
+    return ClosedJaxpr(work.jaxpr.jaxpr.replace(eqns=eqns), work.jaxpr.consts)
