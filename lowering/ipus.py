@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import jax
 
+from ipujax.lowering.dense_layers import Role
 from ipujax.lowering.ipu_view import IpuView
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, trace
 from ipujax.lowering.passes import PASSES
+from ipujax.lowering.placement import variables
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
@@ -33,6 +35,10 @@ class LowersEquations(Protocol):
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
 
     def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]: ...
+
+    def equations(
+        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, known: Mapping[int, Role]
+    ) -> None: ...
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
 
@@ -71,6 +77,28 @@ class Ipus:
     def home(self, variable: Variable) -> int | None:
         """The IPU a variable lies on; None while it lies nowhere."""
         return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
+
+    def equation(
+        self, eqn: JaxprEqn, env: Mapping[Var, Tensor], ipu: int, prog: ProgramSequence, known: Mapping[int, Role]
+    ) -> list[Tensor]:
+        """Lowers an equation on an IPU, what it reads brought there.
+
+        Args:
+            eqn: the equation.
+            env: tensors anywhere, of what it reads and of weights.
+            ipu: where.
+            prog: program to add to.
+            known: roles of equations, see `dense_layers.roles`.
+
+        Returns:
+            The tensors of its results.
+        """
+        local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
+        weights = known[id(eqn)].gradient_of if id(eqn) in known else None
+        if weights is not None and self.is_on(env[weights], ipu):
+            local[weights] = env[weights]
+        self.lowering(ipu).equations([eqn], local, prog, known)
+        return [local[var] for var in variables(eqn.outvars)]
 
     def emit(
         self,
@@ -132,6 +160,10 @@ class Ipus:
             local = self._with_own_constants(tensor, foreign, ipu)
             self._brought[tensor, ipu] = self._copied(local, ipu, prog)
         return self._brought[tensor, ipu]
+
+    def is_on(self, tensor: Tensor, ipu: int) -> bool:
+        """Whether all of a tensor that lies anywhere lies on an IPU."""
+        return not self._elsewhere(tensor, ipu)
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
         return [v for v in tensor.variables() if self.home(v) not in (None, ipu)]

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.dense_layers import NO_ROLE, roles
+from ipujax.lowering.dense_layers import NO_ROLE, Role, roles
 from ipujax.lowering.fallback import check_is_array, fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
 from ipujax.lowering.pipelining.program import PipelineRun
@@ -199,16 +199,28 @@ class Lowering:
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
-        known = roles(body)
-        for eqn in body.eqns:
+        self.equations(body.eqns, env, prog, roles(body))
+        return [self.read(env, atom) for atom in body.outvars]
+
+    def equations(
+        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, known: Mapping[int, Role]
+    ) -> None:
+        """Lowers equations in order.
+
+        Args:
+            eqns: the equations.
+            env: the tensors of what they read, and of weights that their roles name; theirs are added.
+            prog: program to add to.
+            known: roles of equations, see `dense_layers.roles`.
+        """
+        for eqn in eqns:
             role = known.get(id(eqn), NO_ROLE)
-            laid_as = None if role.gradient_of is None else env[role.gradient_of]
+            laid_as = None if role.gradient_of is None else env.get(role.gradient_of)
             if laid_as is not None and role.is_transposed:
                 laid_as = laid_as.transpose((1, 0))
-            operands_of = [self.read(env, atom) for atom in eqn.invars]
-            results = self.equation(eqn, operands_of, prog, later=role.later, laid_as=laid_as)
+            operands = [self.read(env, atom) for atom in eqn.invars]
+            results = self.equation(eqn, operands, prog, later=role.later, laid_as=laid_as)
             env.update(zip(eqn.outvars, results, strict=True))
-        return [self.read(env, atom) for atom in body.outvars]
 
     def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.

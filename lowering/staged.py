@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.ipus import Ipus, MakeLowering
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
 from ipujax.lowering.pipelining.choice import definite
@@ -55,6 +56,7 @@ def lower_staged(
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     runs: list[PipelineRun] = []
+    known = roles(body)
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
         with graph.debug_origin(origin):
@@ -68,8 +70,7 @@ def lower_staged(
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                given = [ipus.bring(x, ipu, prog) for x in read]
-                results = lowering.equation(eqn, given, prog)
+                results = ipus.equation(eqn, env, ipu, prog, known)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 

@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.ipus import Ipus
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
+from ipujax.lowering.jax_compat import Atom, Var, is_float0
 from ipujax.lowering.loop_state import (
     advance,
     advance_around,
@@ -160,6 +161,7 @@ class _PipelineLowering:
         self.functions: dict[TaskKind, Function] = {}
         self.copies: dict[tuple[int, ...], Program] = {}
         self.blocks = ProgramSequence()
+        self.layers = roles(body)
         self.readers: dict[tuple[Var, int], list[StagePart]] = {}
         for part in staged.parts:
             for var in part.jaxpr.invars:
@@ -181,9 +183,8 @@ class _PipelineLowering:
             self.same[var] = graph.add_constant(value, "constant")
         for eqn, stage in self.staged.partition.before:
             ipu = self.staged.ipus[stage]
-            lowering = self.ipus.lowering(ipu)
-            given = [self.ipus.bring(lowering.read(self.same, atom), ipu, self.prog) for atom in eqn.invars]
-            self.same.update(zip(eqn.outvars, lowering.equation(eqn, given, self.prog), strict=True))
+            results = self.ipus.equation(eqn, self.same, ipu, self.prog, {})
+            self.same.update(zip(variables(eqn.outvars), results, strict=True))
         for number, (var, stage) in enumerate(self.staged.partition.carried.items()):
             ipu = self.staged.ipus[stage]
             initial = self.ipus.bring(self.operands[var], ipu, self.prog)
@@ -207,8 +208,12 @@ class _PipelineLowering:
         turn = Turn(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
         invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
         given = [self._input(var, turn) for var in invars]
-        results = self.ipus.lowering(ipu).jaxpr(ClosedJaxpr(part.jaxpr, ()), given, turn.body)
-        env = dict(zip((*invars, *outvars), (*given, *results), strict=True))
+        env = dict(zip(invars, given, strict=True))
+        for eqn in part.jaxpr.eqns:  # an update is laid out as its weights, which it need not read
+            weights = self.layers[id(eqn)].gradient_of if id(eqn) in self.layers else None
+            if weights in self.same and self.ipus.is_on(self.same[weights], ipu):
+                env.setdefault(weights, self.same[weights])
+        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, turn.body, self.layers)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(turn, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):
