@@ -1,0 +1,68 @@
+"""What compiling a pipeline costs, and that it does not depend on the number of micro-batches.
+
+    python -m benchmarks.pipeline_compile [--schedules 1f1b gpipe] [--micro-batches 16 512] [--repeats 5]
+
+A four-block network on four IPUs, its gradients accumulated. Prints for each schedule and number of micro-batches the
+median of processor seconds from the function to the executable and its profile, and those of XLA apart. Numbers are
+interleaved, so that what else the machine does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax as ipu
+
+STAGES, WIDTH, ROWS = 4, 32, 4
+
+
+def loss(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for number in range(STAGES):
+        with ipu.stage(number):
+            x = x + jnp.tanh(x @ params[f"up{number}"]) @ params[f"down{number}"]
+    return jnp.mean((x - batch["y"]) ** 2)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schedules", nargs="+", default=["1f1b", "gpipe", "grouped"])
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[16, 512])
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=64)
+    params = {f"{name}{n}": np.ones((WIDTH, WIDTH), np.float32) for name in ("up", "down") for n in range(STAGES)}
+    ours: dict[tuple[str, int], list[float]] = {}
+    xla: dict[tuple[str, int], list[float]] = {}
+    for _ in range(given.repeats + 1):
+        for schedule in given.schedules:
+            for count in given.micro_batches:
+                batch = {name: np.ones((ROWS * count, WIDTH), np.float32) for name in ("x", "y")}
+                run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=count, schedule=schedule)
+                start = time.process_time()
+                compiled = ipu.jit(run, device=device).lower(params, batch).compile()
+                assert compiled.profile.cycles > 0
+                lowered = time.process_time()
+                jax.block_until_ready(compiled(params, batch))
+                ours.setdefault((schedule, count), []).append(lowered - start)
+                xla.setdefault((schedule, count), []).append(time.process_time() - lowered)
+    for schedule in given.schedules:
+        first = statistics.median(ours[schedule, given.micro_batches[0]][1:])  # what comes first also fills caches
+        for count in given.micro_batches:
+            seconds = statistics.median(ours[schedule, count][1:])
+            compiling = statistics.median(xla[schedule, count][1:])
+            print(
+                f"{schedule:12} {count:5}  {seconds:.3f} s, × {seconds / first:.2f}; XLA and one call {compiling:.2f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()

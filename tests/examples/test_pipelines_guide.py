@@ -1,0 +1,62 @@
+"""`docs/pipelines.md`: its code runs, and what its table says of memory is what the schedules need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ipujax as ipu
+from ipujax.lowering.schedules import SCHEDULES, schedule_plan
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+
+
+def test_the_code_trains() -> None:
+    names: dict[str, Any] = {"ipu": ipu, "jax": jax, "jnp": jnp, "optax": optax, "optimizer": optax.sgd(0.1)}
+    for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(code, names)
+    rng = np.random.default_rng(0)
+    params = {"w0": rng.normal(size=(6, 5)).astype(np.float32), "w1": rng.normal(size=(5, 3)).astype(np.float32)}
+    batch = {"x": rng.normal(size=(16, 6)).astype(np.float32), "y": np.zeros((16, 3), np.float32)}
+    expected, grads = jax.value_and_grad(names["loss"])(params, batch)
+    state = names["optimizer"].init(params)
+    got, _, value = names["step"](jax.tree.map(jnp.asarray, params), state, batch)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name in params:
+        np.testing.assert_allclose(got[name], params[name] - 0.1 * grads[name], rtol=1e-4, atol=1e-5)
+
+
+KEEPS = {
+    "1": lambda stages, count, s: 1,
+    "all": lambda stages, count, s: count,
+    "S − s": lambda stages, count, s: stages - s,
+    "2(S − 1 − s) + 1": lambda stages, count, s: 2 * (stages - 1 - s) + 1,
+}
+
+
+def rows() -> dict[str, str]:
+    """What the table says that each schedule keeps."""
+    found = {}
+    for names, keeps in re.findall(r"^\| (`.*?`) \| .*? \| (.*?) \|$", GUIDE, re.MULTILINE):
+        listed = re.findall(r"`(.*?)`", names)
+        several = keeps.split(", ") if len(listed) > 1 else [keeps]
+        found.update(zip(listed, several, strict=True))
+    return found
+
+
+def test_every_schedule_is_in_the_table() -> None:
+    assert list(rows()) == list(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "looped-1f1b"])
+def test_the_table_says_what_schedules_keep(schedule: str) -> None:
+    plan = schedule_plan(SCHEDULES[schedule], 4, 16)
+    keeps = KEEPS[rows()[schedule]]
+    assert [plan.in_flight(s) for s in range(4)] == [keeps(4, 16, s) for s in range(4)]
