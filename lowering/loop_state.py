@@ -125,16 +125,18 @@ def _wrapping(slots: int) -> Op:
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
 
-def slot_of(graph: Graph, stack: Tensor, slot: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> Tensor:
     """One slot of a stack, sliced where it lies if its variable is a stack of another shape.
 
     Args:
         graph: graph to add to.
         stack: [slots, *shape].
-        slot: int32[], its number.
+        slot: int32[], its number; None of a stack of one, which is not sliced.
         prog: program to add to.
         name: debug name of the loop.
     """
+    if slot is None:
+        return stack.reshape(stack.shape[1:])
     layout = layout_like(graph, stack)
     own = layout[0] if layout is not None and layout[0][:1] == stack.shape[:1] else stack.shape
     part = dynamic_slice(graph, stack.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
@@ -159,20 +161,23 @@ def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, na
     return stack.reshape((slots, *value.shape))
 
 
-def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor, prog: ProgramSequence, name: str) -> None:
+def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> None:
     """Writes a value to a slot of a stack that `new_stack` made.
 
     Args:
         graph: graph to add to.
         stack: [slots, *shape].
         value: of the shape and the layout the stack was made for.
-        slot: int32[], its number.
+        slot: int32[], its number; None of a stack of one, which is overwritten.
         prog: program to add to.
         name: debug name of the loop.
     """
     own = Tensor.of(*stack.variables())
     update = value.reshape((1, *own.shape[1:]))
-    dynamic_update_slice_in_place(graph, own, update, [slot], prog, f"{name}/push", dims=(0,))
+    if slot is None:
+        prog.add(Copy(update, own, f"{name}/push", graph.origin))
+    else:
+        dynamic_update_slice_in_place(graph, own, update, [slot], prog, f"{name}/push", dims=(0,))
 
 
 def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:

@@ -9,7 +9,8 @@ Input: a `StagedPipeline` and the tensors of its operands. Output: tensors of it
 
 A part is a function. It reads its micro-batch, what other IPUs sent and what an earlier part of its stage kept, and it
 keeps, accumulates and counts. What is kept from forward to backward lies in a ring of as many slots as the schedule has
-micro-batches in flight there; what arrives lies in as many variables as can be on their way at once.
+micro-batches in flight there; what arrives lies in as many variables as can be on their way at once. Layouts do not
+depend on the schedule, so that all schedules split sums alike and give the same bits.
 
 Source: PopART's pipeline transform, whose stashes are rings with counters too (reference parallel.md §2.1).
 """
@@ -153,7 +154,7 @@ class _PipelineLowering:
         self.stacks: dict[Var, Tensor] = {}
         self.states: dict[Var, Tensor] = {}
         self.volatile: set[Variable] = set()  # written again before the value in it has been read by all
-        self.kept: dict[tuple[Var, int], tuple[Tensor, int]] = {}
+        self.kept: dict[tuple[Var, int], Tensor] = {}
         self.arrivals: dict[tuple[Var, int], Arrival] = {}
         self.arriving: dict[TaskKind, list[Arrival]] = {}
         self.sends: dict[TaskKind, list[Send]] = {}
@@ -242,8 +243,10 @@ class _PipelineLowering:
             turn.counter = new_counter(self.ipus.view(turn.ipu), 0, self.prog, turn.name)
         return turn.counter
 
-    def _slot(self, turn: Turn, depth: int) -> Tensor:
-        """The slot of that micro-batch in a ring."""
+    def _slot(self, turn: Turn, depth: int) -> Tensor | None:
+        """The slot of that micro-batch in a ring; None where there is but one."""
+        if depth == 1:
+            return None
         if depth not in turn.slots:
             turn.slots[depth] = new_counter(self.ipus.view(turn.ipu), 0, self.prog, f"{turn.name}/slot of {depth}")
         return turn.slots[depth]
@@ -275,12 +278,13 @@ class _PipelineLowering:
         if var in self.states and self._holds(turn, self.staged.partition.carried[var]):
             return self.states[var]
         if (var, stage) in self.kept:
-            tensor, depth = self.kept[var, stage]
-            return tensor if depth == 1 else slot_of(view, tensor, self._slot(turn, depth), turn.body, turn.name)
+            return self._from_ring(self.kept[var, stage], turn)
         arrival = self.arrivals[var, stage]
-        if arrival.ring is None:
-            return arrival.read
-        return slot_of(view, arrival.ring, self._slot(turn, arrival.ring.shape[0]), turn.body, turn.name)
+        return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, turn)
+
+    def _from_ring(self, ring: Tensor, turn: Turn) -> Tensor:
+        view, depth = self.ipus.view(turn.ipu), ring.shape[0]
+        return slot_of(view, ring, self._slot(turn, depth), turn.body, turn.name)
 
     def _hand_on(self, var: Var, tensor: Tensor, turn: Turn) -> None:
         """Keeps a value for later parts of its stage, and has it sent to other stages, from the first part with it."""
@@ -293,16 +297,11 @@ class _PipelineLowering:
         first_here = is_maker or self.readers[var, part.stage][0] is part
         if not first_here or not (later or elsewhere):
             return
-        depth = max((self.plan.depth(part.task, q.task) for q in later), default=1)
-        if depth == 1 and not self.volatile.isdisjoint(tensor.variables()):
-            tensor = set_aside(view, tensor, turn.body, turn.name)
         map_linearly(view, tensor)
         if later:
-            kept = tensor
-            if depth > 1:
-                kept = new_stack(view, tensor, depth, self.prog, turn.name)
-                push(view, kept, tensor, self._slot(turn, depth), turn.body, turn.name)
-            self.kept[var, part.stage] = kept, depth
+            depth = max(self.plan.depth(part.task, q.task) for q in later)
+            ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, turn.name)
+            push(view, ring, tensor, self._slot(turn, depth), turn.body, turn.name)
         if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
             tensor = set_aside(view, tensor, turn.body, turn.name)
         for stage in elsewhere:
@@ -318,12 +317,18 @@ class _PipelineLowering:
         buffered = self.ipus.graph.target.global_exchange == "buffered"
         on_their_way = self.plan.buffers(written, read) if buffered else self.plan.depth(written, read)
         count = min(on_their_way, self.spec.micro_batches)
+        like = self.ipus.like(tensor, ipu, name)  # for its layout alone
+
+        def variable() -> Tensor:
+            """As what comes out of a ring, so that parts are lowered alike whatever the schedule."""
+            return new_stack(view, like, 1, self.prog, name).reshape(tensor.shape)
+
         arrival: Arrival
         if count <= _MOST_ARRIVALS:
-            landing = [self.ipus.like(tensor, ipu, name) for _ in range(count)]
-            arrival = Arrival(landing, landing[0] if count == 1 else self.ipus.like(tensor, ipu, name))
+            landing = [variable() for _ in range(count)]
+            arrival = Arrival(landing, landing[0] if count == 1 else variable())
         else:
-            landing = [self.ipus.like(tensor, ipu, name)]
+            landing = [variable()]
             ring = new_stack(view, landing[0], self.plan.depth(written, read), self.prog, name)
             receiving = Turn(reader, ipu, ProgramSequence(), f"{name}/receive")
             slot = self._slot(receiving, ring.shape[0])

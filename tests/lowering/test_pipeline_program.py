@@ -194,7 +194,7 @@ def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, sc
             var: max(staged.plan.depth((stage, FORWARD), part.task) for part in readers)
             for var, readers in kept(staged, stage).items()
         }
-        expected = sum(value_bytes(var.aval) * depth for var, depth in residuals.items() if depth > 1)
+        expected = sum(value_bytes(var.aval) * depth for var, depth in residuals.items())
         assert sum(ring.num_bytes for ring in rings) == expected
         assert {ring.shape[0] for ring in rings} <= set(residuals.values())
         in_flight = staged.plan.in_flight(stage)
