@@ -24,6 +24,7 @@ the replicas of `ipu.jit(replicas=...)` and feeds its own share of the data. The
 before it uses JAX, and `ipu.distributed.broadcast` to give all instances the weights of instance 0.
 """
 _RUN_MORE = """
+Instances read nothing: their standard input is empty.
 The exit code is 0 if all instances end with 0, otherwise that of the first that fails (128 + n if signal n killed it);
 124 after --timeout, 2 if nothing could be started. When one instance fails, or the launcher gets SIGINT, SIGTERM or
 SIGHUP, or is killed, all others are ended: what they started goes with them.

@@ -37,7 +37,7 @@ from ipujax.lowering.passes import PASSES
 from ipujax.lowering.replicate import evaluate
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
-from ipujax.replicas import Replication, unknown_axis
+from ipujax.replicas import Replication, unknown_axis, varying_cast
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature
@@ -213,6 +213,15 @@ class IpuFunction:
             # JAX refuses arguments that do not fit or are no arrays before it traces anything; ours says more.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
+        except jax.errors.JaxRuntimeError as error:
+            if "GlobalToLocalShape" not in str(error):
+                raise
+            raise ArgumentError(
+                f"{self.__name__} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",
+                expected="devices for its mesh",
+                got=device if isinstance(device, CPU) else "a transformation of JAX",
+                hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
+            ) from error
         for lowered in [] if plain else self._calling:
             lowered.settled(outs)
         return outs
@@ -390,6 +399,10 @@ class IpuFunction:
             if "unbound axis name" not in str(error):
                 raise
             raise unknown_axis(error, self._replication) from error
+        except AssertionError as error:
+            if "ManualAxisType" not in str(error):
+                raise
+            raise varying_cast(error) from error
 
     def _lower_anew(
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]

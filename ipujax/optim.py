@@ -103,7 +103,8 @@ def automatic_loss_scale(
     """An optimiser of gradients of a scaled loss that keeps the scale as large as half precision bears.
 
     A step of which any gradient is not finite is left out: parameters and optimiser stay as they are, and the scale is
-    divided by `factor`. After `growth_interval` steps that were not left out it is multiplied by it.
+    divided by `factor`. After `growth_interval` steps that were not left out it is multiplied by it. The gradient of
+    a replica's own part of the batch may be larger than that of all of it: replicas overflow a little earlier.
 
     Args:
         optimizer: the optimiser for gradients of the loss itself.

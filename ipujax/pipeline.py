@@ -275,9 +275,11 @@ class _Call:
             if not aval.ndim or aval.shape[0] % self.count or not aval.shape[0]:
                 raise ArgumentValueError(
                     f"{what} cannot be split into {self.count} micro-batches",
-                    expected=f"a first axis of a multiple of {self.count}",
+                    expected=f"a first axis of a multiple of {self.count}, in each replica",
                     got=aval.str_short(),
-                    hint="batch_argnums says which arguments are split" if not aval.ndim else None,
+                    hint=f"a whole batch of a multiple of {self.count} × replicas"
+                    if aval.ndim
+                    else "batch_argnums says which arguments are split",
                 )
             return jax.ShapeDtypeStruct((aval.shape[0] // self.count, *aval.shape[1:]), aval.dtype)
         weak = role == "same" and bool(getattr(aval, "weak_type", False))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
@@ -42,8 +43,9 @@ class Replication:
         Raises:
             ArgumentError: for what is no number of replicas, or no tree of specs.
         """
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
             raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
+        replicas = int(replicas)
         for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
             for spec in jax.tree.leaves(specs, is_leaf=_is_spec):
                 _check_spec(name, spec)
@@ -200,7 +202,9 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
     except ValueError as error:
         raise ArgumentError(
             f"{name} do not fit what they are for",
-            expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}",
+            expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}, the arguments given by position"
+            if name.startswith("in_")
+            else f"a prefix of {jax.tree.map(lambda _: '*', values)}",
             got=specs,
             hint="one PartitionSpec for each argument or result, or for a subtree of it",
         ) from error
@@ -216,6 +220,16 @@ def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
         shape = f"{aval.dtype}{list(aval.shape)}"
         what = f"{name} split dimension {dim} of {place}, which has none"
         raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
+
+
+def varying_cast(error: AssertionError) -> ArgumentError:
+    """What to say where JAX finds no types of what varies, which it keeps under `jax.shard_map` alone."""
+    return ArgumentError(
+        "a cast of what varies between replicas, as jax.lax.pcast and pvary are",
+        where=line_of(error),
+        expected="values without such types, as functions of replicas have them",
+        hint="leave it out here: it changes no number; under jax.shard_map it has its meaning",
+    )
 
 
 def unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:

@@ -17,22 +17,19 @@ def of_one_replica(target: Target, replicas: int) -> Target:
 
     Args:
         target: the whole machine.
-        replicas: how many share it evenly.
+        replicas: how many share it evenly; IPUs that are left over stay unused.
 
     Raises:
-        ArgumentError: replicas that have no whole number of IPUs each.
+        ArgumentError: more replicas than IPUs.
     """
-    if replicas == 1:
-        return target
-    if replicas > target.num_ipus or target.num_ipus % replicas:
-        enough = replicas * max(1, -(-target.num_ipus // replicas))
+    if replicas > target.num_ipus:
         raise ArgumentError(
             f"{replicas} replicas do not fit {target.num_ipus} IPUs",
-            expected=f"a multiple of {replicas} IPUs, one or more for each replica",
+            expected=f"{replicas} IPUs or more, one at least for each replica",
             got=target.num_ipus,
-            hint=f"device=ipu.IPUModel(num_ipus={1 << (enough - 1).bit_length()})",
+            hint=f"device=ipu.IPUModel(num_ipus={1 << (replicas - 1).bit_length()})",
         )
-    return target.replace(num_ipus=target.num_ipus // replicas)
+    return target if replicas == 1 else target.replace(num_ipus=target.num_ipus // replicas)
 
 
 def check_results(whole: Replicated) -> None:

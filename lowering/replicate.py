@@ -60,7 +60,8 @@ def joined(parts: jax.Array, dim: int | None) -> jax.Array:
     if dim is None:
         return parts[0]
     moved = jnp.moveaxis(parts, 0, dim)
-    return moved.reshape((*moved.shape[:dim], -1, *moved.shape[dim + 2 :]))
+    joint = moved.shape[dim] * moved.shape[dim + 1]
+    return moved.reshape((*moved.shape[:dim], joint, *moved.shape[dim + 2 :]))
 
 
 def global_shape(shape: Sequence[int], dim: int | None, replicas: int) -> tuple[int, ...]:

@@ -25,7 +25,8 @@ import numpy as np
 
 from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.schedule import Groups, Pairs
-from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.jax_compat import JaxprEqn, source_line
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
 AXIS = "replica"  # the name of the axis of replicas
@@ -87,6 +88,11 @@ class Form:
         everyone = len(self.pairs) == sum(map(len, self.groups))
         return (self.kind in ("reduce", "gather") and len(self.groups) == 1) or (one_source and everyone)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether groups differ in size."""
+        return len({len(group) for group in self.groups}) > 1
+
     def compute(self, operands: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
         """The results on arrays of all replicas, [replicas, …]."""
         if self.kind == "index":
@@ -108,14 +114,32 @@ _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
 }
 
 
-def _groups(eqn: JaxprEqn, replicas: int) -> Groups:
-    return stacked.whole(eqn.params.get("axis_index_groups"), replicas)
+def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
+    """The groups of an equation.
+
+    Raises:
+        GraphError: for groups that leave replicas out, or have different sizes where parts go by rank.
+    """
+    groups = stacked.whole(eqn.params.get("axis_index_groups"), replicas)
+    sizes = sorted({len(group) for group in groups})
+    if sorted(replica for group in groups for replica in group) != list(range(replicas)):
+        expected = f"each of the replicas 0 to {replicas - 1} in one group"
+    elif of_one_size and len(sizes) > 1:
+        expected = "groups of one size"
+    else:
+        return groups
+    raise GraphError(
+        f"{eqn.primitive.name} over groups that cannot be",
+        where=source_line(eqn) or None,
+        expected=expected,
+        got=f"axis_index_groups={[list(group) for group in groups]}",
+    )
 
 
 def _reduce(eqn: JaxprEqn, replicas: int) -> Form:
     axes, monoid = eqn.params["axes"], eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
     alone = tuple((replica,) for replica in range(replicas))
-    groups = _groups(eqn, replicas) if is_collective(eqn) else alone
+    groups = _groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else alone
     return Form("reduce", groups, monoid, dims=tuple(axis for axis in axes if not isinstance(axis, str)))
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.gcl import collectives
+from ipujax.lowering.gcl import collectives, stacked
 from ipujax.lowering.gcl.collective_params import COLLECTIVES, Form, is_collective
 from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -56,6 +58,8 @@ def is_reduction(eqn: JaxprEqn) -> bool:
 def _by_dtype(
     graph: Graph, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
 ) -> Sequence[Tensor]:
+    if form.is_uneven:
+        return [_reduce_unevenly(home, form, x, prog, name) for x, home in zip(operands, homes, strict=True)]
     results: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(x.dtype for x in operands):
         numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
@@ -63,6 +67,18 @@ def _by_dtype(
         reduced = collectives.all_reduce(graph, own, form.monoid, form.groups, prog, name, views)
         results.update(zip(numbers, reduced, strict=True))
     return [results[n] for n in range(len(operands))]
+
+
+def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: str) -> Tensor:
+    """Over groups of different sizes: every replica gathers all, and combines those of its group."""
+    everyone = stacked.whole(None, graph.replication_factor)
+    gathered = collectives.all_gather(graph, x, everyone, prog, f"{name}/gather")
+    own = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
+    other = graph.add_constant(stacked.neutral(form.monoid, x.dtype), "other groups")
+    choice = Op("select_n", lax.select_n, x.dtype)
+    operands = [own.broadcast_in_dim(gathered.shape, (0,)), other.broadcast_in_dim(gathered.shape, ()), gathered]
+    chosen = elementwise(graph, choice, operands, prog, f"{name}/own group")
+    return reduce(graph, chosen, (0,), form.monoid, prog, name)
 
 
 def _gather(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:

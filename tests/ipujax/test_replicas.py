@@ -200,6 +200,8 @@ def test_shard_map_that_cannot_be():
         ipu.jit(lambda x: over(one, x) + over(other, x), device=device())(x)
     with pytest.raises(GraphError, match="inside of a function of several replicas"):
         replicated(partial(over, one))(np.ones(16, np.float32))
+    with pytest.raises(ArgumentError, match=r"AbstractMesh, which jax.jit cannot run either[\s\S]*ipu.IPUModel"):
+        ipu.jit(partial(over, other), device=ipu.CPU())(x)
     with pytest.raises(ArgumentError, match="4 replicas do not fit 2 IPUs"):
         ipu.jit(partial(over, other), device=device(2))(x)
 
@@ -323,3 +325,17 @@ def test_the_profile_names_collectives():
     programs = profile.graph()["programs"]
     assert [p["name"] for p in programs if p["type"] == "Sequence" and "name" in p] == ["psum"]
     assert profile.phase_cycles["global_exchange"] > 0 and sum(profile.phase_cycles.values()) == profile.cycles
+
+
+def test_three_replicas_leave_an_ipu_unused():
+    run = ipu.jit(
+        lambda x: lax.psum(x, "replica"), device=device(4), replicas=np.int64(3), in_specs=SPLIT, out_specs=SAME
+    )
+    np.testing.assert_array_equal(run(np.arange(6.0, dtype=np.float32)), [6, 9])
+    with pytest.raises(ArgumentError, match=r"5 replicas do not fit 4 IPUs[\s\S]*num_ipus=8"):
+        ipu.jit(lambda x: x, device=device(4), replicas=5)(np.ones(5))
+
+
+def test_casts_of_what_varies_are_refused_by_line():
+    with pytest.raises(ArgumentError, match=r"a cast of what varies[\s\S]*at: test_replicas.py"):
+        replicated(lambda x: lax.pcast(x, "replica", to="varying"))(X)

@@ -370,3 +370,31 @@ def test_small_values_double_and_large_ones_go_round():
     assert names[0] == "doubling" and "doubling" not in names[-1]
     across = Graph(preset("mk2").replace(ipus_per_pod=8, gateway_bytes_per_second=2e9), 16)
     assert choose(across, groups, 1 << 26, reduces_all=True).name == "two-phase"  # little crosses the gateways
+
+
+# --- groups ---
+
+
+@pytest.mark.parametrize("groups", [[[0], [1, 2, 3]], [[3, 1, 2], [0]]], ids=str)
+@pytest.mark.parametrize(
+    ("reduction", "combined"), [(lax.psum, sum), (lax.pmax, max), (lax.pmin, min)], ids=["sum", "max", "min"]
+)
+def test_groups_of_different_sizes(reduction: Any, combined: Any, groups: Any):
+    x = np.array([1, 10, 100, 1000], np.int32)
+    wanted = np.array([combined(x[list(next(g for g in groups if r in g))].tolist()) for r in range(4)], np.int32)
+    assert_ways(wanted, lambda part: reduction(part, "replica", axis_index_groups=groups), 4, SPLIT, SPLIT, x)
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [([[0, 1]], "each of the replicas 0 to 3 in one group"), ([[0], [1, 2, 3]], "groups of one size")],
+)
+def test_groups_that_cannot_be(groups: Any, match: str):
+    with pytest.raises(GraphError, match=rf"all_gather over groups that cannot be[\s\S]*{match}"):
+        lowered(lambda x: lax.all_gather(x, "replica", axis_index_groups=groups), 4, SPLIT, SPLIT, values(8))
+
+
+def test_what_has_no_elements():
+    x = np.zeros((4, 0, 3), np.float32)
+    assert_ways(x + 1, lambda part: part + 1, 2, SPLIT, SPLIT, x)
+    assert_ways(x[:2], lambda part: lax.psum(part, "replica"), 2, SPLIT, SAME, x)
