@@ -109,13 +109,13 @@ def _layout(
     best = best_layout(graph, operands)
     if best is None:
         return shape, linear
-    target, width = graph.target, element_bytes(op.out_dtype)
+    target = graph.target
     there, spread = (_spread(mapping, target.num_tiles)[0] for mapping in (best[1], linear))
     stay, move = (
         int(elementwise_cycles(op.name, op.out_dtype, len(operands), 0, np.asarray(worst), target))
         for worst in (there, spread)
     )
-    moved_bytes = len(operands) * spread * width
+    moved_bytes = spread * sum(element_bytes(x.dtype) for x in operands)
     exchange = target.exchange_startup_cycles + moved_bytes / target.exchange_bytes_per_cycle
     return (shape, linear) if move + exchange < stay else best
 
