@@ -144,6 +144,7 @@ def test_the_machine_computes_the_same() -> None:
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-9, err_msg=way)
 
 
+@pytest.mark.slow
 def test_accumulation_and_loss_scaling_on_the_machine() -> None:
     """Outside of the shards, where replicas leave out a step together, and inside, where its branch is on shards."""
     expected, _ = whole_run(optax.adam(1e-2))

@@ -150,6 +150,7 @@ def test_inference_stacks_what_comes_out(schedule: str) -> None:
     compare(fun, parameters(2), array(8, WIDTH))
 
 
+@pytest.mark.slow
 def test_every_reduction_and_what_aside_comes_out() -> None:
     def fun(stage: Any) -> Any:
         def loss(params: Any, x: jax.Array) -> Any:
@@ -218,6 +219,7 @@ def test_frozen_stages_and_closed_over_parameters() -> None:
     compare(fun, parameters(2), array(8, WIDTH))
 
 
+@pytest.mark.slow
 def test_values_that_skip_stages() -> None:
     """A residual connection over three stages, and a mask that all of them use."""
 

@@ -209,6 +209,7 @@ STEPS = {"mlp": mlp, "cnn": cnn}
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.slow
 def test_more_tiles_hardly_ever_slow_a_step(name: str) -> None:
     cycles = [cost(STEPS[name](16), tiles)[0] for tiles in TILES]
     slower = [(a, b) for a, b in pairwise(zip(TILES, cycles, strict=True)) if b[1] > STEP_SLACK * a[1]]
@@ -218,6 +219,7 @@ def test_more_tiles_hardly_ever_slow_a_step(name: str) -> None:
 
 @pytest.mark.parametrize("tiles", [100, 1472])
 @pytest.mark.parametrize("name", [*BATCHED, *STEPS])
+@pytest.mark.slow
 def test_a_larger_batch_is_more_work(name: str, tiles: int) -> None:
     """Twice the batch takes more of the workers, and never less of the clock."""
     costs = [cost({**BATCHED, **STEPS}[name](batch), tiles) for batch in (8, 16, 32, 64, 128)]

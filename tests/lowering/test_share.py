@@ -113,6 +113,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_programs_with_functions(name: str) -> None:
     """As many functions and calls as expected; the numbers of plain JAX by the jaxpr, the engine and tile by tile."""
     fun, args, expected = PROGRAMS[name]
@@ -129,6 +130,7 @@ def test_what_is_read_between_calls_is_copied_out_in_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_small_callees_too_when_all_are_shared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever pays, sharing is right: callees that return operands, literals, constants, keys and nothing."""
     share_all(monkeypatch)

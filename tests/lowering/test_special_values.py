@@ -90,6 +90,7 @@ def test_most_elementwise_rows_are_met() -> None:
 
 
 @pytest.mark.parametrize("quarter", range(4))
+@pytest.mark.slow
 def test_unary(quarter: int) -> None:
     for case in UNARY[quarter::4]:
         compare(case.fun, [specials("float32")], max(case.rtol, 1e-6))
@@ -104,6 +105,7 @@ def test_binary(quarter: int) -> None:
             compare(case.fun, [left, right], max(case.rtol, 1e-6))
 
 
+@pytest.mark.slow
 def test_integers_at_their_ends() -> None:
     """Overflow wraps, division by zero and shifts beyond the width are XLA's own."""
     ends = np.array([0, 1, -1, 2, 31, 32, 33, -(2**31), 2**31 - 1, -(2**31) + 1], np.int32)

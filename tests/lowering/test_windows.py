@@ -74,6 +74,7 @@ EDGES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
 
 
 @pytest.mark.parametrize("edges", EDGES)
+@pytest.mark.slow
 def test_gradient_of_max_cut_in_space(edges: str) -> None:
     """Blocks read the windows that cover them, halos included, whatever the strides and the padding."""
     window, strides, padding = EDGES[edges]

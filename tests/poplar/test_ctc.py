@@ -41,6 +41,7 @@ def tensors(graph, data, labels=LABELS, data_lengths=DATA_LENGTHS, label_lengths
     return x, y, constant(graph, data_lengths, poplar.UNSIGNED_INT), constant(graph, label_lengths, poplar.INT)
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_against_optax_with_another_blank():
     blank = 2
     swap = np.array([2, 1, 0, 3, 4, 5, 6, 7, 8, 9])  # no label may be the blank
