@@ -91,10 +91,11 @@ def _map_alike(graph: Graph, state: Tensor, value: Tensor) -> None:
 # --- counters ---------------------------------------------------------------------------------------------------------
 
 
-def new_counter(graph: Graph, start: int, prog: ProgramSequence, name: str) -> Tensor:
-    """A whole number on one tile, int32[]; `start` when the loop begins."""
+def new_counter(graph: Graph, start: int | np.ndarray, prog: ProgramSequence, name: str) -> Tensor:
+    """A whole number on one tile, int32[], `start` when the loop begins; an array has one start a replica."""
     counter = graph.add_variable((), _COUNTER, f"{name}/counter", on_one_tile(1, 0))
-    initial = graph.add_constant(np.asarray(start, _COUNTER), "start", on_one_tile(1, 0))
+    add = graph.add_constant if np.ndim(start) == 0 else graph.add_replica_constant
+    initial = add(np.asarray(start, _COUNTER), "start", on_one_tile(1, 0))
     prog.add(Copy(initial, counter, f"{name}/counter", graph.origin))
     return counter
 
@@ -106,20 +107,20 @@ def advance(graph: Graph, counter: Tensor, step: int, prog: ProgramSequence, nam
     prog.add(Copy(following, counter, f"{name}/counter", graph.origin))
 
 
-def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence, name: str) -> None:
-    """Adds 1 to the number of a slot of a ring, in place; behind the last comes the first.
+def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence, name: str, step: int = 1) -> None:
+    """Adds `step`, from 0 to `slots`, to the number of a slot of a ring, in place; behind the last comes the first.
 
     One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
     """
-    elementwise(graph, _wrapping(slots), [slot], prog, f"{name}/slot", slot)
+    elementwise(graph, _wrapping(slots, step), [slot], prog, f"{name}/slot", slot)
 
 
 @lru_cache(maxsize=1024)
-def _wrapping(slots: int) -> Op:
+def _wrapping(slots: int, step: int) -> Op:
     def following(slot: jax.Array) -> jax.Array:
-        return lax.select(slot + 1 >= slots, lax.full_like(slot, 0), slot + 1)
+        return lax.select(slot + step >= slots, slot + (step - slots), slot + step)
 
-    return Op("select_n", following, _COUNTER, ("ring", slots))
+    return Op("select_n", following, _COUNTER, ("ring", slots, step))
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.lowering.gcl.collective_params import AXIS as AXIS
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, closed, make_holding_primitive
+from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
 from ipujax.lowering.stacked_eval import Replicas, stacked_eval
 from ipujax.runtime.instances import ALONE, Instances
 
@@ -126,8 +126,3 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     params = eqn.params
     closed_whole = ClosedJaxpr(whole, consts)
     return Replicated(closed_whole, params["replicas"], in_dims, params["out_dims"], params["is_checked"])
-
-
-def is_replicated(eqn: JaxprEqn) -> bool:
-    """Whether an equation holds a function of one replica."""
-    return eqn.primitive is replicated_p

@@ -38,21 +38,28 @@ def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -
 @lru_cache(maxsize=1024)
 def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduces_all: bool) -> Schedule:
     system = of_replicas(target, replicas)
-    candidates = list(_candidates(system, target.num_ipus, groups, reduces_all))
-    costs = [_cycles(schedule, num_bytes, system, target.num_ipus, reduces_all) for schedule in candidates]
-    return candidates[int(np.argmin(costs))]
+    schedules = list(candidates(system, target.num_ipus, groups, reduces_all))
+    costs = [_cycles(schedule, num_bytes, system, target.num_ipus, reduces_all) for schedule in schedules]
+    return schedules[int(np.argmin(costs))]
 
 
-def _candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool) -> Iterator[Schedule]:
+def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool) -> Iterator[Schedule]:
+    """The schedules that a collective may take.
+
+    Args:
+        system: the machine of all replicas.
+        ipus_each: IPUs of a replica.
+        groups: replicas by rank, the same number in each.
+        reduces_all: whether this is an all-reduce.
+    """
     size = len(groups[0])
-    down_and_up = [*range(0, size, 2), *reversed(range(1, size, 2))]
     yield Schedule((Level(groups),), "ring")
     if size > 2:
-        yield Schedule((Level(_reordered(groups, down_and_up)),), "ring along the ladder")
+        yield Schedule((Level(_reordered(groups, _down_and_up(size))),), "ring along the ladder")
     for ipus in sorted({system.ipus_per_gateway, system.ipus_per_pod}):
         inner = ipus // ipus_each
-        if 1 < inner < size and size % inner == 0 and _stays_within(groups, inner, ipus // ipus_each):
-            for order in (list(range(inner)), [*range(0, inner, 2), *reversed(range(1, inner, 2))]):
+        if 1 < inner < size and size % inner == 0 and _stays_within(groups, inner):
+            for order in (list(range(inner)), _down_and_up(inner)):
                 within = tuple(g[at : at + inner] for g in groups for at in range(0, size, inner))
                 across = tuple(g[at::inner] for g in groups for at in range(inner))
                 yield Schedule((Level(_reordered(within, order)), Level(across)), "two-phase")
@@ -60,13 +67,18 @@ def _candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: boo
         yield Schedule((Level(groups, "doubling"),), "doubling")
 
 
+def _down_and_up(size: int) -> list[int]:
+    """Ranks down one side of the ladder and up the other."""
+    return [*range(0, size, 2), *reversed(range(1, size, 2))]
+
+
 def _reordered(groups: Groups, order: list[int]) -> Groups:
     return tuple(tuple(group[n] for n in order) for group in groups)
 
 
-def _stays_within(groups: Groups, inner: int, replicas: int) -> bool:
-    """Whether runs of `inner` ranks are of one machine (or pod) of so many replicas."""
-    table = np.array(groups).reshape(-1, inner) // replicas
+def _stays_within(groups: Groups, inner: int) -> bool:
+    """Whether runs of `inner` ranks are all replicas of one machine (or pod) each."""
+    table = np.array(groups).reshape(-1, inner) // inner
     return bool((table == table[:, :1]).all())
 
 

@@ -3,7 +3,8 @@
 Input: a graph of several replicas, tensors, groups of replicas by rank. Output: tensors of the results; a `Collective`
 is added to the program. Several tensors of one dtype are reduced as one value, for fewer rounds.
 
-Source: GCL's `allReduceCrossReplica` and its like. Limits: groups have one size and cover all replicas, as in JAX.
+Source: GCL's `allReduceCrossReplica` and its like.
+Limits: groups have one size and cover all replicas; for sums over others see `rules.collectives`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ipujax.lowering.gcl import rounds, stacked
 from ipujax.lowering.gcl.choice import choose
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.gcl.schedule import Groups, Pairs, Schedule
-from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
+from ipujax.lowering.poputil.mapping import add_like, map_linearly
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import on_one_tile
 from ipujax.runtime.program import Collective, Copy
@@ -219,13 +220,12 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def _like(graph: Graph, x: Tensor, name: str) -> Tensor:
-    """A new tensor that lies where `x` lies, if that is simple, else linearly."""
-    if _is_whole(x):
-        (variable,) = x.variables()
-        out = graph.add_variable(variable.shape, x.dtype, name, graph.mappings[variable])
-        return substituted(x, {variable: out.variables()[0]})
-    layout = layout_like(graph, x) or ((x.size,), linear_mapping(graph, x.size, x.dtype))
-    return graph.add_variable(layout[0], x.dtype, name, layout[1]).reshape(x.shape)
+    """A new tensor that lies where `x` lies, also in memory if `x` is all of a variable."""
+    if not _is_whole(x):
+        return add_like(graph, x, name)
+    (variable,) = x.variables()
+    (out,) = add_like(graph, Tensor.of(variable), name).variables()
+    return substituted(x, {variable: out})
 
 
 def _filled(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> Tensor:

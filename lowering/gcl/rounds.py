@@ -15,23 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
-import jax
 import numpy as np
 from jax import lax
 
 from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
-from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
+from ipujax.lowering.loop_state import advance_around, new_counter, push, slot_of
 from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.poputil.mapping import linear_mapping
+from ipujax.lowering.poputil.mapping import add_like, linear_mapping
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import blocked_mapping, even_cuts, on_one_tile
 from ipujax.runtime.program import Copy, CrossReplicaCopy, Repeat, WriteUndef
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
 
-_NUMBER = np.dtype(np.int32)
 _COMBINE = {"add": lax.add, "max": lax.max, "min": lax.min}
 
 
@@ -117,13 +115,13 @@ def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
 
 def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
     numbers = [_number(value.graph, level, -1, prog, name) for value in values]
-    held = [_slice(value, number, prog, name) for value, number in zip(values, numbers, strict=True)]
+    held = [_chunk(value, number, prog, name) for value, number in zip(values, numbers, strict=True)]
     received = [_like(part, name) for part in held]
     body = Program()
     _send(held, received, level.pairs, body, f"{name}/send")
     for value, number, part, came in zip(values, numbers, held, received, strict=True):
-        _step_back(value.graph, number, level.size, body, name)
-        own = _slice(value, number, body, name)
+        advance_around(value.graph, number, level.size, body, name, level.size - 1)
+        own = _chunk(value, number, body, name)
         operands = [came.tensor, own.tensor]
         elementwise(value.graph, combine(monoid, own.tensor.dtype), operands, body, f"{name}/combine", part.tensor)
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
@@ -134,13 +132,13 @@ def _gather_on_ring(held: Sequence[Part], values: Sequence[Part], level: Level, 
     numbers = [_number(value.graph, level, 0, prog, name) for value in values]
     for part, value, number in zip(held, values, numbers, strict=True):
         prog.add(WriteUndef(value.tensor))
-        _store(value, part, number, prog, name)
+        push(value.graph, value.tensor, part.tensor, number, prog, name)
     received = [_like(part, name) for part in held]
     body = Program()
     _send(held, received, level.pairs, body, f"{name}/send")
     for part, value, came, number in zip(held, values, received, numbers, strict=True):
-        _step_back(value.graph, number, level.size, body, name)
-        _store(value, came, number, body, name)
+        advance_around(value.graph, number, level.size, body, name, level.size - 1)
+        push(value.graph, value.tensor, came.tensor, number, body, name)
         body.add(Copy(came.tensor, part.tensor, f"{name}/hold", value.graph.origin))
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
 
@@ -184,16 +182,16 @@ def exchange(graph: Graph, value: Tensor, groups: Groups, prog: Program, name: s
     out = add_value(graph, (ranks,), elements, value.dtype, name)
     to, source = (_number(graph, level, 0, prog, name) for _ in range(2))
     prog.add(WriteUndef(out))
-    whole, result = Part(graph, value), Part(graph, out)
-    _store(result, _slice(whole, to, prog, name), source, prog, name)
+    whole = Part(graph, value)
+    push(graph, out, _chunk(whole, to, prog, name).tensor, source, prog, name)
     for distance in range(1, ranks):
         pairs = tuple((group[p], group[(p + distance) % ranks]) for group in groups for p in range(ranks))
-        _step_back(graph, source, ranks, prog, name)
-        _step_back(graph, to, ranks, prog, name, by=ranks - 1)
-        sent = _slice(whole, to, prog, name)
+        advance_around(graph, source, ranks, prog, name, ranks - 1)
+        advance_around(graph, to, ranks, prog, name)
+        sent = _chunk(whole, to, prog, name)
         received = _like(sent, name)
         _send([sent], [received], pairs, prog, f"{name}/send")
-        _store(result, received, source, prog, name)
+        push(graph, out, received.tensor, source, prog, name)
     return out
 
 
@@ -212,42 +210,16 @@ def combine(monoid: str, dtype: np.dtype) -> Op:
 
 
 def _like(x: Part, name: str) -> Part:
-    """A new variable that lies as the whole variable `x` does."""
-    (variable,), graph = x.tensor.variables(), x.graph
-    new = graph.add_variable(variable.shape, x.tensor.dtype, f"{name}/received", graph.mappings[variable])
-    return Part(graph, new.reshape(x.tensor.shape))
+    """A new variable that lies as `x` does."""
+    return Part(x.graph, add_like(x.graph, x.tensor, f"{name}/received"))
 
 
-def _slice(value: Part, number: Tensor, prog: Program, name: str) -> Part:
-    sizes = (1, *value.tensor.shape[1:])
-    return Part(
-        value.graph, dynamic_slice(value.graph, value.tensor, [number], sizes, prog, f"{name}/chunk", dims=(0,))
-    )
-
-
-def _store(value: Part, chunk: Part, number: Tensor, prog: Program, name: str) -> None:
-    dynamic_update_slice_in_place(value.graph, value.tensor, chunk.tensor, [number], prog, f"{name}/store", dims=(0,))
+def _chunk(value: Part, number: Tensor, prog: Program, name: str) -> Part:
+    """A chunk of a value, [1, …]."""
+    chunk = slot_of(value.graph, value.tensor, number, prog, name)
+    return Part(value.graph, chunk.reshape((1, *chunk.shape)))
 
 
 def _number(graph: Graph, level: Level, offset: int, prog: Program, name: str) -> Tensor:
-    """A variable that starts as each replica's position on its ring, and so many further."""
-    positions = (level.positions(graph.replication_factor) + offset) % level.size
-    start = graph.add_replica_constant(positions.astype(_NUMBER), "position", on_one_tile(1, 0))
-    number = graph.add_variable((), _NUMBER, f"{name}/chunk number", on_one_tile(1, 0))
-    prog.add(Copy(start, number, f"{name}/chunk number", graph.origin))
-    return number
-
-
-def _step_back(graph: Graph, number: Tensor, size: int, prog: Program, name: str, by: int = 1) -> None:
-    elementwise(graph, _backwards(size, by), [number], prog, f"{name}/chunk number", number)
-
-
-@lru_cache(maxsize=1024)
-def _backwards(size: int, by: int) -> Op:
-    """Some steps back around a ring: a comparison and an addition, for a division takes the machine far longer."""
-    return Op("select_n", partial(_moved, size=size, by=by), _NUMBER, ("around a ring", size, by))
-
-
-def _moved(number: jax.Array, size: int, by: int) -> jax.Array:
-    back = number - np.int32(by)
-    return lax.select(back < 0, back + np.int32(size), back)
+    """A counter that starts as each replica's position on its ring, and so many further."""
+    return new_counter(graph, (level.positions(graph.replication_factor) + offset) % level.size, prog, name)

@@ -86,20 +86,17 @@ class Level:
                 yield Round(np.array([(a, b, 0) for a, b in swaps]), combines=True)
             return
         for turn in range(self.size - 1):
-            yield self._turn(lambda position, turn=turn: position - 1 - turn, combines=True)
+            yield self._turn(-1 - turn, combines=True)
 
     def gathering(self) -> Iterator[Round]:
         """The rounds after which all have every chunk, if the replica at position p has chunk p."""
         for turn in range(self.size - 1 if self.kind == "ring" else 0):
-            yield self._turn(lambda position, turn=turn: position - turn, combines=False)
+            yield self._turn(-turn, combines=False)
 
-    def _turn(self, chunk: object, combines: bool) -> Round:
-        assert callable(chunk)
-        sends = [
-            (group[p], group[(p + 1) % self.size], chunk(p) % self.size)
-            for group in self.groups
-            for p in range(self.size)
-        ]
+    def _turn(self, offset: int, combines: bool) -> Round:
+        """Every replica sends the chunk that is so far from its position to the next one."""
+        size = self.size
+        sends = [(group[p], group[(p + 1) % size], (p + offset) % size) for group in self.groups for p in range(size)]
         return Round(np.array(sends), combines)
 
 
@@ -119,12 +116,6 @@ class Schedule:
     def chunks(self) -> tuple[int, ...]:
         """Chunks of the value at each level."""
         return tuple(level.chunks for level in self.levels)
-
-    @property
-    def num_rounds(self) -> tuple[int, int]:
-        """Rounds that reduce, and rounds that gather."""
-        reducing = sum(1 for level in self.levels for _ in level.reducing())
-        return reducing, sum(1 for level in self.levels for _ in level.gathering())
 
     def places(self, groups: Groups) -> np.ndarray:
         """The rank that ends reducing with each chunk, int64[chunks of each level]; the same in all of `groups`.

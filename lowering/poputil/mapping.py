@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -141,6 +142,20 @@ def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapp
         return affine.variable.shape, graph.mappings[affine.variable]
     mapping = mapping_like(graph, tensor)
     return None if mapping is None else (tensor.shape, mapping)
+
+
+def add_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
+    """A new tensor of a tensor's shape that lies where it lies, if that is of a simple form, else linearly.
+
+    Args:
+        graph: graph to add to.
+        tensor: of mapped variables.
+        name: debug name.
+        dtype: that of the tensor when None.
+    """
+    dtype = tensor.dtype if dtype is None else dtype
+    shape, mapping = layout_like(graph, tensor) or (tensor.shape, linear_mapping(graph, tensor.size, dtype))
+    return graph.add_variable(shape, dtype, name, mapping).reshape(tensor.shape)
 
 
 def _sliced(

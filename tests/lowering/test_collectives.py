@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.gcl import rounds
-from ipujax.lowering.gcl.choice import _candidates, choose
+from ipujax.lowering.gcl.choice import candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.gcl.schedule import Level, Schedule
 from ipujax.runtime.compile import compile
@@ -245,7 +245,7 @@ def test_the_program_does_not_grow_with_replicas():
 
 def candidate_schedules(replicas: int, groups: Any, ipus_each: int = 1) -> list[Schedule]:
     system = preset("mk2", replicas * ipus_each).replace(ipus_per_pod=8)
-    return list(_candidates(system, ipus_each, groups, reduces_all=True))
+    return list(candidates(system, ipus_each, groups, reduces_all=True))
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def phases(replicas: int, elements: int, name: str, target: Target = SLOW_LINKS)
     """Cycles by phase of an all-reduce of float32 by the schedule of a name, of a value that is there already."""
     graph, prog = Graph(target, replicas), Program()
     groups = (tuple(range(replicas)),)
-    (schedule,) = [s for s in _candidates(graph.system_target, 1, groups, reduces_all=True) if s.name == name]
+    (schedule,) = [s for s in candidates(graph.system_target, 1, groups, reduces_all=True) if s.name == name]
     each = -(-elements // int(np.prod(schedule.chunks)))
     value = rounds.add_value(graph, schedule.chunks, each, np.dtype(np.float32), "value")
     for part in (WriteUndef(value), *_zeroed(graph, value)):
