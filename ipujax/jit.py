@@ -37,7 +37,7 @@ from ipujax.lowering.passes import PASSES
 from ipujax.lowering.replicate import evaluate
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
-from ipujax.replicas import Replication, unknown_axis, varying_cast
+from ipujax.replicas import Replication, saying_what_axes_there_are
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature
@@ -377,8 +377,8 @@ class IpuFunction:
     def _lower(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered | None:
         """Lowers once for each trace, which JAX makes once for each signature; None if tracers are closed over."""
         timings: dict[str, float] = {}
-        with _timed(timings, "trace"):
-            traced = self._traced(device, args, kwargs)
+        with _timed(timings, "trace"), saying_what_axes_there_are(self._replication):
+            traced = self._tracer(device).trace(*args, **kwargs)
         if len(traced.jaxpr.in_avals) != len(jax.tree.leaves(traced.args_info)):
             return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
         # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
@@ -391,18 +391,6 @@ class IpuFunction:
             if lowered.calls is not None:
                 self._calling.append(lowered)
         return self._lowered[key]
-
-    def _traced(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return self._tracer(device).trace(*args, **kwargs)
-        except NameError as error:
-            if "unbound axis name" not in str(error):
-                raise
-            raise unknown_axis(error, self._replication) from error
-        except AssertionError as error:
-            if "ManualAxisType" not in str(error):
-                raise
-            raise varying_cast(error) from error
 
     def _lower_anew(
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]

@@ -7,7 +7,8 @@ The function is written for one replica. `in_specs` is a pytree prefix of the po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,8 @@ class Replication:
                 whole[n] = value
             return fun(*whole, **keywords, **settings)
 
-        jaxpr, results = trace_over_axis(one_replica, shapes, AXIS, self.replicas)
+        with saying_what_axes_there_are(self):
+            jaxpr, results = trace_over_axis(one_replica, shapes, AXIS, self.replicas)
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
@@ -222,18 +224,32 @@ def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
         raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
 
 
-def varying_cast(error: AssertionError) -> ArgumentError:
-    """What to say where JAX finds no types of what varies, which it keeps under `jax.shard_map` alone."""
-    return ArgumentError(
-        "a cast of what varies between replicas, as jax.lax.pcast and pvary are",
-        where=line_of(error),
-        expected="values without such types, as functions of replicas have them",
-        hint="leave it out here: it changes no number; under jax.shard_map it has its meaning",
-    )
+@contextmanager
+def saying_what_axes_there_are(replication: Replication | None) -> Iterator[None]:
+    """Says in the user's words what JAX finds wrong with axes while it traces a function.
+
+    Raises:
+        ArgumentNameError: a collective over an axis that there is not.
+        ArgumentError: a cast between types of what varies, which JAX keeps under `jax.shard_map` alone.
+    """
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise _unknown_axis(error, replication) from error
+    except AssertionError as error:
+        if "ManualAxisType" not in str(error):
+            raise
+        raise ArgumentError(
+            "a cast of what varies between replicas, as jax.lax.pcast and pvary are",
+            where=line_of(error),
+            expected="values without such types, as functions of replicas have them",
+            hint="leave it out here: it changes no number; under jax.shard_map it has its meaning",
+        ) from error
 
 
-def unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
-    """What to say of a collective over an axis that JAX does not know."""
+def _unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
     name = str(error).partition("axis name: ")[2].partition(".")[0]
     if replication is None:
         hint = f'ipu.jit(..., replicas=N, in_specs=..., out_specs=...), over which the axis is "{AXIS}"'

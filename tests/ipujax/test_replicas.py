@@ -336,6 +336,15 @@ def test_three_replicas_leave_an_ipu_unused():
         ipu.jit(lambda x: x, device=device(4), replicas=5)(np.ones(5))
 
 
-def test_casts_of_what_varies_are_refused_by_line():
+@pytest.mark.parametrize("where", [device(4), ipu.CPU()], ids=["IPUs", "CPU"])
+def test_casts_of_what_varies_are_refused_by_line(where):
+    run = ipu.jit(lambda x: lax.pcast(x, "replica", to="varying"), device=where, replicas=4, in_specs=SPLIT)
     with pytest.raises(ArgumentError, match=r"a cast of what varies[\s\S]*at: test_replicas.py"):
-        replicated(lambda x: lax.pcast(x, "replica", to="varying"))(X)
+        run(X)
+
+
+@pytest.mark.parametrize("where", [device(4), ipu.CPU()], ids=["IPUs", "CPU"])
+def test_an_axis_there_is_not_is_named_with_those_there_are(where):
+    run = ipu.jit(lambda x: lax.psum(x, "data"), device=where, replicas=4, in_specs=SPLIT)
+    with pytest.raises(ArgumentError, match=r"axis 'data'[\s\S]*at: test_replicas.py[\s\S]*\"replica\""):
+        run(X)
