@@ -96,7 +96,11 @@ def _is_known(eqn: JaxprEqn, replicas: int, known: dict[Var, Atom]) -> bool:
     (literal,), (out,) = (eqn.invars, eqn.outvars) if _is_sum(eqn) else ((None,), (None,))
     if not isinstance(literal, Literal) or out is None:
         return False
-    times = len(whole(eqn.params["axis_index_groups"], replicas)[0]) if eqn.primitive.name == "psum" else 1
+    times, *others = {len(group) for group in whole(eqn.params["axis_index_groups"], replicas)}
+    if eqn.primitive.name != "psum":
+        times = 1
+    elif others:
+        return False
     aval: Any = out.aval
     known[out] = new_literal(np.asarray(literal.val * times, aval.dtype)[()], aval)
     return True

@@ -24,15 +24,29 @@ def device(replicas: int, tiles: int = 5, **changes: Any) -> ipu.IPUModel:
     return ipu.IPUModel(num_ipus=ipus, tiles_per_ipu=tiles, **changes)
 
 
-def lowered(fun: Callable[..., Any], replicas: int, in_specs: Any, out_specs: Any, *args: Any, tiles: int = 5) -> Any:
-    """A function of one replica, lowered for as many as there are."""
-    on = device(replicas, tiles)
+def lowered(
+    fun: Callable[..., Any],
+    replicas: int,
+    in_specs: Any,
+    out_specs: Any,
+    *args: Any,
+    on: ipu.IPUModel | None = None,
+) -> Any:
+    """A function of one replica, lowered for as many as there are, on an IPU of a few tiles each if on nothing else."""
+    on = on or device(replicas)
     return ipu.jit(fun, device=on, replicas=replicas, in_specs=in_specs, out_specs=out_specs).lower(*args)
 
 
-def ways(fun: Callable[..., Any], replicas: int, in_specs: Any, out_specs: Any, *args: Any) -> dict[str, list[Any]]:
+def ways(
+    fun: Callable[..., Any],
+    replicas: int,
+    in_specs: Any,
+    out_specs: Any,
+    *args: Any,
+    on: ipu.IPUModel | None = None,
+) -> dict[str, list[Any]]:
     """The results of plain JAX, of the engine, of the engine with exact splits and of the tile interpreter."""
-    stage = lowered(fun, replicas, in_specs, out_specs, *args)
+    stage = lowered(fun, replicas, in_specs, out_specs, *args, on=on)
     stage.compile()  # the verifier
     program: LoweredProgram = stage._lowered
     plain = ipu.jit(fun, device=ipu.CPU(), replicas=replicas, in_specs=in_specs, out_specs=out_specs)
@@ -54,10 +68,17 @@ def ways(fun: Callable[..., Any], replicas: int, in_specs: Any, out_specs: Any, 
 
 
 def assert_ways(
-    expected: Any, fun: Callable[..., Any], replicas: int, in_specs: Any, out_specs: Any, *args: Any, rtol: float = 0.0
+    expected: Any,
+    fun: Callable[..., Any],
+    replicas: int,
+    in_specs: Any,
+    out_specs: Any,
+    *args: Any,
+    rtol: float = 0.0,
+    on: ipu.IPUModel | None = None,
 ) -> None:
     """Asserts that all ways give what is expected."""
-    for way, results in ways(fun, replicas, in_specs, out_specs, *args).items():
+    for way, results in ways(fun, replicas, in_specs, out_specs, *args, on=on).items():
         wanted: Sequence[Any] = jax.tree.leaves(expected)
         assert len(results) == len(wanted)
         for got, value in zip(results, wanted, strict=True):

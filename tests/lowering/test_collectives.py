@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.gcl import rounds
+from ipujax.lowering.gcl import collectives, rounds
 from ipujax.lowering.gcl.choice import candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.gcl.schedule import Level, Schedule
@@ -26,7 +27,7 @@ from ipujax.runtime.program import Collective, Copy, CrossReplicaCopy, WriteUnde
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.steps import distinct
 from ipujax.runtime.target import Target
-from tests.lowering.replica_helpers import SAME, SPLIT, assert_ways, lowered
+from tests.lowering.replica_helpers import SAME, SPLIT, assert_ways, device, lowered
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
@@ -224,6 +225,20 @@ def test_a_tree_is_one_collective():
     assert [len(node.inputs) for node in collectives] == [2, 1]  # the last needs the first; a literal's is known
 
 
+def test_sums_of_many_bytes_go_apart(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("ipujax.lowering.passes.merge_collectives"), "MOST_BYTES", 64)
+    tree = [values(size) for size in (6, 4, 8, 20, 1)]  # of 4 bytes
+    nodes = program_of(lambda t: lax.psum(t, "replica"), 2, tree)
+    assert [len(node.inputs) for node in nodes if isinstance(node, Collective)] == [2, 1, 1, 1]
+
+
+def test_a_literal_is_summed_by_groups_of_one_size_alone():
+    def fun(part: Any) -> Any:
+        return part + jax.jit(lambda one: lax.psum(one, "replica", axis_index_groups=[[0], [1, 2, 3]]))(1.0)
+
+    assert_ways(np.array([1, 3, 3, 3], np.float32), fun, 4, SPLIT, SPLIT, np.zeros(4, np.float32))
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5, 8, 16])
 def test_a_ring_copies_twice_n_times_n_less_one_chunks(replicas: int):
     schedule = Schedule((Level((tuple(range(replicas)),)),), "ring")
@@ -271,6 +286,41 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
             np.testing.assert_array_equal(
                 held[list(group)], np.broadcast_to(start[list(group)].sum(0), (len(group), *schedule.chunks))
             )
+
+
+@pytest.mark.parametrize("ipus_each", [1, 2])
+@pytest.mark.parametrize("name", ["ring", "ring along the ladder", "two-phase", "doubling"])
+@pytest.mark.parametrize("groups", [None, [[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 5, 3, 1], [0, 2, 4, 6]]], ids=str)
+def test_every_schedule_gives_the_same(
+    name: str, groups: list[list[int]] | None, ipus_each: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Each schedule there is, whether or not it would be chosen, of sums, joins and shares."""
+    chosen = []
+
+    def choose(graph: Graph, groups: Any, num_bytes: int, *, reduces_all: bool) -> Schedule:
+        del num_bytes
+        found = list(candidates(graph.system_target, graph.target.num_ipus, groups, reduces_all))
+        chosen.append(next((schedule for schedule in found if schedule.name == name), found[0]))
+        return chosen[-1]
+
+    monkeypatch.setattr(collectives, "choose", choose)
+    on = device(8 * ipus_each, tiles=3, ipus_per_gateway=2 * ipus_each, ipus_per_pod=4 * ipus_each)
+    x = values(8 * 2, 4)
+
+    def fun(part: Any) -> Any:
+        total = lax.psum(part, "replica", axis_index_groups=groups)
+        everyone = lax.all_gather(part, "replica", axis_index_groups=groups, axis=1)
+        rows = everyone.reshape(part.shape[0], -1)
+        share = lax.psum_scatter(rows, "replica", scatter_dimension=1, axis_index_groups=groups, tiled=True)
+        return total, rows, share
+
+    parts, members = each(x, 8), groups or [list(range(8))]
+    size = len(members[0])
+    rows = by_group(parts, members, lambda group, _: np.concatenate(group, 1))
+    wanted = (by_group(parts, members, lambda group, _: sum(group)), rows, size * x)
+    assert_ways(wanted, fun, 8, SPLIT, SPLIT, x, on=on)
+    no_machine_holds_two_of_a_group = groups is not None and groups[0][0] == 7
+    assert name in {schedule.name for schedule in chosen} or (name == "two-phase" and no_machine_holds_two_of_a_group)
 
 
 def _played(schedule: Schedule, held: np.ndarray) -> np.ndarray:
@@ -398,3 +448,6 @@ def test_what_has_no_elements():
     x = np.zeros((4, 0, 3), np.float32)
     assert_ways(x + 1, lambda part: part + 1, 2, SPLIT, SPLIT, x)
     assert_ways(x[:2], lambda part: lax.psum(part, "replica"), 2, SPLIT, SAME, x)
+    assert_ways(x, lambda part: lax.all_gather(part, "replica", tiled=True), 2, SPLIT, SAME, x)
+    y = np.zeros((2, 4, 0), np.float32)
+    assert_ways(y[0], lambda part: lax.psum_scatter(part[0], "replica", tiled=True), 2, SPLIT, SPLIT, y)
