@@ -199,7 +199,7 @@ def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     return np.bincount(index, values, size).astype(np.int64)
 
 
-def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses) -> Counts:
+def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, once: bool = False) -> Counts:
     """Counts the exchange of a demand.
 
     Args:
@@ -207,6 +207,7 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
         mappings: of the variables, in the order of the flat space.
         writes: the tiles send the elements home instead of receiving them.
         buses: which tiles share an exchange bus.
+        once: whether it is known that no element is needed by two tiles.
     """
     pieces, num_tiles = cut(wanted.runs, mappings), len(wanted.box_of_tile)
     vertex_tiles = np.flatnonzero(wanted.box_of_tile >= 0)
@@ -228,11 +229,14 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
         received, none = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
         arriving = sums(pieces.home, pieces.first * others, num_tiles)
         return Counts(received, moved, arriving, local, local_fragments, none, *copies)
-    start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
-    home = homes(mappings).tile[home_run(start, mappings)]
-    needs = Runs(pieces.box, pieces.start, pieces.length)
-    shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
-    return Counts(moved, sums(home, length, num_tiles), parts, local, local_fragments, shared, *copies)
+    sent, shared = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
+    if not once:
+        start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
+        if length.sum() < sent.sum():  # some element goes to two tiles
+            sent = sums(homes(mappings).tile[home_run(start, mappings)], length, num_tiles)
+            needs = Runs(pieces.box, pieces.start, pieces.length)
+            shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
+    return Counts(moved, sent, parts, local, local_fragments, shared, *copies)
 
 
 def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:

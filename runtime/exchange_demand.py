@@ -76,9 +76,13 @@ def access_demand(group: VertexGroup, access: Access, num_tiles: int) -> Demand:
 
 def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[VertexGroup, Access] | None:
     """A copy as vertices that read the source, one a box of the destination's mapping; None where that is no grid."""
-    mappings, node = mappings_of(destination, graph), destination.node
-    if not isinstance(node, Affine):
+    mappings = mappings_of(destination, graph)
+    if not isinstance(destination.node, Affine):
         return None
+    order = _memory_order(destination.node)
+    source, destination = source.transpose(order), destination.transpose(order)
+    node = destination.node
+    assert isinstance(node, Affine)
     blocks = _blocks(node, destination.shape, mappings[0])
     if blocks is None:
         return None
@@ -86,6 +90,11 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
     axes = tuple(Axis(f"dim {number}", cut) for number, cut in enumerate(cuts))
     dims = tuple(element(number) for number in range(len(axes)))
     return grid_of(axes, tile), Access(source.reshape(shape), dims)
+
+
+def _memory_order(node: Affine) -> tuple[int, ...]:
+    """The dimensions of a view, those that move farthest in memory first: a copy may run through them in any order."""
+    return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
 
 
 def _blocks(

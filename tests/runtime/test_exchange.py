@@ -13,6 +13,7 @@ from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, exchange
 from ipujax.runtime.exchange_boxes import count_boxes
 from ipujax.runtime.exchange_count import count
 from ipujax.runtime.exchange_demand import access_demand
+from ipujax.runtime.exchange_once import count_once, reads_once
 from ipujax.runtime.exchange_shared import Buses
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
@@ -117,8 +118,8 @@ def as_rows(found: Traffic, item_bytes: int) -> np.ndarray:
     return np.stack(rows) // scale
 
 
-def check(graph: Graph, group: VertexGroup, writes: bool) -> bool:
-    """Compares all ways; returns whether the fast way applied."""
+def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
+    """Compares all ways; returns which of the special ones applied."""
     access, num_tiles = group.accesses[0], graph.target.num_tiles
     maps = [graph.mappings[v] for v in access.tensor.variables()]
     wanted = needs(group, access)
@@ -127,7 +128,12 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> bool:
     np.testing.assert_array_equal(as_rows(traffic(group, 0, graph, writes), 4), right)
     general = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses)
     fast = count_boxes(group, access, maps[0], num_tiles, writes, buses) if len(maps) == 1 else None
-    for counts in [general] if fast is None else [general, fast]:
+    once = None
+    if not writes and reads_once(group, access):
+        known = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses, once=True)
+        np.testing.assert_array_equal((known.sent, known.shared), (right[1], right[5]))
+        once = count_once(group, access, maps[0], num_tiles) if len(maps) == 1 else None
+    for counts in (way for way in (general, fast, once) if way is not None):
         rows = [counts.received, counts.sent, counts.fragments, counts.local, counts.local_fragments]
         rows += [counts.shared, counts.copied, counts.copied_fragments]
         np.testing.assert_array_equal(np.stack(rows), right)
@@ -136,7 +142,7 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> bool:
     home = [owners(m) for m in maps]
     moves = {(w, e, int(home[w][e]), t) for t, w, e in wanted}
     assert sorted(zip(*(r.tolist() for r in rows), strict=True)) == sorted(m for m in moves if m[2] != m[3])
-    return fast is not None
+    return {name for name, counts in (("boxes", fast), ("once", once)) if counts is not None}
 
 
 # --- random cases -----------------------------------------------------------------------------------------------------
@@ -249,8 +255,33 @@ def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
         graph, shape = graph_of(num_tiles, (2, 2, 1, 3)[number % 4]), random_shape(rng)
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
-        fast += check(graph, random_group(rng, tensor, num_tiles, simple), False)
+        fast += "boxes" in check(graph, random_group(rng, tensor, num_tiles, simple), False)
     assert not simple or fast >= len(RNG_SEEDS) // 3, "the fast way is hardly tried"
+
+
+@pytest.mark.parametrize("num_tiles", [2, 5, 16])
+def test_what_no_two_tiles_share_equals_brute_force(num_tiles: int) -> None:
+    """Whole views in blocks or in one row, so that runs are short and those who need them hold some themselves."""
+    rng = np.random.default_rng(num_tiles)
+    tried = 0
+    for number in range(120):
+        graph, shape = graph_of(num_tiles, (1, 2, 3)[number % 3]), random_shape(rng)
+        whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, number % 2 == 0))
+        tensor = random_view(rng, whole, int(rng.integers(1, 4)))
+        tensor = tensor.flatten() if number % 2 else tensor
+        cuts = [random_cuts(rng, n, num_tiles if tensor.ndim == 1 else 2) for n in tensor.shape]
+        axes = [Axis(f"a{d}", cut) for d, cut in enumerate(cuts)]
+        order = [int(axis) for axis in rng.permutation(len(axes))]
+        blocks = tuple(axes[axis].blocks for axis in order)
+        if prod(blocks) > num_tiles:
+            continue
+        tile = random_tiles(rng, blocks, num_tiles, True)
+        if number % 5 == 0:
+            tile = np.where(rng.random(blocks) < 0.2, -1, tile)
+        dims = tuple(element(order.index(d)) for d in range(tensor.ndim))
+        group = group_on([axes[axis] for axis in order], Access(tensor, dims), tile)
+        tried += "once" in check(graph, group, False)
+    assert tried >= 30, "the way for elements that nobody shares is hardly tried"
 
 
 @pytest.mark.parametrize("num_tiles", [1, 4, 7, 16])
@@ -263,7 +294,7 @@ def test_writes_equal_brute_force(num_tiles: int) -> None:
         whole = graph.add_variable(shape, F32, "x", random_mapping(rng, shape, num_tiles, simple))
         tensor = random_view(rng, whole, int(rng.integers(0, 3)))
         if tensor.is_writable:
-            fast += check(graph, random_group(rng, tensor, num_tiles, simple, "out"), True)
+            fast += "boxes" in check(graph, random_group(rng, tensor, num_tiles, simple, "out"), True)
     assert fast >= len(RNG_SEEDS) // 6, "the fast way is hardly tried"
 
 
