@@ -17,25 +17,30 @@ elements are scattered singly over a `Flat` mapping (a flattened transpose) take
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from dataclasses import field as member
 from functools import lru_cache
 
 import numpy as np
 
 from ipujax.runtime.affine import Affine
+from ipujax.runtime.aliasing import surely_disjoint
 from ipujax.runtime.exchange_boxes import count_boxes
 from ipujax.runtime.exchange_count import Counts, count
 from ipujax.runtime.exchange_demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
 from ipujax.runtime.exchange_once import count_once, reads_once
 from ipujax.runtime.exchange_shared import Buses
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping
+from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, flat_mapping
+from ipujax.runtime.remembered import Remembered
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable, element_bytes
 from ipujax.runtime.vertices import Access, VertexGroup, element
 from ipujax.runtime.view import Concat, Node, Reshaped
+
+_MOST_REMEMBERED_BYTES = 256 * 2**20
+_QUESTION_BYTES = 16 * 2**10  # assumed: what a question takes beside its answer
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,20 +66,6 @@ class Traffic:
     shared_bytes: np.ndarray
     copied_bytes: np.ndarray
     copied_fragments: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A count that is asked for again and again: equal by `key`, which holds all that the answer depends on."""
-
-    key: tuple[object, ...]
-    group: VertexGroup = member(compare=False)
-    access: Access = member(compare=False)
-    mappings: tuple[TileMapping, ...]
-    num_tiles: int
-    item_bytes: int
-    writes: bool
-    buses: Buses
 
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
@@ -114,8 +105,7 @@ def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
     grid = copy_grid(source, destination, graph)
     if grid is not None:
         return _traffic(*grid, graph, False)
-    wanted = element_demand(source, destination, graph)
-    return _in_bytes(count(wanted, mappings_of(source, graph), False, _buses(graph)), element_bytes(source.dtype))
+    return _element_traffic(source, destination, graph)
 
 
 def _buses(graph: Graph) -> Buses:
@@ -131,15 +121,42 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     if len(mappings) == 1 and _stays(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
         return _widen(_in_place(mappings[0], item_bytes), first, num_tiles)
-    ends = [_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)]
-    first, last = min(low for low, _ in ends), max(high for _, high in ends)
     buses = _buses(graph)
-    first -= first % buses.period
+    first, last = _around([_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
     tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
     grid = grid_of(group.axes, tile)
-    mappings = tuple(_moved_down(mapping, first) for mapping in mappings)
-    part = _recalled(grid, access, mappings, last - first + 1, item_bytes, writes, buses)
-    return _widen(part, first, num_tiles)
+    homes, tiles = tuple(_moved_down(mapping, first) for mapping in mappings), last - first + 1
+
+    def find() -> Traffic:
+        return _in_bytes(_counts(grid, access, homes, tiles, writes, buses), item_bytes)
+
+    seen = _geometry(tensor.node, tensor.variables())
+    cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
+    question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
+    return _widen(find() if seen is None else _remembered(question, find), first, num_tiles)
+
+
+def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+    """The exchange of a copy to what is no grid of boxes."""
+    item_bytes, buses = element_bytes(source.dtype), _buses(graph)
+    mappings = mappings_of(source, graph), mappings_of(destination, graph)
+    first, last = _around([_tile_range(mapping) for both in mappings for mapping in both], buses)
+    homes, wanted = (tuple(_moved_down(mapping, first) for mapping in one) for one in mappings)
+    tiles = last - first + 1
+
+    def find() -> Traffic:
+        needs, once = element_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
+        return _in_bytes(count(needs, homes, False, buses, once), item_bytes)
+
+    seen = _geometry(source.node, source.variables()), _geometry(destination.node, destination.variables())
+    question = seen, homes, wanted, tiles, item_bytes, buses
+    return _widen(find() if None in seen else _remembered(question, find), first, graph.target.num_tiles)
+
+
+def _around(ends: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
+    """The first and the last tile of some ranges, from a tile on from which buses can be counted."""
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    return first - first % buses.period, last
 
 
 def _ends(tiles: np.ndarray) -> tuple[int, int]:
@@ -154,12 +171,13 @@ def _tile_range(mapping: TileMapping) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
-    """The mapping with `by` less for every tile; counts then run over the tiles that take part, not over all IPUs."""
-    if by == 0:
-        return mapping
+    """The mapping with `by` less for every tile, the same object for the same contents.
+
+    Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
+    """
     if isinstance(mapping, Blocked):
-        return Blocked(mapping.cuts, mapping.tile - by)
-    return Flat(mapping.size, mapping.starts, mapping.tiles - by)
+        return blocked_mapping(mapping.cuts, mapping.tile - by)
+    return flat_mapping(mapping.size, mapping.starts, mapping.tiles - by)
 
 
 def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
@@ -178,52 +196,18 @@ def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
     return Traffic(*members)
 
 
-def _recalled(
-    grid: VertexGroup,
-    access: Access,
-    mappings: tuple[TileMapping, ...],
-    num_tiles: int,
-    item_bytes: int,
-    writes: bool,
-    buses: Buses,
-) -> Traffic:
-    """The answer to a question, from memory where the same geometry was asked for before."""
-    tensor = access.tensor
-    blanks = {v: Variable(v.shape, tensor.dtype) for v in tensor.variables()}
-    node = _nameless(tensor.node, blanks)
-    if node is None:
-        return _answer(_Question((), grid, access, mappings, num_tiles, item_bytes, writes, buses))
-    cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
-    key = (_geometry(node, list(blanks.values())), access.dims, cuts, grid.tile.tobytes())
-    asked = Access(Tensor(node, tensor.shape, tensor.dtype), access.dims)
-    return _remembered(_Question(key, grid, asked, mappings, num_tiles, item_bytes, writes, buses))
-
-
-def _nameless(node: Node, blanks: dict[Variable, Variable]) -> Node | None:
-    """The node over other variables, so that a cache keeps nothing of a program but mappings; None for a list."""
-    match node:
-        case Affine(variable, offset, dims):
-            return Affine(blanks[variable], offset, dims)
-        case Reshaped(source, shape):
-            inner = _nameless(source, blanks)
-            return Reshaped(inner, shape) if isinstance(inner, Affine | Concat) else None
-        case Concat(axis, parts, shape):
-            inners = [_nameless(part, blanks) for part in parts]
-            found = tuple(inner for inner in inners if inner is not None)
-            return Concat(axis, found, shape) if len(found) == len(parts) else None
-    return None
-
-
-def _geometry(node: Node, variables: list[Variable]) -> tuple[object, ...]:
-    """All that an exchange depends on in a node, variables by number and shape."""
+def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
+    """All that an exchange depends on in a node, variables by number and shape; None for a list of elements."""
     match node:
         case Affine(variable, offset, dims):
             return variables.index(variable), variable.shape, offset, dims
         case Reshaped(source, shape):
-            return _geometry(source, variables), shape
+            inner = _geometry(source, variables)
+            return None if inner is None else (inner, shape)
         case Concat(axis, parts, _):
-            return axis, tuple(_geometry(part, variables) for part in parts)
-    raise AssertionError(f"no geometry for {type(node).__name__}")
+            inners = tuple(_geometry(part, variables) for part in parts)
+            return None if None in inners else (axis, inners)
+    return None
 
 
 def _stays(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
@@ -270,21 +254,24 @@ def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
     return Traffic(none, none, none, *local, none, none, none)
 
 
-def _answer(question: _Question) -> Traffic:
-    """Counts in the fast way where it applies, else by runs."""
-    group, access, mappings, num_tiles = question.group, question.access, question.mappings, question.num_tiles
+def _counts(
+    group: VertexGroup,
+    access: Access,
+    mappings: tuple[TileMapping, ...],
+    num_tiles: int,
+    writes: bool,
+    buses: Buses,
+) -> Counts:
+    """Counts in a fast way where one applies, else by runs."""
     counts = None
     if len(mappings) == 1:
-        counts = count_boxes(group, access, mappings[0], num_tiles, question.writes, question.buses)
-    once = counts is None and not question.writes and reads_once(group, access)
+        counts = count_boxes(group, access, mappings[0], num_tiles, writes, buses)
+    once = counts is None and not writes and reads_once(group, access)
     if once and len(mappings) == 1:
         counts = count_once(group, access, mappings[0], num_tiles)
     if counts is None:
-        counts = count(access_demand(group, access, num_tiles), mappings, question.writes, question.buses, once)
-    return _in_bytes(counts, question.item_bytes)
-
-
-_remembered = lru_cache(maxsize=512)(_answer)
+        counts = count(access_demand(group, access, num_tiles), mappings, writes, buses, once)
+    return counts
 
 
 def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
@@ -298,7 +285,16 @@ def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
         counts.copied * item_bytes,
         counts.copied_fragments,
     )
-    return Traffic(*map(_read_only, members))
+    return Traffic(*[_read_only(values) if values.any() else _zeros(len(values)) for values in members])
+
+
+def _size_bytes(found: Traffic) -> int:
+    return _QUESTION_BYTES + sum(
+        values.nbytes for values in (getattr(found, item.name) for item in fields(Traffic)) if values.any()
+    )
+
+
+_remembered = Remembered(_MOST_REMEMBERED_BYTES, _size_bytes)
 
 
 # --- cycles -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ for the general count. A copy is a read of its source by vertices that lie as th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -113,12 +114,19 @@ def _blocks(
     return None
 
 
-def element_demand(source: Tensor, destination: Tensor, graph: Graph) -> Demand:
-    """What each tile needs of the source of a copy, by listing the owner of each element of the destination."""
-    num_tiles, variables = graph.target.num_tiles, source.variables()
+def element_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
+    """What each tile needs of the source of a copy, by listing the owner of each element of the destination.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor of the same shape that is written.
+        mappings: of the destination's variables, in order.
+        num_tiles: tiles of the target.
+    """
+    variables = source.variables()
     which, index = (np.broadcast_to(part, destination.shape).ravel() for part in destination.flat_indices())
     tile = np.zeros(destination.size, np.int64)
-    for number, mapping in enumerate(mappings_of(destination, graph)):
+    for number, mapping in enumerate(mappings):
         here = which == number
         tile[here] = owners(mapping)[index[here]]
     first = np.flatnonzero(np.diff(tile, prepend=-1))
@@ -140,4 +148,4 @@ def copy_demand(source: Tensor, destination: Tensor, graph: Graph) -> Demand:
     grid = copy_grid(source, destination, graph) if source.size else None
     if grid is not None:
         return access_demand(*grid, graph.target.num_tiles)
-    return element_demand(source, destination, graph)
+    return element_demand(source, destination, mappings_of(destination, graph), graph.target.num_tiles)
