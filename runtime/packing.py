@@ -14,6 +14,7 @@ memory profile says by how much it is more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,7 +23,6 @@ import numpy as np
 
 ALIGNMENT_BYTES = 8  # published: a 64-bit load; `in` of poplibs ConvPartial1x1Out.cpp is aligned to 8 bytes
 WIDE_ALIGNMENT_BYTES = 16  # published: a 128-bit load; `out` of the same vertex is aligned to 16 bytes
-_KEY_BITS = 31  # an address and an end in one sortable int64
 
 Span = tuple[int, int]  # first and last step, both included
 Order = Literal["longest", "earliest", "largest"]
@@ -68,7 +68,8 @@ def pack(
         order: which of the others is placed before which: longest-lived, earliest, or largest first.
     """
     items, classes = sizes.shape
-    start, end = np.zeros((classes, items), np.int64), np.zeros((classes, items), np.int64)
+    keys = _no_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
+    start, end = _halves(keys)
     of, begin, stop = flat(spans)
     placed = np.zeros(items, bool)
     for item in _in_order(order, sizes, spans, first):
@@ -76,16 +77,13 @@ def pack(
         meets = np.zeros(items, bool)
         for low, high in spans[item]:
             meets[of[(begin <= high) & (stop >= low)]] = True
-        others = np.flatnonzero(meets & placed)
-        if len(others):
-            taken, size = (where[:, None], others), sizes[item, where]
-            unit = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
-            address = place(start[taken], end[taken], size, unit)
-            start[where, item], end[where, item] = address, address + size
-        else:
-            end[where, item] = sizes[item, where]
+        others = keys[np.flatnonzero(meets & placed)]  # whole rows: much faster than their parts one by one
+        there = np.ascontiguousarray((others if len(where) == classes else others.take(where, 1)).T)
+        unit = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
+        address = _lowest(there, sizes[item, where], unit)
+        start[item, where], end[item, where] = address, address + sizes[item, where]
         placed[item] = True
-    return Packing(start, end)
+    return Packing(start.T.astype(np.int64), end.T.astype(np.int64))
 
 
 def _in_order(order: Order, sizes: np.ndarray, spans: Sequence[Sequence[Span]], first: np.ndarray) -> np.ndarray:
@@ -116,25 +114,36 @@ def place(start: np.ndarray, end: np.ndarray, size: np.ndarray, alignment_bytes:
     Returns:
         int64[tiles].
     """
-    if not start.shape[1]:
-        return np.zeros(len(size), np.int64)
-    start, end = _by_address(start, end)
-    below = np.zeros((len(end), end.shape[1] + 1), np.int64)  # how far memory is taken below each gap, and on top
+    keys = _no_keys(start.shape, int((end.max(1, initial=0) + size).max(initial=0)) + alignment_bytes)
+    for half, values in zip(_halves(keys), (start, end), strict=True):
+        half[...] = values
+    return _lowest(keys, size, alignment_bytes)
+
+
+def _no_keys(shape: tuple[int, ...], most_bytes: int) -> np.ndarray:
+    """Room for addresses and ends in pairs that sort as one number, all 0: int64 where both fit, else complex128."""
+    return np.zeros(shape, np.int64 if most_bytes <= np.iinfo(np.int32).max else np.complex128)
+
+
+def _halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Views of the addresses and of the ends in keys."""
+    small = keys.dtype == np.int64
+    low, high = np.moveaxis(keys.view(np.int32 if small else np.float64).reshape(*keys.shape, 2), -1, 0)
+    upper_is_last = sys.byteorder == "little"
+    return (high, low) if small and upper_is_last else (low, high)
+
+
+def _lowest(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
+    """`place` between what keys, [tiles, items], tell of; sorts them, in place."""
+    keys.sort(1)
+    start, end = _halves(keys)
+    below = np.zeros((end.shape[0], end.shape[1] + 1), end.dtype)  # how far memory is taken below each gap, and on top
     np.maximum.accumulate(end, axis=1, out=below[:, 1:])
     if alignment_bytes != ALIGNMENT_BYTES:
         below = round_up(below, alignment_bytes)
-    fits = below[:, :-1] + size[:, None] <= start
-    gap = np.where(fits.any(1), fits.argmax(1), start.shape[1])
-    return below[np.arange(len(gap)), gap]
-
-
-def _by_address(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both in rising order of `start`, row by row; in one sort of numbers where both halves fit one."""
-    if end.max(initial=0) >> _KEY_BITS:
-        order = start.argsort(1, kind="stable")
-        return np.take_along_axis(start, order, 1), np.take_along_axis(end, order, 1)
-    key = np.sort(start << _KEY_BITS | end, axis=1)
-    return key >> _KEY_BITS, key & ((1 << _KEY_BITS) - 1)
+    fits = np.ones(below.shape, bool)
+    np.less_equal(below[:, :-1] + size[:, None].astype(end.dtype), start, out=fits[:, :-1])
+    return below[np.arange(len(below)), fits.argmax(1)].astype(np.int64)
 
 
 def classes_of(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
