@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from ipujax.lowering.equations import Lowering
 from ipujax.lowering.jax_compat import Var, trace
-from ipujax.lowering.lower import Lowering
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.poputil.mapping import check_may_place, map_linearly
 from ipujax.runtime.errors import GraphError

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.lower import Lowering
+from ipujax.lowering.equations import Lowering
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipeline_op import staged_pipeline_p
 from ipujax.lowering.pipelining.choice import charged, definite

@@ -1,0 +1,122 @@
+"""Lowers equations into a graph, each by the rule of its primitive.
+
+Input: jaxprs, and the tensors of what they read. Output: tensors of their results, and steps added to programs. What
+has no rule runs as one vertex, see `fallback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.context import Context, Rule
+from ipujax.lowering.dense_layers import NO_ROLE, Role, roles
+from ipujax.lowering.fallback import fallback
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.rules import RULES
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import Origin
+
+
+class Lowering:
+    """Lowers jaxprs into one graph.
+
+    Args:
+        graph: graph to add to.
+        into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+    """
+
+    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None) -> None:
+        self._graph, self._into = graph, into or {}
+        self._scalars: dict[tuple[str, bytes], Tensor] = {}
+        self._functions: dict[Any, Any] = {}
+
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
+        """Lowers a jaxpr on given tensors; returns the tensors of its results."""
+        body = jaxpr.jaxpr
+        env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
+        for var, value in zip(body.constvars, jaxpr.consts, strict=True):
+            env[var] = self._graph.add_constant(value, "constant")
+        self.equations(body.eqns, env, prog, roles(body))
+        return [self.read(env, atom) for atom in body.outvars]
+
+    def equations(
+        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, known: Mapping[int, Role]
+    ) -> None:
+        """Lowers equations in order.
+
+        Args:
+            eqns: the equations.
+            env: the tensors of what they read, and of weights that their roles name; theirs are added.
+            prog: program to add to.
+            known: roles of equations, see `dense_layers.roles`.
+        """
+        for eqn in eqns:
+            role = known.get(id(eqn), NO_ROLE)
+            laid_as = None if role.gradient_of is None else env.get(role.gradient_of)
+            if laid_as is not None and role.is_transposed:
+                laid_as = laid_as.transpose((1, 0))
+            operands = [self.read(env, atom) for atom in eqn.invars]
+            results = self.equation(eqn, operands, prog, later=role.later, laid_as=laid_as)
+            env.update(zip(eqn.outvars, results, strict=True))
+
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
+        """Lowers one equation on given tensors; returns the tensors of its results.
+
+        Args:
+            eqn: the equation.
+            operands: a tensor for each of its operands.
+            prog: program to add to.
+            **layer: what `Context` says of products of dense layers.
+        """
+        outer = self._graph.origin
+        with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
+            return self._apply_rule(eqn, operands, prog, layer)
+
+    def _apply_rule(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, layer: Mapping[str, Any]
+    ) -> Sequence[Tensor]:
+        stack = name_stack(eqn)
+        context = Context(
+            graph=self._graph,
+            prog=prog,
+            name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
+            equation=eqn,
+            out_avals=tuple(var.aval for var in eqn.outvars),
+            lower_jaxpr=self.jaxpr,
+            functions=self._functions,
+            into_tensor=self._target(eqn, operands),
+            **layer,
+        )
+        rule: Rule | None = RULES.get(eqn.primitive.name)
+        results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)
+        results = [results] if isinstance(results, Tensor) else list(results)
+        for result, var in zip(results, eqn.outvars, strict=True):
+            aval: Any = var.aval
+            assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
+        return results
+
+    def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
+        """Where the only result of an equation may go at once: not where another part of an operand lies."""
+        out = self._into.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if out is None:
+            return None
+        own = set(out.variables())
+        return out if all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) else None
+
+    def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
+        """The tensor of a variable or a literal."""
+        if not isinstance(atom, Literal):
+            return env[atom]
+        aval: Any = atom.aval
+        value = np.asarray(atom.val, aval.dtype)
+        key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
+        if key is None:
+            return self._graph.add_constant(value, "literal")
+        if key not in self._scalars:
+            self._scalars[key] = self._graph.add_constant(value, str(value))
+        return self._scalars[key]
