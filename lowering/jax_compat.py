@@ -181,6 +181,11 @@ def new_var(aval: Any) -> Var:
     return Var(aval)
 
 
+def with_rows(aval: Any, rows: int) -> Any:
+    """An abstract value with another number of rows, along its first axis."""
+    return aval.update(shape=(rows, *aval.shape[1:]))
+
+
 def new_literal(value: Any, aval: Any) -> Literal:
     """A constant scalar in a jaxpr."""
     return Literal(value, aval)

@@ -4,13 +4,15 @@
 
 Arguments become variables filled from host streams, each equation adds compute sets by its rule, see `equations`, and
 results go to host streams. A donated argument stays on the device: the result that takes its place is copied into its
-variable, and neither moves to or from the host. Variables no rule has placed are placed linearly at the end.
+variable, and neither moves to or from the host. Stages of pipelines that have none are found first; then an argument
+that stacks layers may be several variables, one a stage. Variables no rule has placed are placed linearly at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,6 +20,8 @@ import jax
 from ipujax.lowering.equations import Lowering
 from ipujax.lowering.fallback import check_is_array
 from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.pipelining.choice import find_stages
+from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces, uncut
 from ipujax.lowering.pipelining.program import PipelineRun
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.lowering.replica_checks import check_results, of_one_replica
@@ -29,7 +33,7 @@ from ipujax.runtime.instances import ALONE, Instances
 from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.variable import Origin
 
 _UPDATE = Origin(path="results into donated arguments")
@@ -109,34 +113,100 @@ def lower(
         check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
-    graph, prog = Graph(of_one_replica(target, replicas), replicas), ProgramSequence()
-    aliases = donated_aliases(whole, donated)
-    arguments, inputs = [], []
-    for number, aval in enumerate(jaxpr.in_avals):
-        shared = replicas > 1 and whole.in_dims[number] is None
-        stream = HostStream(names[number], aval.shape, aval.dtype, resident=number in aliases, broadcast=shared)
-        with graph.debug_origin(Origin(path=f"argument {names[number]}")):
-            arguments.append(graph.add_variable(aval.shape, aval.dtype, names[number]))
-        inputs.append(stream)
-        prog.add(StreamIn(stream, arguments[-1]))
-    with graph.debug_origin(Origin(line)):
-        if has_stages(jaxpr.jaxpr):
-            results, pipelines = lower_staged(graph, Lowering, jaxpr, arguments, prog)
-        else:
-            pipelines = ()
-            results = Lowering(graph).jaxpr(jaxpr, arguments, prog)
-    results = _set_aside_arguments(graph, prog, results, arguments, aliases)
-    outputs = []
-    for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
-        if alias is not None and result is not arguments[alias]:
-            map_linearly(graph, result)
-            prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
-            result = arguments[alias]
-        outputs.append(HostStream(f"out{number}", result.shape, result.dtype, resident=alias is not None))
-        prog.add(StreamOut(result, outputs[-1]))
-    for variable in graph.variables:
-        map_linearly(graph, Tensor.of(variable))
-    return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, whole.in_dims, whole.out_dims, pipelines)
+    one = of_one_replica(target, replicas)
+    lowered: dict[ClosedJaxpr, LoweredProgram] = {}
+
+    def program_of(found: CutJaxpr) -> LoweredProgram:
+        if found.jaxpr not in lowered:
+            lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
+            lowered[found.jaxpr] = _Program(whole, found, Graph(one, replicas), donated, names).lowered(line)
+        return lowered[found.jaxpr]
+
+    def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
+        done = program_of(found)
+        return done.graph, done.program
+
+    with_stages = has_stages(jaxpr.jaxpr)
+    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if with_stages else uncut(jaxpr))
+
+
+class _Program:
+    """The program of one call, around what a jaxpr computes.
+
+    Args:
+        whole: what is called, and how its ends are split over replicas.
+        found: the same, with arguments and results that may be in pieces.
+        graph: an empty graph.
+        donated: for each argument whether its buffer may be reused.
+        names: debug name of each.
+    """
+
+    def __init__(
+        self, whole: Replicated, found: CutJaxpr, graph: Graph, donated: Sequence[bool], names: Sequence[str]
+    ) -> None:
+        self._whole, self._found, self._graph, self._names = whole, found, graph, names
+        self._prog = ProgramSequence()
+        self._aliases = donated_aliases(whole, donated)
+        self._pieces: list[tuple[Tensor, ...]] = []  # of each argument
+
+    def lowered(self, line: str) -> LoweredProgram:
+        """The program; equations of which no line is the user's belong to `line`."""
+        whole, graph, prog, names, aliases = self._whole, self._graph, self._prog, self._names, self._aliases
+        arguments, inputs = self._arguments()
+        results, pipelines = self._results(arguments, line)
+        results = _set_aside_arguments(graph, prog, results, arguments, aliases)
+        outputs = []
+        for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
+            if alias is not None and result is not arguments[alias]:
+                map_linearly(graph, result)
+                prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
+                result = arguments[alias]
+            outputs.append(HostStream(f"out{number}", result.shape, result.dtype, resident=alias is not None))
+            prog.add(StreamOut(result, outputs[-1]))
+        for variable in graph.variables:
+            map_linearly(graph, Tensor.of(variable))
+        ends = whole.in_dims, whole.out_dims
+        return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, *ends, pipelines)
+
+    def _arguments(self) -> tuple[list[Tensor], list[HostStream]]:
+        """The tensors of all arguments, filled from host streams."""
+        arguments, inputs = list[Tensor](), list[HostStream]()
+        whole, graph, names = self._whole, self._graph, self._names
+        for number, (aval, bounds) in enumerate(zip(whole.jaxpr.in_avals, self._found.inputs, strict=True)):
+            shared = whole.replicas > 1 and whole.in_dims[number] is None
+            resident = number in self._aliases
+            stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
+            with graph.debug_origin(Origin(path=f"argument {names[number]}")):
+                shapes = {names[number]: aval.shape}
+                if bounds is not None:
+                    spans = pairwise(bounds)
+                    shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
+                pieces = tuple(graph.add_variable(shape, aval.dtype, name) for name, shape in shapes.items())
+            self._pieces.append(pieces)
+            arguments.append(_joined(pieces))
+            inputs.append(stream)
+            self._prog.add(StreamIn(stream, arguments[-1]))
+        return arguments, inputs
+
+    def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+        """The tensors of all results."""
+        jaxpr, graph = self._found.jaxpr, self._graph
+        given, pipelines = [piece for pieces in self._pieces for piece in pieces], tuple[PipelineRun, ...]()
+        with graph.debug_origin(Origin(line)):
+            if has_stages(jaxpr.jaxpr):
+                made, pipelines = lower_staged(graph, Lowering, jaxpr, given, self._prog)
+            else:
+                made = Lowering(graph).jaxpr(jaxpr, given, self._prog)
+        remaining, results = iter(made), list[Tensor]()
+        whole_of = dict(zip(self._pieces, arguments, strict=True))
+        for bounds in self._found.outputs:
+            pieces = tuple(next(remaining) for _ in range(num_pieces(bounds)))
+            results.append(whole_of.get(pieces) or _joined(pieces))
+        return results, pipelines
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else concat(pieces, 0)
 
 
 def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:

@@ -148,9 +148,15 @@ def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs that equations hold, but not this."""
+    """The jaxpr of one micro-batch, equal only to itself; passes rewrite jaxprs that equations hold, but not this.
+
+    Args:
+        jaxpr: the jaxpr.
+        is_ready: whether all passes have been over it.
+    """
 
     jaxpr: ClosedJaxpr
+    is_ready: bool = False
 
 
 pipeline_p = make_call_primitive("ipu_pipeline", "loop", _refuse_derivative)

@@ -54,11 +54,26 @@ def place(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, .
         ArgumentError: for stages with a gap between their numbers, a stage inside a loop, or a value that flows back to
             an earlier stage.
     """
-    spans = spans or {}
+    return _placed(jaxpr, spans or {}).run()
+
+
+def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
+    """The stage that uses each input first, None for one that nothing uses.
+
+    Args:
+        jaxpr: as for `place`.
+        spans: as for `place`.
+    """
+    filling = _placed(jaxpr, spans)
+    filling.run()
+    return tuple(map(filling.first_use, jaxpr.invars))
+
+
+def _placed(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _Filling:
     named = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
     check_gaps(jaxpr.eqns, named, max((span.num_stages for span in spans.values()), default=0))
     check_flow(jaxpr, named)
-    return _Filling(jaxpr, named, spans).run()
+    return _Filling(jaxpr, named, spans)
 
 
 def named_stage(eqn: JaxprEqn) -> int | None:

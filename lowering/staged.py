@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.ipus import Ipus, MakeLowering
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
-from ipujax.lowering.pipelining.choice import definite
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
-from ipujax.lowering.pipelining.staged import is_staged
-from ipujax.lowering.placement import Span, place
+from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.placement import place
 from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
@@ -45,11 +44,8 @@ def lower_staged(
         ArgumentError: for stages that make no sense, or more of them than IPUs.
     """
     body, num_ipus = jaxpr.jaxpr, graph.target.num_ipus
-    pipelines = {n: definite(eqn, graph.target, make) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
-    stages = place(
-        body,
-        {n: Span(p.input_ipus(), p.result_ipus(), p.partition.num_stages) for n, p in pipelines.items()},
-    )
+    pipelines = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
+    stages = place(body, {n: pipeline.span() for n, pipeline in pipelines.items()})
     _check_fits(jaxpr, stages, num_ipus)
     ipus = Ipus(graph, make)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))

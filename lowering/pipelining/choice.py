@@ -1,107 +1,197 @@
-"""Makes a pipeline definite: by its named stages, or by the best of the stages that are found for it.
+"""Finds stages for pipelines that have none: the best of the ways to cut them.
 
-Input: the equation of a pipeline, and the machine. Output: a `StagedPipeline`. Where stages are to be found, the most
-promising cuts are each lowered into a graph of their own and charged by the cost model, memory included; from the best
-of them single cuts are moved as long as that helps.
+Input: a jaxpr with pipelines, and the machine. Output: an equal jaxpr whose pipelines have stages, with the arguments
+and results of loops over layers in pieces, each to lie with its stage. The most promising cuts are each lowered into a
+graph of their own and charged by the cost model, memory included: also that of arguments which a stage's results need
+later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. What is chosen
+is lowered with all around it, and has to fit the machine if any of those that are tried does.
+
+Limits: if what is chosen does not fit, the best cuts for less memory are tried and then the first 256 of all, of which
+24 are lowered whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
 
-from ipujax.lowering.ipus import Ipus, MakeLowering
-from ipujax.lowering.jax_compat import JaxprEqn, source_line
+from ipujax.lowering.ipus import MakeLowering
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
 from ipujax.lowering.pipeline_op import PipelineSpec
+from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
-from ipujax.lowering.pipelining.program import lower_pipeline
-from ipujax.lowering.pipelining.staged import StagedPipeline, ipus_of_stages, micro_batch_of, staged_pipeline
+from ipujax.lowering.pipelining.layers import replacement
+from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
+from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
 from ipujax.lowering.pipelining.work import Work, work_of
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.schedules import schedule_plan
+from ipujax.lowering.placement import Span, value_bytes
+from ipujax.lowering.schedules import SchedulePlan, schedule_plan
 from ipujax.lowering.stage_names import named_stages
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory import memory_report
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.steps import while_names
+from ipujax.runtime.program import Program
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.timeline import timeline
 
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too
-_MOST_TRIED = 256  # if none of those fits the memory
+_MEMORY_PARTS = 16  # if none of those fits, the best for 15/16, 14/16, … of the memory are
+_MOST_TRIED = 256  # and then as many of all cuts
+_MOST_WHOLE = 24  # cuts that are lowered with all around them
 _MOST_MOVES = 24  # cuts that are tried to make the best of these better
 
 Cuts = tuple[int, ...]  # the first number of each stage but the first
+LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
-def definite(eqn: JaxprEqn, target: Target, make: MakeLowering) -> StagedPipeline:
-    """Makes a pipeline definite.
+def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole) -> CutJaxpr:
+    """Gives stages to the pipelines of which stages are to be found.
 
     Args:
-        eqn: its equation.
+        jaxpr: what is compiled, after all passes.
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
+        whole: lowers what is compiled, with arguments and results in pieces.
 
     Raises:
         ArgumentError: for stages that make no sense, or none to be found.
     """
-    spec: PipelineSpec = eqn.params["spec"]
-    jaxpr = micro_batch_of(eqn)
-    if spec.stages is None:
-        return staged_pipeline(eqn, jaxpr, target.num_ipus)
-    if found := named_stages(jaxpr.jaxpr):
-        raise ArgumentError(
-            f"stages of ipu.pipeline({spec.name}) are to be found, and it has stages already",
-            where=source_line(eqn) or None,
-            expected="either stages=... or ipu.stage(i)",
-            got=f"stages={spec.stages!r}, and stages {', '.join(map(str, sorted(found)))} in the function",
-        )
-    work = work_of(jaxpr, spec, target.replace(num_ipus=1), make)
-    search = _Search(eqn, work, target, make)
-    promising = _promising(eqn, work, target)
-    best = search.best(promising)
-    if search.charge(best)[0] and spec.stages != "auto":  # none fits
-        best = next((cuts for cuts in all_cuts(work, len(best) + 1, _MOST_TRIED) if not search.charge(cuts)[0]), best)
-    return search.pipeline(search.climbed(best))
+    found = uncut(jaxpr)
+    while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
+        search, outer = Search(found.jaxpr, waiting[0], target, make), found
+
+        def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
+            return whole(_composed(outer, inner))
+
+        cuts = search.chosen(whole_of if len(waiting) == 1 else None)
+        found = _composed(outer, search.rewritten(cuts))
+    return found
 
 
-class _Search:
-    """Ways to cut, each lowered and charged once."""
+def _is_open(eqn: JaxprEqn) -> bool:
+    return is_staged(eqn) and eqn.params["spec"].stages is not None
 
-    def __init__(self, eqn: JaxprEqn, work: Work, target: Target, make: MakeLowering) -> None:
-        self._eqn, self._work, self._target, self._make = eqn, work, target, make
-        self._pipelines: dict[Cuts, StagedPipeline] = {}
+
+class Search:
+    """Ways to cut a pipeline, each lowered and charged once.
+
+    Args:
+        jaxpr: what is compiled.
+        number: which of its equations is the pipeline.
+        target: the machine of one replica.
+        make: makes what lowers equations into a graph.
+    """
+
+    def __init__(self, jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> None:
+        self._jaxpr, self._number, self._target, self._make = jaxpr, number, target, make
+        self._eqn = jaxpr.jaxpr.eqns[number]
+        self._spec: PipelineSpec = self._eqn.params["spec"]
+        micro_batch = micro_batch_of(self._eqn)
+        if known := named_stages(micro_batch.jaxpr):
+            raise ArgumentError(
+                f"stages of ipu.pipeline({self._spec.name}) are to be found, and it has stages already",
+                where=source_line(self._eqn) or None,
+                expected="either stages=... or ipu.stage(i)",
+                got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
+            )
+        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make)
+        self._rewritten: dict[Cuts, CutJaxpr] = {}
         self._charges: dict[Cuts, tuple[int, int]] = {}
-        self._places = places(work)
+        self._places = places(self.work)
 
-    def pipeline(self, cuts: Cuts) -> StagedPipeline:
-        """The pipeline of some cuts."""
-        if cuts not in self._pipelines:
-            self._pipelines[cuts] = staged_pipeline(self._eqn, named(self._work, cuts), self._target.num_ipus)
-        return self._pipelines[cuts]
+    # --- one way ---
+
+    def rewritten(self, cuts: Cuts) -> CutJaxpr:
+        """What is compiled, with the stages between some cuts."""
+        if cuts not in self._rewritten:
+            self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, named(self.work, cuts)))
+        return self._rewritten[cuts]
 
     def charge(self, cuts: Cuts) -> tuple[int, int]:
         """By how many bytes it exceeds the memory of a tile, and its cycles."""
+        return self._expected(cuts, 0)
+
+    def _charged(self, cuts: Cuts) -> tuple[int, int]:
+        """Bytes of its fullest tile, and its cycles."""
         if cuts not in self._charges:
-            self._charges[cuts] = charged(self._eqn, self.pipeline(cuts), self._target, self._make)
+            jaxpr = self.rewritten(cuts).jaxpr
+            self._charges[cuts] = charged(jaxpr, self._place_in(jaxpr), self._target, self._make)
         return self._charges[cuts]
 
-    def best(self, ways: Sequence[Cuts]) -> Cuts:
+    def _place_in(self, jaxpr: ClosedJaxpr) -> int:
+        """Which equation of what is compiled the pipeline is, when that is cut."""
+        which = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
+        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][which]
+
+    # --- the best of them ---
+
+    def chosen(self, whole: LowerWhole | None = None) -> Cuts:
+        """The best way that is found.
+
+        Args:
+            whole: lowers what is compiled; whether that fits is not looked at when None.
+
+        Raises:
+            ArgumentError: if there is no way to cut.
+        """
+        best = self._best(self._promising())
+        if self.charge(best)[0]:  # none fits
+            others = chain(self._roomier(), self._all(len(best) + 1))
+            best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
+        best = self._climbed(best)
+        return best if whole is None else self._fitting(best, whole)
+
+    def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
+        """The best way that fits with all that is compiled, or else the best.
+
+        What one of them needs more than was charged is expected of others too.
+        """
+        tried, more = set[Cuts](), 0
+        for ways in self._from_best_to_all(best):
+            while len(tried) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in tried]):
+                cuts = min(left, key=lambda each: self._expected(each, more))
+                need = worst_tile_bytes(*whole(self.rewritten(cuts)))
+                if need <= self._target.bytes_per_tile:
+                    return cuts
+                more = max(more, need - self._charged(cuts)[0])
+                tried.add(cuts)
+        return best
+
+    def _from_best_to_all(self, best: Cuts) -> Iterator[list[Cuts]]:
+        """Ways to try one after the other: the best, what was charged and what needs less memory, and all."""
+        yield [best]
+        yield [*self._charges, *self._roomier()]
+        yield list(self._all(len(best) + 1))
+
+    def _expected(self, cuts: Cuts, more: int) -> tuple[int, int]:
+        need, cycles = self._charged(cuts)
+        return max(0, need + more - self._target.bytes_per_tile), cycles
+
+    def _best(self, ways: Sequence[Cuts]) -> Cuts:
         """The best of some cuts, the first of equals."""
         return min(ways, key=self.charge)
 
-    def climbed(self, best: Cuts) -> Cuts:
+    def _all(self, num_stages: int) -> Iterator[Cuts]:
+        """All cuts into as many stages, up to a number."""
+        return all_cuts(self.work, num_stages, _MOST_TRIED)
+
+    def _roomier(self) -> Iterator[Cuts]:
+        """The best ways for machines of less and less memory."""
+        one = self._target.replace(num_ipus=1)
+        for plan in self._plans:
+            for part in range(_MEMORY_PARTS - 1, 0, -1):
+                less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
+                try:
+                    yield from best_cuts(self.work, plan, less, 1, self.resident)
+                except ArgumentError:  # none is so small
+                    break
+
+    def _climbed(self, best: Cuts) -> Cuts:
         """The best that is reached by moving one cut at a time to the next place."""
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:
             moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
-            step = self.best([best, *moved])
+            step = self._best([best, *moved])
             if step == best:
                 break
             best = step
@@ -109,52 +199,104 @@ class _Search:
 
     def _neighbours(self, cuts: Cuts) -> list[Cuts]:
         found = []
-        for number, cut in enumerate(cuts):
-            at = self._places.index(cut)
+        for number, at in enumerate(map(self._places.index, cuts)):
             for place in self._places[max(at - 1, 0) : at + 2]:
                 way = (*cuts[:number], place, *cuts[number + 1 :])
                 if way != cuts and all(a < b for a, b in pairwise(way)):
                     found.append(way)
         return found
 
+    @cached_property
+    def _plans(self) -> list[SchedulePlan]:
+        """The schedule for the number of stages that is given, or for all that the machine has IPUs for."""
+        spec, training = self._spec, self.work.has_gradients
+        if spec.stages != "auto":
+            assert spec.stages is not None
+            plan = schedule_plan(spec.schedule, spec.stages, spec.micro_batches, training)
+            ipus_of_stages(self._eqn, plan, self._target.num_ipus)
+            return [plan]
+        plans, refused = list[SchedulePlan](), None
+        for count in range(2, self._target.num_ipus + 1):
+            try:
+                plans.append(schedule_plan(spec.schedule, count, spec.micro_batches, training))
+            except ArgumentError as error:  # this number will not do
+                refused = refused or error
+        if not plans:
+            raise refused or ArgumentError(
+                f"ipu.pipeline({spec.name}) has nothing to be cut for",
+                where=source_line(self._eqn) or None,
+                expected="two IPUs or more for each replica",
+                got=self._target.num_ipus,
+            )
+        return plans
 
-def _promising(eqn: JaxprEqn, work: Work, target: Target) -> list[Cuts]:
-    """The cuts to try, for the number of stages that is given, or for all that the machine has IPUs for."""
-    spec: PipelineSpec = eqn.params["spec"]
-    one, training = target.replace(num_ipus=1), work.has_gradients
-    if spec.stages != "auto":
-        assert spec.stages is not None
-        plan = schedule_plan(spec.schedule, spec.stages, spec.micro_batches, training)
-        ipus_of_stages(eqn, plan, target.num_ipus)
-        return best_cuts(work, plan, one, _TRIED)
-    refused: ArgumentError | None = None
-    ways: list[Cuts] = []
-    for count in range(2, target.num_ipus + 1):
-        try:
-            plan = schedule_plan(spec.schedule, count, spec.micro_batches, training)
-            ways += best_cuts(work, plan, one, _TRIED_OF_EACH)
-        except ArgumentError as error:  # this number will not do
-            refused = refused or error
-    if not ways:
-        raise refused or ArgumentError(
-            f"ipu.pipeline({spec.name}) has nothing to be cut for",
-            where=source_line(eqn) or None,
-            expected="two IPUs or more for each replica",
-            got=target.num_ipus,
-        )
-    return ways
+    def _promising(self) -> list[Cuts]:
+        """The cuts to try."""
+        one, few = self._target.replace(num_ipus=1), _TRIED if len(self._plans) == 1 else _TRIED_OF_EACH
+        ways, refused = list[Cuts](), list[ArgumentError]()
+        for plan in self._plans:
+            try:
+                ways += best_cuts(self.work, plan, one, few, self.resident)
+            except ArgumentError as error:  # this number will not do
+                refused.append(error)
+        if not ways:
+            raise refused[0]
+        return ways
+
+    @cached_property
+    def resident(self) -> list[tuple[int, int]]:
+        """What lies with the parameters of each number besides: the number, and bytes.
+
+        Found by placing what is compiled as if each number were a stage.
+        """
+        around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.pieces)).jaxpr
+        place = self._place_in(around)
+        span = _span_of_numbers(self.work)
+        return [(home, value_bytes(var.aval)) for var, home in beside(around, place, span)]
 
 
-def charged(eqn: JaxprEqn, staged: StagedPipeline, target: Target, make: MakeLowering) -> tuple[int, int]:
-    """By how many bytes a pipeline exceeds the memory of a tile, and its cycles."""
-    graph, prog = Graph(target), ProgramSequence()
-    operands = [graph.add_variable(atom.aval.shape, atom.aval.dtype, "operand") for atom in eqn.invars]  # type: ignore[attr-defined]
-    _, run = lower_pipeline(Ipus(graph, make), staged, operands, prog, staged.spec.name)
-    for variable in graph.variables:
-        map_linearly(graph, Tensor.of(variable))
-    costs, effects = leaf_costs(graph, prog), EffectsOf(graph)
-    memory = memory_report(graph, prog, effects, costs)
-    steps, slots = clock_steps(prog, costs, effects, target)
-    trips = {name: 1 for names in while_names(prog).values() for name in names}
-    cycles = timeline(run.program, steps, target.num_ipus, slots, trips).cycles
-    return max(0, int(memory.max_tile_bytes) - target.bytes_per_tile), cycles
+# --- around the pipeline ----------------------------------------------------------------------------------------------
+
+
+def _around(jaxpr: ClosedJaxpr, number: int, new: Replacement) -> CutJaxpr:
+    """What is compiled with a pipeline replaced, and all that has the same rows as its operands in as many pieces."""
+    eqn = jaxpr.jaxpr.eqns[number]
+    atoms = zip((*eqn.outvars, *eqn.invars), (*new.outputs, *new.inputs), strict=True)
+    seeds = {atom: at for atom, at in atoms if at is not None and not isinstance(atom, Literal)}
+    return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: new})
+
+
+def _span_of_numbers(work: Work) -> Span:
+    """A pipeline as if each number were a stage on an IPU of its own."""
+    body = work.pieces.jaxpr.jaxpr
+    first: dict[Var, int] = {}
+    made: dict[Var, int] = {}
+    for eqn, number in zip(body.eqns, work.numbers, strict=True):
+        made.update(dict.fromkeys(eqn.outvars, max(number, 0)))
+        for atom in eqn.invars:
+            if number >= 0 and not isinstance(atom, Literal):
+                first[atom] = min(first.get(atom, number), number)
+    results = tuple(0 if isinstance(atom, Literal) else made.get(atom, 0) for atom in body.outvars)
+    return Span(tuple(map(first.get, body.invars)), results, len(work.forward_cycles))
+
+
+def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
+    """A jaxpr whose pieces are cut once more."""
+    ends = _composed_bounds(outer.inputs, inner.inputs), _composed_bounds(outer.outputs, inner.outputs)
+    return CutJaxpr(inner.jaxpr, *ends, inner.sources)
+
+
+def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
+    remaining, found = iter(inner), list[Bounds | None]()
+    for at in outer:
+        parts = [next(remaining) for _ in range(num_pieces(at))]
+        if at is None:
+            found += parts
+            continue
+        rows = [n for (a, b), part in zip(pairwise(at), parts, strict=True) for n in _lengths(part or (0, b - a))]
+        found.append(tuple(accumulate(rows, initial=0)))
+    return tuple(found)
+
+
+def _lengths(bounds: Bounds) -> list[int]:
+    return [b - a for a, b in pairwise(bounds)]

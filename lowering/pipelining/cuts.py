@@ -6,21 +6,25 @@ named after the stages between some. Of few ways to cut all are weighed, of many
     Σ t + (m − 1) · max t        over stages of time t, for m micro-batches
 
 which is exact for stages of one ratio of forward to backward time. They are ranked by the time the schedule takes with
-such stages. Stages whose parameters, accumulators and stashes exceed an IPU are left out.
+such stages. Stages whose parameters, accumulators, stashes and optimiser's state exceed an IPU are left out.
 
 Source: the form of alpa's stage construction (reference parallel.md §1.2, §1.5).
-Limits: no cut inside a loop or a branch. Of very many places to cut, 64 with the least to send are tried.
+Limits: no cut inside a branch, nor inside a loop but one over layers, between its turns. Of very many places to cut,
+64 with the least to send are tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, islice, pairwise
 from math import comb
 
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, in_scope
+from ipujax.lowering.pipelining.layers import in_pieces, together
+from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.work import Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
 from ipujax.lowering.stage_names import stage_scope
@@ -32,7 +36,9 @@ _MOST_WEIGHED = 256  # ways to cut
 _PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
 
 
-def best_cuts(work: Work, plan: SchedulePlan, target: Target, few: int) -> list[tuple[int, ...]]:
+def best_cuts(
+    work: Work, plan: SchedulePlan, target: Target, few: int, resident: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, ...]]:
     """The most promising ways to cut: for each the first numbers of all stages but the first.
 
     Args:
@@ -40,6 +46,7 @@ def best_cuts(work: Work, plan: SchedulePlan, target: Target, few: int) -> list[
         plan: the schedule, for as many stages.
         target: one IPU.
         few: how many ways, at most.
+        resident: what lies there besides: the number it goes with, and bytes.
 
     Raises:
         ArgumentError: if there are fewer places to cut than needed, or no way that fits the machine.
@@ -50,10 +57,10 @@ def best_cuts(work: Work, plan: SchedulePlan, target: Target, few: int) -> list[
             "there is nothing to cut",
             expected=f"at least {num_stages - 1} places between forward equations, for {num_stages} stages",
             got=f"{len(between)}",
-            hint="fewer stages; a loop over layers is not cut",
+            hint="fewer stages; of loops those over stacked parameters are cut, lax.scan(layer, h, params)",
         )
     bounds = np.array([0, *between, count])
-    fits = [_fits(work, bounds, plan, stage, target) for stage in range(num_stages)]
+    fits = [_fits(work, bounds, plan, stage, target, resident) for stage in range(num_stages)]
     if comb(len(between), num_stages - 1) <= _MOST_WEIGHED:
         ways = [tuple(between.index(c) + 1 for c in cuts) for cuts in all_cuts(work, num_stages, _MOST_WEIGHED)]
         ways = [way for way in ways if all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(way, bounds), strict=True))]
@@ -62,7 +69,7 @@ def best_cuts(work: Work, plan: SchedulePlan, target: Target, few: int) -> list[
     if not ways:
         raise ArgumentError(
             f"no cut into {num_stages} stages fits the memory of an IPU",
-            expected=f"{target.num_tiles * target.bytes_per_tile:,} bytes for parameters, their gradients and stashes",
+            expected=f"{target.num_tiles * target.bytes_per_tile:,} bytes for parameters, gradients, state and stashes",
             hint="more stages, smaller micro-batches, or jax.checkpoint",
         )
     cost = {way: _cost(work, [(bounds[a], bounds[b]) for a, b in _ranges(way, bounds)], plan, target) for way in ways}
@@ -147,11 +154,20 @@ def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -
     return times
 
 
-def _fits(work: Work, bounds: np.ndarray, plan: SchedulePlan, stage: int, target: Target) -> np.ndarray:
+def _fits(
+    work: Work,
+    bounds: np.ndarray,
+    plan: SchedulePlan,
+    stage: int,
+    target: Target,
+    resident: Sequence[tuple[int, int]],
+) -> np.ndarray:
     """Whether the stage between any two bounds fits an IPU as stage number `stage`, bool[bounds, bounds]."""
     own = np.zeros(len(work.forward_cycles))
     for number, size in work.parameter_bytes:
         own[number] += _PARAMETER_COPIES * size
+    for number, size in resident:
+        own[number] += size
     in_flight = plan.in_flight(stage) if plan.training else 1
     need = np.concatenate([[0], np.cumsum(own + in_flight * work.residual_bytes)])[bounds]
     capacity = target.num_tiles * target.bytes_per_tile
@@ -177,10 +193,16 @@ def _least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -
     return tuple(reversed(cuts))
 
 
-def named(work: Work, cuts: Sequence[int]) -> ClosedJaxpr:
-    """The jaxpr with its equations named after the stages between cuts."""
+def named(work: Work, cuts: Sequence[int]) -> CutJaxpr:
+    """The micro-batch with its equations named after the stages between cuts, and its loops over layers cut there."""
+    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.piece_numbers().items() if n >= 0}
+    loops: dict[int, Bounds] = {}
+    for n, finest in work.loops.items():
+        changes = [b for a, b in pairwise(finest[:-1]) if stage_of[n, a] != stage_of[n, b]]
+        loops |= {n: (0, *changes, finest[-1])} if changes else {}
+    found = in_pieces(work.whole, work.whole_spec, together(work.whole.jaxpr, loops))
     eqns = []
-    for eqn, number in zip(work.jaxpr.jaxpr.eqns, work.numbers, strict=True):
-        stage = int(np.searchsorted(np.asarray(cuts), number, side="right"))
-        eqns.append(eqn if number < 0 else in_scope(eqn, stage_scope(stage)))
-    return ClosedJaxpr(work.jaxpr.jaxpr.replace(eqns=eqns), work.jaxpr.consts)
+    for eqn, source in zip(found.jaxpr.jaxpr.eqns, found.sources, strict=True):
+        stage = None if source is None else stage_of.get((source.number, source.first))
+        eqns.append(eqn if stage is None else in_scope(eqn, stage_scope(stage)))
+    return replace(found, jaxpr=ClosedJaxpr(found.jaxpr.jaxpr.replace(eqns=eqns), found.jaxpr.consts))

@@ -16,7 +16,7 @@ from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipeline_op import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
-from ipujax.lowering.placement import variables
+from ipujax.lowering.placement import Span, variables
 from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
@@ -70,6 +70,10 @@ class StagedPipeline:
         """For each result the IPU it ends on: that of the first of the stages that add to it."""
         return tuple(self.home(terms) for terms in self.partition.results)
 
+    def span(self) -> Span:
+        """What placement has to know."""
+        return Span(self.input_ipus(), self.result_ipus(), self.partition.num_stages)
+
     def home(self, terms: Sequence[object]) -> int:
         """The IPU on which the parts of a result are added."""
         return self.ipus[min(self.part_with(term).stage for term in terms)]
@@ -82,18 +86,18 @@ def is_staged(eqn: JaxprEqn) -> bool:
 
 def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr of one micro-batch of a pipeline, after all passes."""
-    jaxpr: ClosedJaxpr = eqn.params["micro_batch"].jaxpr
-    for _, run in PASSES:
+    given = eqn.params["micro_batch"]
+    jaxpr: ClosedJaxpr = given.jaxpr
+    for _, run in () if given.is_ready else PASSES:
         jaxpr = run(jaxpr)
     return jaxpr
 
 
-def staged_pipeline(eqn: JaxprEqn, jaxpr: ClosedJaxpr, num_ipus: int) -> StagedPipeline:
+def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
     """Makes a pipeline definite.
 
     Args:
-        eqn: its equation.
-        jaxpr: computes one micro-batch; with equations named after stages.
+        eqn: its equation; those of its micro-batch are named after stages.
         num_ipus: IPUs of a replica.
 
     Raises:
@@ -101,6 +105,7 @@ def staged_pipeline(eqn: JaxprEqn, jaxpr: ClosedJaxpr, num_ipus: int) -> StagedP
             stages than IPUs or than a mapping names.
     """
     spec: PipelineSpec = eqn.params["spec"]
+    jaxpr = micro_batch_of(eqn)
     cut = partition(jaxpr, spec)
     plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
     ipus = ipus_of_stages(eqn, plan, num_ipus, jaxpr)

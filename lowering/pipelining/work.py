@@ -1,15 +1,15 @@
 """What the equations of a micro-batch cost, by the places where it may be cut into stages.
 
-Input: an inlined jaxpr without stages. Output: `Work`: forward equations are numbered in program order, and a backward
-equation goes with the first of the forward equations whose values or parameters it needs; what the cost model charges
-each number on one IPU, what it keeps for its gradients, and what crosses each cut.
+Input: an inlined jaxpr without stages. Output: `Work`: the number of each equation, see `numbering`; what the cost
+model charges each number on one IPU, what it keeps for its gradients, and what crosses each cut. Loops over layers are
+cut into their turns, see `layers`; all turns cost what the first does.
 
 Limits: the state of an optimiser is not known here. Loops whose trip count is data count as one turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,12 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.ipus import MakeLowering
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code, name_stack
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code
 from ipujax.lowering.loop_state import new_counter, new_stack, push, slot_of
 from ipujax.lowering.pipeline_op import PipelineSpec
+from ipujax.lowering.pipelining.layers import in_pieces, spec_in_pieces
+from ipujax.lowering.pipelining.numbering import is_backward, layer_loops, numbered
+from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.placement import value_bytes, variables
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import map_linearly
@@ -40,8 +43,12 @@ class Work:
     """What the numbered forward equations cost, with the backward equations that go with them.
 
     Args:
-        jaxpr: the jaxpr, without dead equations.
-        numbers: for each equation the number it goes with, −1 where it goes where it is used.
+        whole: the jaxpr, without dead equations.
+        whole_spec: how micro-batches go through it.
+        loops: the loops over layers in it, by the number of their equations, and where they may be cut.
+        pieces: the jaxpr with these loops cut.
+        spec: how micro-batches go through that.
+        numbers: for each equation of the pieces the number it goes with, −1 where it goes where it is used.
         forward_cycles: of each number, float64[numbers].
         backward_cycles: of the backward equations that go with each, float64[numbers].
         push_cycles: of keeping what the gradients of each number need in a ring, float64[numbers].
@@ -52,7 +59,11 @@ class Work:
         has_gradients: whether there are backward equations.
     """
 
-    jaxpr: ClosedJaxpr
+    whole: ClosedJaxpr
+    whole_spec: PipelineSpec
+    loops: Mapping[int, Bounds]
+    pieces: CutJaxpr
+    spec: PipelineSpec
     numbers: tuple[int, ...]
     forward_cycles: np.ndarray
     backward_cycles: np.ndarray
@@ -62,6 +73,11 @@ class Work:
     parameter_bytes: tuple[tuple[int, int], ...]
     residual_bytes: np.ndarray
     has_gradients: bool
+
+    def piece_numbers(self) -> dict[tuple[int, int], int]:
+        """The number of each piece of the equations of the whole, by equation and first row."""
+        pairs = zip(self.pieces.sources, self.numbers, strict=True)
+        return {(source.number, source.first): number for source, number in pairs if source is not None}
 
 
 def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLowering) -> Work:
@@ -73,67 +89,30 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLo
         target: one IPU.
         make: makes what lowers equations into a graph.
     """
-    jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
-    body = jaxpr.jaxpr
-    roles = dict(zip(body.invars, spec.roles, strict=True))
-    same = {var for var, role in roles.items() if role == "same"} | set(body.constvars)
-    trained = {var for var in same if var.aval.shape}  # and what comes of them; the others are settings
-    forward: list[int] = []
-    is_same: list[bool] = []
-    for n, eqn in enumerate(body.eqns):
-        read = variables(eqn.invars)
-        is_same.append(not eqn.effects and all(var in same for var in read))
-        if is_same[-1]:
-            same.update(eqn.outvars)
-        if any(var in trained for var in read):
-            trained.update(eqn.outvars)
-            if not is_same[-1] and not _is_backward(eqn):
-                forward.append(n)
-    numbers = _numbers(body.eqns, forward, is_same, same)
+    whole = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
+    loops = layer_loops(whole.jaxpr, spec)
+    pieces = in_pieces(whole, spec, loops)
+    body, cut_spec = pieces.jaxpr.jaxpr, spec_in_pieces(spec, pieces)
+    numbering = numbered(body, cut_spec)
+    numbers, is_same, count = numbering.numbers, numbering.is_same, numbering.count
+    roles = dict(zip(body.invars, cut_spec.roles, strict=True))
     return Work(
-        jaxpr,
-        tuple(numbers),
-        *_cycles(jaxpr, numbers, is_same, len(forward), target, make),
-        _crossing(body.eqns, numbers, len(forward)),
+        whole,
+        spec,
+        loops,
+        pieces,
+        cut_spec,
+        numbers,
+        *_cycles(pieces, numbers, is_same, count, target, make),
+        _crossing(body.eqns, numbers, count),
         _parameters(body.invars, body.eqns, numbers, roles),
-        _residuals(body.eqns, numbers, is_same, len(forward)),
-        any(number >= 0 and _is_backward(eqn) for eqn, number in zip(body.eqns, numbers, strict=True)),
+        _residuals(body.eqns, numbers, is_same, count),
+        any(number >= 0 and is_backward(eqn) for eqn, number in zip(body.eqns, numbers, strict=True)),
     )
 
 
-def _is_backward(eqn: JaxprEqn) -> bool:
-    return "transpose(" in name_stack(eqn)
-
-
-def _numbers(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence[bool], same: set[Var]) -> list[int]:
-    """The number each equation goes with."""
-    numbers = [-1] * len(eqns)
-    last: dict[Var, int] = {}  # the last number on whose stage a value is at hand
-    for number, n in enumerate(forward):
-        numbers[n] = number
-        for var in variables(eqns[n].invars):
-            last[var] = number
-        for var in eqns[n].outvars:
-            last[var] = number
-    for n in reversed(range(len(eqns))):  # what is computed once is where its uses are
-        if is_same[n]:
-            uses = [last[var] for var in eqns[n].outvars if var in last]
-            for var in variables(eqns[n].invars):
-                last[var] = max([last.get(var, -1), *uses])
-    for n, eqn in enumerate(eqns):
-        if is_same[n]:
-            known = [last[var] for var in variables(eqn.invars) if var in last]
-            for var in eqn.outvars:
-                last.setdefault(var, max(known, default=len(forward) - 1))
-        elif numbers[n] < 0 and _is_backward(eqn):
-            known = [last[var] for var in variables(eqn.invars) if last.get(var, -1) >= 0]
-            numbers[n] = min(known, default=len(forward) - 1)
-            last.update(dict.fromkeys(eqn.outvars, numbers[n]))
-    return numbers
-
-
 def _cycles(
-    jaxpr: ClosedJaxpr,
+    pieces: CutJaxpr,
     numbers: Sequence[int],
     is_same: Sequence[bool],
     count: int,
@@ -141,41 +120,60 @@ def _cycles(
     make: MakeLowering,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cycles of each number on one IPU: forward, backward, of keeping and of reading what is kept."""
-    graph, body = Graph(target), jaxpr.jaxpr
+    graph, jaxpr, body = Graph(target), pieces.jaxpr, pieces.jaxpr.jaxpr
     lowering = make(graph, {})
     env = {var: graph.add_variable(var.aval.shape, var.aval.dtype, "operand") for var in body.invars}
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     added: list[tuple[int, int, ProgramSequence]] = []  # of what, of which number
-    for eqn, number in zip(body.eqns, numbers, strict=True):
-        given, prog = [lowering.read(env, atom) for atom in eqn.invars], ProgramSequence()
-        env.update(zip(eqn.outvars, lowering.equation(eqn, given, prog), strict=True))
-        added.append((int(_is_backward(eqn)), number, prog))
+    alike: dict[tuple[int, int], tuple[Sequence[Tensor], ProgramSequence]] = {}  # of an equation's pieces, by rows
+    for eqn, number, key in zip(body.eqns, numbers, _alike(pieces), strict=True):
+        if key is None or key not in alike:
+            given, prog = [lowering.read(env, atom) for atom in eqn.invars], ProgramSequence()
+            done = lowering.equation(eqn, given, prog), prog
+            alike |= {} if key is None else {key: done}
+        results, prog = done if key is None else alike[key]
+        env.update(zip(eqn.outvars, results, strict=True))
+        added.append((int(is_backward(eqn)), number, prog))
     start = ProgramSequence()
     counter = new_counter(graph, 0, start, "stash")
+    kept: dict[Tensor, tuple[ProgramSequence, ProgramSequence]] = {}
     for var, number in _kept(body.eqns, numbers, is_same):
-        pushing, reading = ProgramSequence(), ProgramSequence()
-        stack = new_stack(graph, env[var], 2, start, "stash")
-        push(graph, stack, env[var], counter, pushing, "stash")
-        slot_of(graph, stack, counter, reading, "stash")
-        added += [(2, number, pushing), (3, number, reading)]
+        value = env[var]
+        if value not in kept:
+            pushing, reading = kept[value] = ProgramSequence(), ProgramSequence()
+            stack = new_stack(graph, value, 2, start, "stash")
+            push(graph, stack, value, counter, pushing, "stash")
+            slot_of(graph, stack, counter, reading, "stash")
+        added += [(2 + k, number, prog) for k, prog in enumerate(kept[value])]
     made = {var: (eqn, number) for eqn, number in zip(body.eqns, numbers, strict=True) for var in eqn.outvars}
+    summed: dict[Tensor, ProgramSequence] = {}
     for var in dict.fromkeys(variables(body.outvars)):
         aval: Any = var.aval
         if var in made and jnp.issubdtype(aval.dtype, jnp.inexact):
-            (eqn, number), adding = made[var], ProgramSequence()
-            held = elementwise(graph, Op("neg", lax.neg, aval.dtype), [env[var]], start, "accumulator")
-            elementwise(graph, Op("add", lax.add, aval.dtype), [held, env[var]], adding, "accumulator", held)
-            added.append((int(_is_backward(eqn)), number, adding))
+            (eqn, number), value = made[var], env[var]
+            if value not in summed:
+                adding = summed[value] = ProgramSequence()
+                held = elementwise(graph, Op("neg", lax.neg, aval.dtype), [value], start, "accumulator")
+                elementwise(graph, Op("add", lax.add, aval.dtype), [held, value], adding, "accumulator", held)
+            added.append((int(is_backward(eqn)), number, summed[value]))
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
     effects, cycles = EffectsOf(graph), np.zeros((4, count))
+    taken: dict[ProgramSequence, int] = {}
     for kind, number, prog in added:
         if number >= 0 and prog.children():
-            steps, slots = clock_steps(prog, leaf_costs(graph, prog), effects, target)
-            trips = {name: 1 for names in while_names(prog).values() for name in names}
-            cycles[kind, number] += timeline(prog, steps, target.num_ipus, slots, trips).cycles
+            if prog not in taken:
+                steps, slots = clock_steps(prog, leaf_costs(graph, prog), effects, target)
+                trips = {name: 1 for names in while_names(prog).values() for name in names}
+                taken[prog] = timeline(prog, steps, target.num_ipus, slots, trips).cycles
+            cycles[kind, number] += taken[prog]
     return cycles[0], cycles[1], cycles[2], cycles[3]
+
+
+def _alike(pieces: CutJaxpr) -> list[tuple[int, int] | None]:
+    """For each equation what pieces that cost the same have in common: the equation they are of, and their rows."""
+    return [None if source is None or not source.rows else (source.number, source.rows) for source in pieces.sources]
 
 
 def _kept(eqns: Sequence[JaxprEqn], numbers: Sequence[int], is_same: Sequence[bool]) -> list[tuple[Var, int]]:
@@ -184,11 +182,11 @@ def _kept(eqns: Sequence[JaxprEqn], numbers: Sequence[int], is_same: Sequence[bo
         var
         for eqn, number, same in zip(eqns, numbers, is_same, strict=True)
         for var in eqn.outvars
-        if number >= 0 and not same and not _is_backward(eqn)
+        if number >= 0 and not same and not is_backward(eqn)
     }
     needed: dict[Var, int] = {}
     for eqn, number in zip(eqns, numbers, strict=True):
-        if _is_backward(eqn) and number >= 0:
+        if is_backward(eqn) and number >= 0:
             for var in variables(eqn.invars):
                 if var in made:
                     needed[var] = min(needed.get(var, number), number)

@@ -14,7 +14,7 @@ import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipeline_op import staged_pipeline_p
-from ipujax.lowering.pipelining.staged import StagedPipeline, micro_batch_of, staged_pipeline
+from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.placement import value_bytes
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
@@ -71,7 +71,7 @@ def plan_of(fun: Any, args: Any) -> StagedPipeline:
     for _, run in PASSES:
         jaxpr = run(jaxpr)
     (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is staged_pipeline_p]
-    return staged_pipeline(eqn, micro_batch_of(eqn), STAGES)
+    return staged_pipeline(eqn, STAGES)
 
 
 def blocks(program: LoweredProgram) -> tuple[Program, ...]:

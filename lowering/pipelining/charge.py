@@ -1,0 +1,93 @@
+"""What a pipeline costs on the machine, with what lies beside it.
+
+Input: a jaxpr of which one equation is a pipeline with stages. Output: the memory of the fullest tile, and cycles: the
+pipeline is lowered into a graph of its own and charged by the cost model. The other arguments of the jaxpr, as the
+state of an optimiser, lie on the IPUs where placement has them, spread evenly, all the time.
+
+Limits: what is computed before and after the pipeline is not counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipujax.lowering.ipus import Ipus, MakeLowering
+from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
+from ipujax.lowering.pipelining.program import lower_pipeline
+from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.placement import Span, homes
+from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.clock_steps import clock_steps
+from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.memory import memory_report
+from ipujax.runtime.program import HostStream, Program, StreamIn, StreamOut
+from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.steps import while_names
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.timeline import timeline
+
+
+def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> tuple[int, int]:
+    """What a pipeline costs, with what lies beside it.
+
+    Args:
+        jaxpr: what is compiled.
+        number: which of its equations is the pipeline.
+        target: the machine of one replica.
+        make: makes what lowers equations into a graph.
+
+    Returns:
+        Bytes of its fullest tile, and its cycles.
+    """
+    eqn = jaxpr.jaxpr.eqns[number]
+    staged = staged_pipeline(eqn, target.num_ipus)
+    graph, prog, behind = Graph(target), ProgramSequence(), ProgramSequence()
+    ipus = Ipus(graph, make)
+    for var, ipu in beside(jaxpr, number, staged.span()):
+        held = _variable(graph, var, "beside")
+        map_linearly(ipus.view(ipu), held)
+        stream = HostStream("beside", held.shape, held.dtype, resident=True)
+        prog.add(StreamIn(stream, held))
+        behind.add(StreamOut(held, stream))
+    operands = [_variable(graph, atom, "operand") for atom in eqn.invars]
+    _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)
+    prog.add(behind)
+    for variable in graph.variables:
+        map_linearly(graph, Tensor.of(variable))
+    costs, effects = leaf_costs(graph, prog), EffectsOf(graph)
+    memory = memory_report(graph, prog, effects, costs)
+    steps, slots = clock_steps(prog, costs, effects, target)
+    trips = {name: 1 for names in while_names(prog).values() for name in names}
+    cycles = timeline(run.program, steps, target.num_ipus, slots, trips).cycles
+    return int(memory.max_tile_bytes), cycles
+
+
+def worst_tile_bytes(graph: Graph, program: Program) -> int:
+    """The memory of the fullest tile of a lowered program."""
+    return int(memory_report(graph, program, EffectsOf(graph), leaf_costs(graph, program)).max_tile_bytes)
+
+
+def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:
+    """The arguments that a pipeline does not read, and where each is to lie: with what it is used with first.
+
+    Args:
+        jaxpr: what is compiled.
+        number: which of its equations is the pipeline.
+        span: where its operands and results are.
+    """
+    body = jaxpr.jaxpr
+    read = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
+    others = {
+        n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars), 0)
+        for n, eqn in enumerate(body.eqns)
+        if is_staged(eqn)
+    }
+    found = zip(body.invars, homes(body, {**others, number: span}), strict=True)
+    return [(var, home) for var, home in found if home is not None and var not in read]
+
+
+def _variable(graph: Graph, atom: Any, name: str) -> Tensor:
+    return graph.add_variable(atom.aval.shape, atom.aval.dtype, name)

@@ -1,0 +1,133 @@
+"""Which equations go row by row along the first axis of what they read and make: stacks of layers.
+
+    each      row i of the result comes from row i of the operands: x * y, casts, transposes of the other axes
+    chain     a `lax.scan`: rows are its turns, and what it carries goes from row to row
+    combine   a reduction over rows: that of parts of them, combined
+    sums      a sum over replicas of several values, each by itself
+
+Input: an equation. Output: its `Rows`, None where rows are mixed, and the parameters of the equation for some rows.
+Limits: what is not in the table mixes rows; so do loops and branches, but for a scan of as many turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jax import lax
+
+from ipujax.lowering.jax_compat import JaxprEqn, Primitive
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
+from ipujax.lowering.rules.collectives import is_reduction
+
+Kind = Literal["each", "chain", "combine", "sums"]
+
+COMBINES: dict[str, Primitive] = {
+    "reduce_sum": lax.add_p,
+    "reduce_prod": lax.mul_p,
+    "reduce_max": lax.max_p,
+    "reduce_min": lax.min_p,
+    "reduce_and": lax.and_p,
+    "reduce_or": lax.or_p,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What of an equation has rows.
+
+    Args:
+        kind: how it goes over them.
+        operands: for each operand whether it has.
+        results: for each result whether it has.
+    """
+
+    kind: Kind
+    operands: tuple[bool, ...]
+    results: tuple[bool, ...]
+
+
+def rows_of(eqn: JaxprEqn) -> Rows | None:
+    """How an equation goes over the rows of its operands, None if it mixes them."""
+    name = eqn.primitive.name
+    if name in OP_COSTS:
+        return _elementwise(eqn)
+    if name in _RULES:
+        return _RULES[name](eqn)
+    if is_reduction(eqn):
+        has_rows = tuple(bool(_shape(atom)) for atom in eqn.invars)
+        return Rows("sums", has_rows, has_rows)
+    return None
+
+
+def params_for(eqn: JaxprEqn, rows: int) -> dict[str, Any]:
+    """The parameters of an equation that does some rows of another."""
+    params = eqn.params
+    match eqn.primitive.name:
+        case "broadcast_in_dim":
+            return {**params, "shape": (rows, *params["shape"][1:])}
+        case "reshape":
+            return {**params, "new_sizes": (rows, *params["new_sizes"][1:])}
+        case "scan":
+            return {**params, "length": rows, "unroll": min(params["unroll"], rows)}
+    return dict(params)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
+
+
+def _elementwise(eqn: JaxprEqn) -> Rows | None:
+    out = _shape(eqn.outvars[0])
+    shapes = [_shape(atom) for atom in eqn.invars]
+    if not out or any(shape not in (out, ()) for shape in shapes):
+        return None
+    return Rows("each", tuple(shape == out for shape in shapes), (True,))
+
+
+def _broadcast(eqn: JaxprEqn) -> Rows | None:
+    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    if not shape or len(eqn.invars) > 1 or eqn.params["sharding"] is not None:
+        return None
+    has_rows = bool(dims) and dims[0] == 0 and _shape(eqn.invars[0])[0] == shape[0]
+    return Rows("each", (has_rows,), (True,))
+
+
+def _reshape(eqn: JaxprEqn) -> Rows | None:
+    before, after = _shape(eqn.invars[0]), eqn.params["new_sizes"]
+    plain = eqn.params["dimensions"] is None and eqn.params["sharding"] is None
+    return _all_of(eqn) if plain and before and after and before[0] == after[0] else None
+
+
+def _reduce(eqn: JaxprEqn) -> Rows | None:
+    if not _shape(eqn.invars[0]) or eqn.params.get("out_sharding") is not None:
+        return None
+    return Rows("combine", (True,), (False,)) if 0 in eqn.params["axes"] else _all_of(eqn)
+
+
+def _product(eqn: JaxprEqn) -> Rows | None:
+    _, (left, right) = eqn.params["dimension_numbers"]
+    return _all_of(eqn) if (*left[:1], *right[:1]) == (0, 0) else None
+
+
+def _scan(eqn: JaxprEqn) -> Rows | None:
+    before, carried = eqn.params["num_consts"] + eqn.params["num_carry"], eqn.params["num_carry"]
+    operands = tuple(n >= before for n in range(len(eqn.invars)))
+    return Rows("chain", operands, tuple(n >= carried for n in range(len(eqn.outvars))))
+
+
+def _all_of(eqn: JaxprEqn) -> Rows:
+    return Rows("each", (True,) * len(eqn.invars), (True,) * len(eqn.outvars))
+
+
+_RULES: dict[str, Callable[[JaxprEqn], Rows | None]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": lambda eqn: _all_of(eqn) if eqn.params["permutation"][:1] == (0,) else None,
+    "squeeze": lambda eqn: _all_of(eqn) if 0 not in eqn.params["dimensions"] else None,
+    "concatenate": lambda eqn: _all_of(eqn) if eqn.params["dimension"] else None,
+    "dot_general": _product,
+    "scan": _scan,
+    **dict.fromkeys(COMBINES, _reduce),
+}
