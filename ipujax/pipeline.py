@@ -59,7 +59,8 @@ def pipeline(
         micro_batches: into how many equal parts the first axis of every array of the batch is split, in order.
         schedule: the order in which stages work, by name or as a `Schedule`; the default without stages.
         stages: how many stages to find, or "auto" to find the number too; None for those that `ipu.stage` names. They
-            are cut where the simulated pipeline takes least time, not inside loops and branches.
+            are cut where the simulated pipeline takes least time and fits: not inside branches, and of loops between
+            the turns of a `lax.scan` over stacked parameters alone.
         device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split.
         rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).

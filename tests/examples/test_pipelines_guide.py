@@ -18,10 +18,16 @@ from ipujax.lowering.schedules import SCHEDULES, schedule_plan
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
 
 
-def test_the_code_trains() -> None:
+def code() -> dict[str, Any]:
+    """What the guide defines."""
     names: dict[str, Any] = {"ipu": ipu, "jax": jax, "jnp": jnp, "optax": optax, "optimizer": optax.sgd(0.1)}
-    for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
-        exec(code, names)
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(block, names)
+    return names
+
+
+def test_the_code_trains() -> None:
+    names = code()
     rng = np.random.default_rng(0)
     params = {"w0": rng.normal(size=(6, 5)).astype(np.float32), "w1": rng.normal(size=(5, 3)).astype(np.float32)}
     batch = {"x": rng.normal(size=(16, 6)).astype(np.float32), "y": np.zeros((16, 3), np.float32)}
@@ -31,6 +37,17 @@ def test_the_code_trains() -> None:
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     for name in params:
         np.testing.assert_allclose(got[name], params[name] - 0.1 * grads[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_over_layers_is_cut() -> None:
+    names, rng = code(), np.random.default_rng(0)
+    params = {"layers": {"w": rng.normal(size=(6, 5, 5)).astype(np.float32) / 4}}
+    batch = {"x": rng.normal(size=(16, 5)).astype(np.float32), "y": np.zeros((16, 5), np.float32)}
+    scanned = ipu.jit(names["scanned"], device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
+    assert scanned.lower(params, batch).pipelines[0].plan.num_stages == 2
+    (got, grads), (value, expected) = scanned(params, batch), jax.value_and_grad(names["scanned_loss"])(params, batch)
+    np.testing.assert_allclose(got, value, rtol=1e-5)
+    np.testing.assert_allclose(grads["layers"]["w"], expected["layers"]["w"], rtol=1e-4, atol=1e-6)
 
 
 KEEPS = {
