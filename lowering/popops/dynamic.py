@@ -118,13 +118,14 @@ def dynamic_update_slice(
     starts: Sequence[Tensor],
     prog: ProgramSequence,
     name: str,
+    dims: Sequence[int] | None = None,
 ) -> Tensor:
     """A copy of `x` with a box overwritten, as `lax.dynamic_update_slice`; arguments as the function in place."""
     moving = [d for d, n in enumerate(x.shape) if n != update.shape[d]]
     map_for_slicing(graph, x, moving)
     out = graph.add_variable(x.shape, x.dtype, name, mapping_like(graph, x) or _placement(graph, x, moving))
     prog.add(Copy(x, out, f"{name}/copy", graph.origin))
-    dynamic_update_slice_in_place(graph, out, update, starts, prog, name)
+    dynamic_update_slice_in_place(graph, out, update, starts, prog, name, dims)
     return out
 
 

@@ -1,16 +1,17 @@
 """Look-ups of rows of a table by computed indices, as `lax.gather`.
 
 Every vertex reads a static block of the table, whole along indexed dimensions, and static blocks of the indices.
-Cutting batching dimensions and those that a look-up copies whole divides the table as well. Where look-ups are cut,
-each tile needs all rows; where rows are cut, a tile goes through all look-ups, answers those that fall in its rows and
-gives zeros for the others, and the answers are added up. What is cut, and how often, is chosen by the charge.
+Cutting batching dimensions and those that a look-up copies whole divides the table as well. Where look-ups, or what
+they take of an indexed dimension, are cut, each tile needs all rows; where rows are cut, a tile goes through all
+look-ups, answers those that fall in its rows and gives zero bits for the others, and the answers are put together. What
+is cut, and how often, is chosen by the charge.
 
 Source: poplibs `popops/EmbeddingPlan.cpp` splits the same three ways; cycles from `indexing_cycles`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -26,9 +27,10 @@ from ipujax.lowering.popops.elementwise import Frozen, thawed
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
+from ipujax.lowering.popops.reducers import nothing
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.codelet import BlockShapes, Codelet, Extras, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.program import Execute
@@ -60,19 +62,27 @@ class GatherSpec:
         return tuple(self.numbers.start_index_map)
 
     def out_dims(self) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-        """For each dimension of the table its dimension of the result or None, and the same for the indices."""
-        numbers = self.numbers
+        """For each dimension of the table that of the result that follows it or None, and the same for the indices."""
+        of_table = [None if d in self.indexed else out for d, out in enumerate(self.kept_dims())]
+        return tuple(of_table), self._lookup_dims()
+
+    def kept_dims(self) -> tuple[int | None, ...]:
+        """For each dimension of the table the dimension of the result where slices of it are, or None."""
+        numbers, of_indices = self.numbers, self._lookup_dims()
         of_table: list[int | None] = [None] * len(self.table_shape)
         for d, out in self._window_dims():
-            of_table[d] = None if d in self.indexed else out
-        of_indices = [d for d in range(self.out_rank) if d not in numbers.offset_dims]
+            of_table[d] = out
         for d, index_dim in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
             of_table[d] = of_indices[index_dim]
-        return tuple(of_table), tuple(of_indices)
+        return tuple(of_table)
 
-    def uncut_dims(self) -> set[int]:
-        """Dimensions of the result along which a look-up takes several indices of the table: it takes them at once."""
-        return {out for d, out in self._window_dims() if d in self.indexed}
+    def _lookup_dims(self) -> tuple[int, ...]:
+        """The dimensions of the result that are those of the indices."""
+        return tuple(d for d in range(self.out_rank) if d not in self.numbers.offset_dims)
+
+    def wide_dims(self) -> list[tuple[int, int]]:
+        """Indexed dimensions of which a look-up takes several indices, each with its dimension of the result."""
+        return [(d, out) for d, out in self._window_dims() if d in self.indexed and self.slice_sizes[d] > 1]
 
     def _window_dims(self) -> list[tuple[int, int]]:
         """The dimensions of the table that slices keep, each with its dimension of the result."""
@@ -124,8 +134,7 @@ def gather(
         place_operand(graph, indices, index_spans, placement)
         return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
 
-    after, uncut = _After(table.dtype, rank), spec.uncut_dims()
-    order = [d for d in range(len(space)) if d not in uncut]
+    after, order = _After(table.dtype, rank), range(len(space))
     return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after=after))
 
 
@@ -153,7 +162,7 @@ def _looked_up(
     axes.append(whole_axis("index", indices.shape[-1]))
     out, out_access = _result(graph, table.dtype, placement, rank, rows, name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
-    origins = (axes[rank].name,) if rows > 1 else ()
+    origins = (*([axes[rank].name] if rows > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
     compute_set = graph.add_compute_set(name)
@@ -170,18 +179,13 @@ def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, 
         out = graph.add_variable(shape, dtype, name, blocked_mapping(cuts, boxes[..., 0]))
         return out, along(out, range(rank))
     mapping = blocked_mapping((even_cuts(rows, rows), *cuts), np.moveaxis(boxes, -1, 0))
-    out = graph.add_variable((rows, *shape), dtype, f"{name}/partials", mapping, _monoid(dtype))
+    out = graph.add_variable((rows, *shape), dtype, f"{name}/partials", mapping, "only")
     return out, Access(out, (block(rank), *map(element, range(rank))))
-
-
-def _monoid(dtype: Any) -> str:
-    """How answers of blocks of rows are added up, of which all but one are zero."""
-    return "or" if dtype == np.bool_ else "add"
 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What adding up the answers of blocks of rows is charged on each candidate grid."""
+    """What putting together the answers of blocks of rows is charged on each candidate grid."""
 
     dtype: Any
     rank: int
@@ -189,7 +193,7 @@ class _After:
     def __call__(self, grids: Grids, target: Target) -> np.ndarray:
         slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
         rows = zip(slots.tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
-        cycles = [combined_cycles(n, tuple(longest), self.dtype, _monoid(self.dtype), target) for n, longest in rows]
+        cycles = [combined_cycles(n, tuple(longest), self.dtype, "only", target) for n, longest in rows]
         return np.array(cycles, np.float64)
 
 
@@ -198,29 +202,53 @@ class _After:
 
 @lru_cache(maxsize=1024)
 def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
-    def compute(table: jax.Array, indices: jax.Array, origins: tuple[Any, ...] = ()) -> jax.Array:
-        sizes = _slice_sizes(spec, table.shape)
+    wide = spec.wide_dims()
+
+    def compute(
+        table: jax.Array,
+        indices: jax.Array,
+        origins: tuple[Any, ...] = (),
+        shapes: tuple[tuple[int, ...], ...] = (),
+    ) -> jax.Array:
+        sizes, first = _slice_sizes(spec, table.shape), dict[int, Any]()
+        for (d, out), origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
+            if shapes[0][out] < sizes[d]:
+                sizes[d], first[d] = shapes[0][out], origin
+        if first:
+            indices = _of_parts(indices, spec, first)
         if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
-            return _lookup(table, indices, spec, sizes, spec.mode, spec.unique_indices)
+            return _lookup(table, indices, spec, sizes, spec.mode, spec.unique_indices and not first)
         return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         table, out = shapes[0], shapes[-1]
-        rows = np.ones((), np.int64)
+        rows, of_wide = np.ones((), np.int64), dict(wide)
         for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
-            rows = rows * (table[d] if size is None else size)
+            rows = rows * (table[d] if size is None else out[of_wide[d]] if d in of_wide else size)
         share = np.ones(()) if row_dim is None else table[row_dim] / spec.table_shape[row_dim]
         return gather_cycles(-(-total_elements(out) // np.maximum(rows, 1)), share, rows, dtype, target)
 
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
     title = f"popops::MultiSlice<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 36, 500, takes=() if row_dim is None else ("origins",), moves=True)
+    takes: tuple[Extras, ...] = ("origins", "shapes") if wide else () if row_dim is None else ("origins",)
+    return Codelet(title, fields, compute, cycles, 36, 500, takes=takes, moves=True)
 
 
 def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
     """Slice sizes for a block of the table of `shape`: as given where indexed or batched, else all of the block."""
     fixed = {*spec.indexed, *spec.numbers.operand_batching_dims}
     return [size if d in fixed else n for d, (size, n) in enumerate(zip(spec.slice_sizes, shape, strict=True))]
+
+
+def _of_parts(indices: jax.Array, spec: GatherSpec, first: Mapping[int, Any]) -> jax.Array:
+    """The index vectors of a part of each slice, where the slice itself lies within the table; else -1 or clamped."""
+    indices = signed(indices)
+    last = [spec.table_shape[d] - spec.slice_sizes[d] for d in spec.indexed]
+    inside = lax.clamp(jnp.zeros_like(indices), indices, jnp.broadcast_to(np.array(last, indices.dtype), indices.shape))
+    moved = inside + jnp.stack([jnp.asarray(first.get(d, 0), indices.dtype) for d in spec.indexed])
+    if spec.mode is not Mode.FILL_OR_DROP:
+        return moved
+    return jnp.where((inside == indices).all(-1, keepdims=True), moved, -1)
 
 
 def _lookup(
@@ -241,7 +269,7 @@ def _lookup(
 def _masked_lookup(
     table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], row_dim: int, origin: Any
 ) -> jax.Array:
-    """The look-ups that fall in the rows of a block; zeros for the others."""
+    """The look-ups that fall in the rows of a block; zero bits for the others."""
     column, extent, rows = spec.indexed.index(row_dim), spec.table_shape[row_dim], table.shape[row_dim]
     indices = signed(indices)
     row = indices[..., column]
@@ -249,7 +277,7 @@ def _masked_lookup(
     local = wanted - jnp.asarray(origin, wanted.dtype)
     near = indices.at[..., column].set(jnp.clip(local, 0, rows - 1))
     found = _lookup(table, near, spec, sizes, spec.mode, False)
-    result = jnp.where(_like_result((local >= 0) & (local < rows), spec), found, jnp.zeros((), found.dtype))
+    result = jnp.where(_like_result((local >= 0) & (local < rows), spec), found, nothing(found.dtype))
     if spec.mode is not Mode.FILL_OR_DROP:
         return result
     # An index beyond the table falls in no block: the first block answers it.

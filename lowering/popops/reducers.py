@@ -1,5 +1,8 @@
 """The monoids of reductions, and the codelet that reduces dimensions of its block by one.
 
+"only" puts answers together of which all but one are made of zero bits, see `nothing`: adds them up as whole numbers.
+So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
+
 Source of the cost: `reduce_cycles`.
 """
 
@@ -10,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -17,6 +21,30 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import dtype_name
+
+
+def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The one element along some dimensions that is not made of zero bits, if there is one."""
+    if all(x.shape[axis] == 1 for axis in axes):
+        return lax.squeeze(x, axes)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(reduce_only(x.real, axes), reduce_only(x.imag, axes))
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitcast_convert_type(lax.reduce_sum(lax.bitcast_convert_type(x, _bits(x.dtype)), axes), x.dtype)
+    return lax.reduce_or(x, axes) if x.dtype == np.bool_ else lax.reduce_sum(x, axes)
+
+
+def nothing(dtype: Any) -> jax.Array:
+    """The scalar made of zero bits."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return lax.bitcast_convert_type(np.zeros((), _bits(dtype)), dtype)
+    return jnp.zeros((), dtype)
+
+
+def _bits(dtype: Any) -> Any:
+    """The whole numbers as wide as a floating-point dtype."""
+    return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+
 
 REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "add": lax.reduce_sum,
@@ -26,6 +54,7 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "and": lax.reduce_and,
     "or": lax.reduce_or,
     "xor": lax.reduce_xor,
+    "only": reduce_only,
 }
 
 

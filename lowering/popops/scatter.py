@@ -1,6 +1,6 @@
 """Combination of rows with rows of a table at computed indices, as the scatter family of `lax`.
 
-The table is cut, never the updates: every tile goes through all updates and keeps those that fall in its block, so
+The table is cut, never the updates: every tile goes through all updates and keeps what of them falls in its block, so
 that results of one row are combined in the order of `lax` and no partial results arise. Batching dimensions and those
 that an update covers whole are cut first, since that divides the updates as well; then the rows.
 
@@ -11,9 +11,10 @@ Source: poplibs `popops/EmbeddingPlan.cpp` (multiUpdateAdd splits the dictionary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from jax import lax
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
+from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles
@@ -65,6 +67,7 @@ class ScatterSpec:
     unique_indices: bool
     table_shape: tuple[int, ...]
     update_shape: tuple[int, ...]
+    dtype: Any
     function: Any = None
 
     @property
@@ -80,8 +83,14 @@ class ScatterSpec:
         of_update = [None if d in skipped else next(dims) for d in range(len(self.table_shape))]
         return tuple(1 if u is None else self.update_shape[u] for u in of_update), tuple(of_update)
 
+    def repeats(self) -> int:
+        """Look-ups of each batch."""
+        numbers = self.numbers
+        lookups = prod(n for u, n in enumerate(self.update_shape) if u not in numbers.update_window_dims)
+        return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
+
     def cuttable(self) -> list[int]:
-        """Dimensions of the table that may be cut: batched, covered whole, or of updates one index long."""
+        """Dimensions of the table that may be cut: batched, covered whole, or indexed."""
         sizes, of_update = self.windows()
         batched = list(self.numbers.operand_batching_dims)
         whole = [
@@ -89,8 +98,7 @@ class ScatterSpec:
             for d, n in enumerate(self.table_shape)
             if of_update[d] is not None and d not in self.indexed and sizes[d] == n
         ]
-        rows = [d for d in self.indexed if sizes[d] == 1]
-        return batched + whole + sorted(rows, key=lambda d: -self.table_shape[d])
+        return batched + whole + sorted(self.indexed, key=lambda d: -self.table_shape[d])
 
 
 def scatter(
@@ -177,8 +185,15 @@ def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen |
         *given, indices, updates = blocks
         table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
         mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-        if any(table.shape[d] != spec.table_shape[d] for d in spec.indexed):
-            indices, mode, hints = _local_indices(indices, origins), Mode.FILL_OR_DROP, {}
+        if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
+            return _scattered(table, indices, updates, mode, hints)
+        # What updates of several indices have beside the block goes to places around it, and is left there.
+        beside = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
+        around = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in beside])
+        around = _scattered(around, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
+        return lax.slice(around, beside, [n + m for n, m in zip(beside, table.shape, strict=True)])
+
+    def _scattered(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
         if spec.function is None:
             return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
         return lax.scatter_p.bind(
@@ -193,25 +208,23 @@ def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen |
         )
 
     def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-        """Indices into a block; those that fall elsewhere are out of its range."""
+        """Indices into a block and what is around it; those that fall elsewhere are out of its range."""
         indices = signed(indices)
-        if spec.mode is Mode.CLIP:
-            last = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed])
-            indices = jnp.clip(indices, 0, last.astype(indices.dtype))
-        return indices - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
+        last = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
+        inside = jnp.clip(indices, 0, last)
+        if spec.mode is not Mode.CLIP:
+            inside = jnp.where(inside == indices, indices, -max(spec.table_shape))
+        beside = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
+        return inside + beside - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         table, indices, updates = shapes[-1], shapes[-3], shapes[-2]
-        lookups, share, total = np.ones((), np.int64), np.ones(()), np.ones((), np.int64)
-        for length in indices[:-1]:
-            lookups = lookups * length
-        for length in updates:
-            total = total * length
+        lookups, share = total_elements(indices[:-1]), np.ones(())
+        row = -(-total_elements(updates) // np.maximum(lookups, 1))
         for d in spec.indexed:
-            share = share * (table[d] / spec.table_shape[d])
-        return scatter_cycles(
-            _KINDS.get(spec.kind, "add"), lookups, share, -(-total // np.maximum(lookups, 1)), dtype, target
-        )
+            share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
+            row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
+        return scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
 
     fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), Field("out", "out", dtype)]
     if constant is None:

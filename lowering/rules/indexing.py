@@ -1,23 +1,27 @@
-"""Rules for computed indices: gather and the scatter family."""
+"""Rules for computed indices: gather and the scatter family; what needs none after all is in `one_place`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.popops.elementwise import freeze
-from ipujax.lowering.popops.gather import GatherSpec, Mode, gather
+from ipujax.lowering.popops.elementwise import freeze, thawed
+from ipujax.lowering.popops.gather import GatherSpec, Mode, gather, signed
 from ipujax.lowering.popops.scatter import SCATTERS, ScatterSpec, scatter
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.one_place import combines_in_order, gather_from, known_place, scatter_to
+from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.runtime.variable import element_bytes, is_key_dtype
 
 _WORDS = np.dtype(np.uint32)  # what keys are made of
 
@@ -37,8 +41,8 @@ def gather_rule(
     """Slices of a table at computed places; along dimensions that no index names a slice starts at 0."""
     (aval,) = ctx.out_avals
     indexed = dimension_numbers.start_index_map
-    if not table.size or not aval.size or not indices.size or mode is Mode.ONE_HOT:
-        return fallback(ctx, table, indices)
+    if not table.size or not aval.size or mode is Mode.ONE_HOT:
+        return fallback(ctx, table, indices)  # no elements; JAX itself has no gather of that mode
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
     table = table.slice([0] * table.ndim, limits)
@@ -53,7 +57,52 @@ def gather_rule(
         table.shape,
         len(aval.shape),
     )
+    place, is_key = known_place(indices), is_key_dtype(table.dtype)
+    if place is not None and not (is_key and place):
+        return composed(ctx, lambda x: gather_from(x, place, spec, aval.shape), [table])
+    if spec.wide_dims() and _is_too_big(ctx.graph, table, spec):
+        fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
+        return composed(ctx, fun, [table, indices])
     return gather(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+
+
+def _is_too_big(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
+    """Whether a tile cannot hold a table whole along indexed dimensions, as much as planners may use."""
+    target, indexed = graph.target, prod(table.shape[d] for d in spec.indexed)
+    most = target.available_memory_proportion * target.bytes_per_tile
+    return -(-table.size // (indexed * target.tiles_per_ipu)) * indexed * element_bytes(table.dtype) > most
+
+
+def gather_index_by_index(
+    table: jax.Array, indices: jax.Array, *, spec: GatherSpec, out_shape: Sequence[int]
+) -> jax.Array:
+    """A gather of windows as one of single indices, of a table whose rows can be cut then."""
+    wide, numbers = spec.wide_dims(), spec.numbers
+    at = signed(indices)
+    last = np.array([table.shape[d] - spec.slice_sizes[d] for d in spec.indexed], at.dtype)
+    inside = jnp.clip(at, 0, last)
+    if spec.mode is Mode.FILL_OR_DROP:
+        inside = jnp.where((inside == at).all(-1, keepdims=True), inside, -max(table.shape))
+    batch, sizes = indices.shape[:-1], [spec.slice_sizes[d] for d, _ in wide]
+    shape = (*batch, *sizes, len(spec.indexed))
+    every = lax.broadcast_in_dim(inside, shape, (*range(len(batch)), len(shape) - 1))
+    for n, (d, _) in enumerate(wide):
+        step = lax.broadcasted_iota(at.dtype, shape, len(batch) + n)
+        every = every + step * (np.arange(len(spec.indexed)) == spec.indexed.index(d)).astype(at.dtype)
+    outs = dict(wide)
+    lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + [out for _, out in wide]
+    kept = [out for out in numbers.offset_dims if out not in outs.values()]
+    single = lax.GatherDimensionNumbers(
+        tuple(range(len(lookups), len(out_shape))),
+        tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
+        numbers.start_index_map,
+        numbers.operand_batching_dims,
+        numbers.start_indices_batching_dims,
+    )
+    fill = None if spec.fill is None else thawed(spec.fill)[()]
+    slices = [1 if d in outs else n for d, n in enumerate(spec.slice_sizes)]
+    found = lax.gather(table, every, single, slices, mode=spec.mode, fill_value=fill)
+    return lax.transpose(found, np.argsort([*lookups, *kept]).tolist())
 
 
 def scatter_rule(
@@ -70,10 +119,9 @@ def scatter_rule(
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
     """A table combined with updates at computed places, by a function of the user's own too."""
+    assert not update_consts, "JAX refuses functions that close over arrays"
     kind = ctx.primitive.name
-    if not table.size:
-        return table
-    if not updates.size:
+    if not table.size or not updates.size:
         return table
     if is_key_dtype(table.dtype) and update_jaxpr is None:
         hints: dict[str, Any] = {
@@ -82,7 +130,9 @@ def scatter_rule(
             "mode": mode,
         }
         return composed(ctx, partial(scatter_keys, numbers=dimension_numbers, **hints), [table, indices, updates])
-    if update_consts or is_key_dtype(table.dtype) or not indices.size:
+    if is_key_dtype(table.dtype):
+        if update_jaxpr.outvars == update_jaxpr.invars[:1]:  # the only function of keys that JAX can compile here
+            return table
         return fallback(ctx, table, indices, updates)
     spec = ScatterSpec(
         kind,
@@ -92,8 +142,14 @@ def scatter_rule(
         unique_indices,
         table.shape,
         updates.shape,
+        table.dtype,
         update_jaxpr if kind == "scatter" else None,
     )
+    place, (extents, _) = known_place(indices), spec.windows()
+    is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
+    if place is not None and not (is_row and combines_in_order(spec)):
+        fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
+        return composed(ctx, fun, [table, updates])
     return scatter(ctx.graph, table, indices, updates, spec, ctx.prog, ctx.name)
 
 

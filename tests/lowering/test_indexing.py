@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.lowering.helpers import check, lowered, run_engine, small_target
+from tests.lowering.helpers import check, lowered, run_engine, run_tiles, small_target
 
 RNG = np.random.default_rng(3)
 TABLE = RNG.normal(size=(23, 10)).astype(np.float32)
@@ -61,6 +61,23 @@ def test_dtypes_with_rows_cut(dtype: str) -> None:
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_modes_with_rows_whole(mode: str) -> None:
     check(rows_of(mode), TABLE, WILD, tiles=(1, 7))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "float8_e8m0fnu", "complex64", "int4"])
+def test_every_bit_comes_back_with_rows_cut(dtype: str) -> None:
+    """Signs of zeros too: what tiles do not find must not change what another found."""
+    kinds = np.array([-0.0, 0.0, 1.0, 2.0], np.float32)
+    table = jnp.asarray(np.tile(kinds, 200_000)[:, None], dtype)
+    if dtype == "complex64":
+        table = lax.complex(table.real, -table.real)
+    ids = np.array([0, 1, 2, 3, 399_996, 799_997, 500_000], np.int32)
+    fun = rows_of("clip")
+    assert cut_rows(fun, table, ids)
+    program = lowered(fun, (table, ids), small_target(16))
+    runs = run_engine(program, (table, ids)), run_engine(program, (table, ids), True), run_tiles(program, (table, ids))
+    want = np.asarray(jax.jit(fun)(table, ids))
+    for (got,) in runs:
+        assert np.asarray(got).tobytes() == want.tobytes()
 
 
 def test_labels() -> None:
@@ -130,7 +147,7 @@ def test_scatter_of_windows_index_vectors_and_batches() -> None:
         check(lambda x, s, u, m=mode: lax.scatter_add(x, s, u, numbers, mode=m), x, starts, updates, tiles=(1, 16))
 
 
-def test_scatter_of_a_function_and_of_nothing_run_on_one_tile() -> None:
+def test_scatter_of_a_function_and_of_nothing() -> None:
     check(lambda x, i: x.at[i].apply(jnp.sin), TABLE, IDS, tiles=(4,), rtol=1e-6)
     check(lambda x, i: x.at[i].add(1.0), TABLE, IDS[:0], tiles=(4,))
 
@@ -165,3 +182,74 @@ def test_a_look_up_takes_neighbouring_rows_at_once() -> None:
 
     x, starts = np.arange(90, dtype=np.float32).reshape(30, 3), np.array([0, 27, 5, 29, -2, 11, 11], np.int32)
     check(windows, x, starts)
+
+
+# --- windows: look-ups and updates of several indices of indexed dimensions -------------------------------------------
+
+FIELD = RNG.integers(-9, 10, (60, 41, 2)).astype(np.float32)
+CORNERS = np.array([[0, 0], [35, 30], [36, 31], [-1, 2], [4, 100], [3, 3], [4, 3]], np.int32)
+WINDOW = (25, 11, 2)
+FOUND = lax.GatherDimensionNumbers((0, 1, 3), (), (0, 1))
+PUT = lax.ScatterDimensionNumbers((1, 2, 3), (), (0, 1))
+
+
+def blocks_of(kind: str, fun: Callable[..., Any], *args: Any, tiles: int = 64, **changes: Any) -> dict[str, int]:
+    """How often each axis of the vertices of a kind is cut."""
+    program = lowered(fun, args, small_target(tiles, **changes))
+    assert not program.graph.fallbacks
+    (group,) = [g for groups in program.graph.groups.values() for g in groups if kind in g.codelet.name]
+    return {axis.name: axis.blocks for axis in group.axes}
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+def test_windows_are_cut(mode: str) -> None:
+    numbers = lax.GatherDimensionNumbers((0, 1, 2), (), (0, 1))
+
+    def fun(x: Any, at: Any) -> Any:
+        return lax.gather(x, at, numbers, (51, 38, 2), mode=mode)
+
+    assert blocks_of("MultiSlice", fun, FIELD, CORNERS[0])["d0"] > 1
+    for at in ([9, 3], [10, 3], [-1, 0]):
+        check(fun, FIELD, np.array(at, np.int32), tiles=(64,))
+    check(lambda x, at: lax.gather(x, at, FOUND, WINDOW, mode=mode), FIELD, CORNERS, tiles=(1, 16))
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+@pytest.mark.parametrize("scatter", [lax.scatter_add, lax.scatter_mul, lax.scatter_max])
+def test_windows_are_kept_in_part(scatter: Callable[..., Any], mode: str) -> None:
+    """Blocks of the table keep what windows have of them, whichever begin outside of the block, or of the table."""
+
+    def fun(x: Any, at: Any, u: Any) -> Any:
+        return scatter(x, at, u, PUT, mode=mode)
+
+    updates = RNG.integers(-2, 3, (len(CORNERS), *WINDOW)).astype(np.float32)
+    blocks = blocks_of("Scatter", fun, FIELD, CORNERS, updates)
+    assert blocks["d0"] * blocks["d1"] > 4
+    check(fun, FIELD, CORNERS, updates, tiles=(64,))
+
+
+def test_windows_written_over_each_other_and_of_a_function() -> None:
+    updates = RNG.normal(size=(len(CORNERS), *WINDOW)).astype(np.float32)
+    check(lambda x, at, u: lax.scatter(x, at, u, PUT), FIELD, CORNERS, updates, tiles=(64,))
+
+    def applied(x: Any, at: Any) -> Any:
+        return lax.scatter_apply(x, at, lambda v: v * 0.5 + 1, PUT, update_shape=updates.shape)
+
+    check(applied, FIELD, CORNERS, tiles=(64,))
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_windows_of_a_table_larger_than_a_tile(mode: str) -> None:
+    numbers = lax.GatherDimensionNumbers((0, 2), (1,), (2, 0, 1))
+
+    def fun(x: Any, at: Any) -> Any:
+        return lax.gather(x, at, numbers, (3, 1, 5), mode=mode, fill_value=7)
+
+    x = RNG.normal(size=(40, 3, 50)).astype(np.float32)
+    at = np.array([[0, 0, 0], [45, 37, 2], [46, 37, 2], [3, -1, 1], [9, 9, 9], [1, 2, 0]], np.int32)
+    memory = {"bytes_per_tile": 24_000}
+    assert blocks_of("MultiSlice", fun, x, at, tiles=16, **memory)["table2"] > 1
+    program = lowered(fun, (x, at), small_target(16, **memory))
+    (expected,) = [np.asarray(jax.jit(fun)(x, at))]
+    for (got,) in (run_engine(program, (x, at)), run_engine(program, (x, at), True), run_tiles(program, (x, at))):
+        np.testing.assert_array_equal(got, expected)

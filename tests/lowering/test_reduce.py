@@ -65,7 +65,14 @@ def whole_numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).integers(-4, 5, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("monoid", REDUCERS)
+def test_answers_are_put_together() -> None:
+    x = np.where(np.arange(12)[:, None] == np.arange(10), np.float32(-0.0), np.float32(0))
+    results, _, _ = reduced(x, (0,), "only", grid((12, 10), (4, 2)), 8)
+    for got in results:
+        assert np.signbit(got).all() and set(REDUCERS) == {*NUMPY, "only"}
+
+
+@pytest.mark.parametrize("monoid", NUMPY)
 def test_every_monoid_over_a_split_dimension(monoid: str) -> None:
     x = np.random.default_rng(0).integers(-9, 9, (12, 10)).astype(np.int32)
     results, _, _ = reduced(x, (0,), monoid, grid((12, 10), (4, 2)), 8)
