@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.jax_compat import Jaxpr
 from ipujax.lowering.popops.blocks import (
     along,
     block_mapping,
@@ -35,6 +36,7 @@ from ipujax.lowering.popops.blocks import (
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
@@ -189,7 +191,7 @@ def _codelet(
     return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",))
 
 
-def select_and_scatter_add(
+def select_and_scatter(
     graph: Graph,
     source: Tensor,
     x: Tensor,
@@ -197,17 +199,19 @@ def select_and_scatter_add(
     scatter: Callable[..., jax.Array],
     prog: ProgramSequence,
     name: str,
+    start: Tensor | None = None,
 ) -> Tensor:
-    """Adds each element of `source` to the place of `x` that its window selects.
+    """Combines each element of `source` with the place of `x` that its window selects.
 
     Args:
         graph: graph to add to.
         source: one element for each window.
         x: tensor the windows are of.
         windows: geometry without dilations.
-        scatter: called with blocks of `source` and `x`, hashable; computes their result.
+        scatter: called with blocks of `source` and `x`, with `start` and the geometry, hashable; computes their result.
         prog: program the compute set is added to.
         name: debug name.
+        start: scalar that every element of the result starts as; 0 when None, and `scatter` is called without it.
 
     Returns:
         A new tensor like `x`.
@@ -216,12 +220,16 @@ def select_and_scatter_add(
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     over = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
     read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
-    codelet = _scatter_codelet(x.dtype, windows, scatter)
-    work = Work(codelet, (over, read, tuple(cells)), (source_of(graph, source), source_of(graph, x), "here"))
+    codelet, starts = _scatter_codelet(x.dtype, windows, scatter, start is not None), [] if start is None else [start]
+    operands = [source, x, *starts]
+    sources: list[Source] = [*(source_of(graph, tensor) for tensor in operands), "here"]
+    work = Work(codelet, (over, read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         place_operand(graph, x, cells, placement)
         place_operand(graph, source, over, placement)
+        for tensor in starts:
+            map_linearly(graph, tensor)
         boxes = Blocked(*block_mapping(cells, placement))
         out = mapped_variable(graph, x.shape, x.dtype, name, range(rank), boxes)
         axes, source_dims, x_dims = placed_axes(boxes), list[Dim](), list[Dim]()
@@ -241,6 +249,7 @@ def select_and_scatter_add(
         accesses = (
             Access(source, tuple(source_dims), fill),
             Access(x, tuple(x_dims), fill),
+            *map(scalar, starts),
             along(out, range(rank)),
         )
         compute_set = graph.add_compute_set(name)
@@ -249,35 +258,37 @@ def select_and_scatter_add(
         return out
 
     shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
-    return add(graph, prog, choose(graph, shape, range(rank), work, [source, x], add))
+    return add(graph, prog, choose(graph, shape, range(rank), work, operands, add))
 
 
 @lru_cache(maxsize=1024)
-def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array]) -> Codelet:
+def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], starts: bool) -> Codelet:
     def compute(
-        source: jax.Array, x: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
+        source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
     ) -> jax.Array:
+        first = start[0] if start else jnp.zeros((), dtype)
         if 0 in source.shape:  # no window covers the block
-            return lax.full(shapes[0], 0, dtype)
-        box = [_local(windows, d, *sizes) for d, sizes in enumerate(zip(source.shape, x.shape, *pads, strict=True))]
-        starts, stops = ([max(0, ends[n]) for ends in box] for n in (0, 1))
-        stops = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]
-        padding = [(start - begin, end - stop) for (begin, end), start, stop in zip(box, starts, stops, strict=True)]
+            return lax.broadcast(first, shapes[0])
+        box = [_local(windows, d, *sizes) for d, sizes in enumerate(zip(source.shape, x.shape, *pads[:2], strict=True))]
+        begins, ends = ([max(0, bounds[n]) for bounds in box] for n in (0, 1))
+        ends = [min(n, end) for n, end in zip(x.shape, ends, strict=True)]
+        padding = [(begin - low, high - end) for (low, high), begin, end in zip(box, begins, ends, strict=True)]
         inner = replace(windows, padding=tuple(padding))
-        found = scatter(source, lax.slice(x, starts, stops), inner)
-        # From what the windows reach to what the block is: what is beside it goes, what no window reaches is zero.
+        found = scatter(source, lax.slice(x, begins, ends), *start, inner)
+        # From what the windows reach to what the block is: what is beside it goes, what no window reaches is the start.
         lows = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
-        rows = zip(starts, lows, found.shape, shapes[0], strict=True)
-        return lax.pad(found, jnp.zeros((), dtype), [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
+        rows = zip(begins, lows, found.shape, shapes[0], strict=True)
+        return lax.pad(found, first, [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
         compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
-        return compare + reduce_cycles("add", dtype, total_elements(shapes[2]), np.asarray(2), target)
+        return compare + reduce_cycles("add", dtype, total_elements(shapes[-1]), np.asarray(2), target)
 
-    fields = (Field("source", "in", dtype), Field("x", "in", dtype), Field("out", "out", dtype))
+    fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if starts else []))]
+    fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, state_bytes=48, code_bytes=900, takes=("pads", "shapes"))
+    return Codelet(title, tuple(fields), compute, cycles, state_bytes=48, code_bytes=900, takes=("pads", "shapes"))
 
 
 def _local(
@@ -321,5 +332,16 @@ def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]
             padding=windows.padding,
             **params,
         )
+
+    return scatter
+
+
+@lru_cache(maxsize=64)
+def scatter_by_functions(select: Jaxpr, combine: Jaxpr) -> Callable[..., jax.Array]:
+    """The scatter of `select_and_scatter`, by the functions of two scalars that it holds."""
+    functions = functions_of(select, combine)
+
+    def scatter(source: jax.Array, x: jax.Array, start: jax.Array, windows: Windows) -> jax.Array:
+        return select_and_scatter_block(x, source, start, windows.sizes, windows.strides, windows.padding, functions)
 
     return scatter

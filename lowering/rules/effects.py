@@ -1,6 +1,7 @@
 """Rules for calls of Python functions from a program: prints and callbacks, as host exchanges in program order.
 
-Whether JAX calls them ordered or not, here they run in order: a control program has one order.
+Whether JAX calls them ordered or not, here they run in order: a control program has one order. A function is given
+words of 32 bits for keys, as by JAX, and JAX lets none give keys back.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from jax.random import key_data
 
 from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.rules.composed import composed
 from ipujax.runtime.host_call import CallStream, HostCall
 from ipujax.runtime.program import StreamIn, StreamOut
 from ipujax.runtime.tensor import Tensor
@@ -22,8 +24,7 @@ from ipujax.runtime.variable import is_key_dtype
 
 def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
     """`pure_callback`, `io_callback`, `debug.callback` and `debug.print`."""
-    if any(is_key_dtype(x.dtype) for x in (*operands, *ctx.out_avals)):
-        return fallback(ctx, *operands)
+    operands = tuple(composed(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
     graph, prog = ctx.graph, ctx.prog
     # JAX's own wrapper of the user's function; debugging has more to it, which its primitive does when called eagerly.
     fun = partial(ctx.primitive.impl, **params) if "debug" in ctx.primitive.name else params["callback"]

@@ -75,6 +75,11 @@ def _one_result(primitive: Primitive, params: tuple[tuple[str, Any], ...], numbe
     return lambda state: primitive.bind(state, **given)[number]
 
 
+def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`rng_uniform`: numbers of XLA's own generator, never the same twice, of which each tile draws its own."""
+    return _draw(ctx, [low, high], 0, params, cut_results=True)
+
+
 def clone_rule(ctx: Context, keys: Tensor) -> Tensor:
     """A key that may be used again is the same key."""
     del ctx
@@ -91,5 +96,6 @@ RULES: dict[str, Rule] = {
     "random_unwrap": unwrap_rule,
     "random_clone": clone_rule,
     "random_gamma": gamma_rule,
+    "rng_uniform": rng_uniform_rule,
     "rng_bit_generator": rng_bit_generator_rule,
 }

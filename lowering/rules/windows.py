@@ -12,7 +12,8 @@ from ipujax.lowering.popops.windows import (
     primitive_reducer,
     primitive_scatter,
     reduce_window,
-    select_and_scatter_add,
+    scatter_by_functions,
+    select_and_scatter,
 )
 from ipujax.runtime.tensor import Tensor
 
@@ -33,7 +34,8 @@ def reduce_window_by_function_rule(
     """Each window reduced by a function of the user's own, one tensor or several together."""
     count = len(operands) // 2
     arrays, starts = operands[:count], operands[count:]
-    if consts or not ctx.out_avals[0].size:
+    assert not consts, "JAX refuses functions that close over arrays"
+    if not ctx.out_avals[0].size:
         return fallback(ctx, *operands)
     if not arrays[0].size:
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
@@ -59,7 +61,29 @@ def select_and_scatter_add_rule(
     if not x.size or not source.size:
         return fallback(ctx, source, x)
     scatter = primitive_scatter(ctx.primitive, select_prim=select_prim)
-    return select_and_scatter_add(ctx.graph, source, x, _windows(x.ndim, **geometry), scatter, ctx.prog, ctx.name)
+    return select_and_scatter(ctx.graph, source, x, _windows(x.ndim, **geometry), scatter, ctx.prog, ctx.name)
+
+
+def select_and_scatter_rule(
+    ctx: Context,
+    x: Tensor,
+    source: Tensor,
+    start: Tensor,
+    *,
+    select_jaxpr: Any,
+    select_consts: Sequence[Any],
+    scatter_jaxpr: Any,
+    scatter_consts: Sequence[Any],
+    padding: Sequence[tuple[int, int]],
+    **geometry: Any,
+) -> Tensor | Sequence[Tensor]:
+    """What windows select, combined with a source by a function of the user's own."""
+    assert not select_consts and not scatter_consts, "JAX refuses functions that close over arrays"
+    if not x.size or not source.size:
+        return start.broadcast_in_dim(x.shape, ())
+    scatter = scatter_by_functions(select_jaxpr, scatter_jaxpr)
+    windows = _windows(x.ndim, padding=padding, **geometry)
+    return select_and_scatter(ctx.graph, source, x, windows, scatter, ctx.prog, ctx.name, start)
 
 
 def _windows(
@@ -85,5 +109,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_MONOIDS, reduce_window_rule),
     "reduce_window": reduce_window_by_function_rule,
     "select_and_gather_add": select_and_gather_add_rule,
+    "select_and_scatter": select_and_scatter_rule,
     "select_and_scatter_add": select_and_scatter_add_rule,
 }

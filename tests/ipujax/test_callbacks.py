@@ -18,6 +18,7 @@ from tests.lowering.helpers import lowered, run_tiles, small_target
 DEVICE = ipu.IPUModel(tiles_per_ipu=64)
 X = np.arange(4, dtype=np.float32)
 SAME = jax.ShapeDtypeStruct(X.shape, X.dtype)
+NUMBER = jax.ShapeDtypeStruct((), np.uint32)
 SEEN: list[Any] = []
 
 
@@ -82,6 +83,14 @@ def with_nothing(x: Any) -> Any:
     return io_callback(seen_and_doubled, jax.ShapeDtypeStruct((0,), np.float32), x[:0], ordered=True), x
 
 
+def with_keys(x: Any) -> Any:
+    """Functions are given the words of keys, by JAX as well."""
+    keys = jax.random.split(jax.random.key(5), 3)
+    jax.debug.callback(see, keys, x)
+    words = io_callback(seen_and_doubled, jax.ShapeDtypeStruct((3, 2), np.uint32), keys, ordered=True)
+    return words, jax.pure_callback(lambda k: np.asarray(k).sum(dtype=np.uint32), NUMBER, keys[1]), x
+
+
 def in_vmap(x: Any) -> Any:
     element = jax.ShapeDtypeStruct((), np.float32)
     return jax.vmap(lambda v: jax.pure_callback(np.cos, element, v, vmap_method="sequential"))(x)
@@ -106,7 +115,7 @@ FUNCTIONS: tuple[Callable[[Any], Any], ...] = (
         without_operands,
         with_several_results,
     ),
-    *(with_nothing, in_vmap, in_a_gradient),
+    *(with_nothing, with_keys, in_vmap, in_a_gradient),
 )
 
 
@@ -201,6 +210,15 @@ def test_an_exception_ends_a_loop_that_waits_for_the_host() -> None:
 
     with pytest.raises(ZeroDivisionError):
         ipu.jit(fun, device=DEVICE)(np.float32(0))
+
+
+def test_jax_takes_no_keys_back() -> None:
+    def fun(keys: Any) -> Any:
+        return jax.random.key_data(jax.pure_callback(lambda k: k, jax.ShapeDtypeStruct((), keys.dtype), keys))
+
+    for run in (jax.jit, ipu.jit):
+        with pytest.raises(TypeError, match="key<fry>"):
+            run(fun)(jax.random.key(0))
 
 
 def test_results_of_another_shape_are_refused() -> None:

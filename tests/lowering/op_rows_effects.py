@@ -28,9 +28,14 @@ def effects() -> list[OpCase]:
         lax.dce_sink(x * 3)
         return x + 1
 
+    def words_of_keys(keys: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((5,), np.uint32)
+        return jax.pure_callback(lambda words: words[:, 0] ^ words[:, 1], shape, keys)
+
     x = normal(*MAIN)
     return [
         OpCase("pure_callback", "two", lambda x, y: jax.pure_callback(np.hypot, same, x, y), (x, x)),
+        OpCase("pure_callback", "keys", words_of_keys, (lambda rng: jax.random.split(jax.random.key(3), 5),)),
         OpCase("io_callback", "ordered", lambda x: io_callback(np.sign, same, x, ordered=True) + x, (x,)),
         OpCase("debug_callback", "seen", watched, (x,), grad=True),
         OpCase("dce_sink", "kept", sunk, (x,)),

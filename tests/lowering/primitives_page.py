@@ -29,8 +29,6 @@ NOTES: dict[str, str] = {
     **dict.fromkeys(("get", "swap"), "values of a program never change: references are refused"),
     **dict.fromkeys(("call", "closed_call", "core_call"), "no test of its own: JAX makes none of the user's functions"),
     "custom_lin": "only while JAX differentiates",
-    "rng_uniform": "on one tile; XLA's numbers are never the same twice, so that there is nothing to compare with",
-    "select_and_scatter": "on one tile; JAX itself makes `select_and_scatter_add` of every window it differentiates",
     "stage": "not met in any program so far",
 }
 
@@ -46,8 +44,7 @@ Written by `python -m tests.lowering.primitives_page`; a test keeps it equal to 
 - **one tile**: one vertex computes it; costed, and listed in `profile.fallbacks`.
 
 A row of the op table is run by the engine, by the engine split as the machine splits, and tile by tile, each against
-plain JAX; rows marked ∂ with their gradient too. Some forms of tile-parallel primitives run on one tile all the same:
-PRNG keys that are handed to Python functions, and some gathers without elements.
+plain JAX; rows marked ∂ with their gradient too.
 """
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+import ipujax as ipu
 from ipujax.lowering.popops.windows import Windows
 from tests.lowering.helpers import check, lowered, small_target
 
@@ -143,3 +145,23 @@ def test_result_shape(geometry: str) -> None:
         given.get("window_dilation", ones),
     )
     assert windows.result_shape(IMAGE.shape) == jax.eval_shape(pool("max", geometry), IMAGE).shape
+
+
+NUMBER = jnp.float32(3)
+CLOSING: dict[str, Callable[[Any, Any], Any]] = {
+    "a window's function": lambda x, f: lax.reduce_window(x, np.float32(0), lambda a, b: f(a) + b, (2,), (1,), "VALID"),
+    "an update's function": lambda x, f: x.at[np.array([1, 2])].apply(f),
+    "a reduction's function": lambda x, f: lax.reduce(x, np.float32(0), lambda a, b: f(a) + b, (0,)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSING)
+@pytest.mark.parametrize("run", [jax.jit, ipu.jit])
+def test_jax_refuses_functions_that_close_over_arrays(run: Any, name: str) -> None:
+    """So that no rule meets constants of such a function: of traced arrays, and of any others."""
+    fun, x = CLOSING[name], IMAGE[0, 0, :, 0]
+    with pytest.raises(NotImplementedError, match="can't close over Tracers"):
+        run(lambda x, y: fun(x, lambda a: a * y))(x, x[0])
+    refused = (TypeError, AssertionError)  # it traces a reduction, but then cannot compile it
+    with pytest.raises(refused, match=r"not hashable|Array\(3"):
+        run(lambda x: fun(x, lambda a: a * NUMBER))(x)
