@@ -1,0 +1,66 @@
+"""Whether a step of a pipeline takes longer when more is kept from forward to backward.
+
+    python -m benchmarks.pipeline_depth [--micro-batches 256] [--rows 16] [--width 256] [--repeats 7]
+
+The same network, the same micro-batches, the same work: with 1f1b the first of four stages keeps 4 of them, with gpipe
+all. A loop that copied its rings would take many times longer with all. Prints the median seconds of a step with each,
+and how often one is the other; calls are interleaved, so that what else the machine does falls on both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax as ipu
+
+STAGES = 4
+SCHEDULES = ("1f1b", "gpipe")
+
+
+def loss(params: Any, batch: Any) -> jax.Array:
+    x = batch["x"]
+    for number in range(STAGES):
+        with ipu.stage(number):
+            x = x + jnp.tanh(x @ params[f"up{number}"]) @ params[f"down{number}"]
+    return jnp.mean((x - batch["y"]) ** 2)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("micro-batches", 256), ("rows", 16), ("width", 256), ("repeats", 7)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    given = parser.parse_args()
+    device = ipu.IPUModel(num_ipus=STAGES, tiles_per_ipu=64)
+    random = np.random.default_rng(0)
+    shape = given.width, given.width
+    names = [f"{name}{n}" for name in ("up", "down") for n in range(STAGES)]
+    params = {name: jnp.asarray(random.normal(size=shape) / 99, jnp.float32) for name in names}
+    rows = given.rows * given.micro_batches, given.width
+    batch = {name: jnp.asarray(random.normal(size=rows), jnp.float32) for name in ("x", "y")}
+    steps = {}
+    for schedule in SCHEDULES:
+        run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=given.micro_batches, schedule=schedule)
+        steps[schedule] = ipu.jit(run, device=device).lower(params, batch).compile()
+        jax.block_until_ready(steps[schedule](params, batch))
+    seconds: dict[str, list[float]] = {schedule: [] for schedule in SCHEDULES}
+    for _ in range(given.repeats):
+        for schedule, step in steps.items():
+            start = time.perf_counter()
+            jax.block_until_ready(step(params, batch))
+            seconds[schedule].append(time.perf_counter() - start)
+    few, many = (statistics.median(seconds[schedule]) for schedule in SCHEDULES)
+    print(f"a slot is {given.rows * given.width * 4 / 1024:.0f} KiB")
+    print(f"{STAGES:5} slots {few * 1e3:8.1f} ms")
+    print(f"{given.micro_batches:5} slots {many * 1e3:8.1f} ms, × {many / few:.2f}")
+
+
+if __name__ == "__main__":
+    main()
