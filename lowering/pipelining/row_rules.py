@@ -79,11 +79,16 @@ def _shape(atom: Any) -> tuple[int, ...]:
 
 
 def _elementwise(eqn: JaxprEqn) -> Rows | None:
+    """Operands are scalars, or of the result's shape but for dimensions of 1, which stand for all."""
     out = _shape(eqn.outvars[0])
     shapes = [_shape(atom) for atom in eqn.invars]
-    if not out or any(shape not in (out, ()) for shape in shapes):
+    if not out or any(shape and not _spreads(shape, out) for shape in shapes):
         return None
-    return Rows("each", tuple(shape == out for shape in shapes), (True,))
+    return Rows("each", tuple(shape[:1] == out[:1] for shape in shapes), (True,))
+
+
+def _spreads(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    return len(shape) == len(out) and all(n in (1, m) for n, m in zip(shape, out, strict=True))
 
 
 def _broadcast(eqn: JaxprEqn) -> Rows | None:

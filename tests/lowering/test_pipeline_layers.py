@@ -95,7 +95,7 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(
     expected = jax.tree.leaves(jax.jit(gradients(name, 5, stages=None, micro_batches=count))(*args))
     found = cut_at(search_of(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
     for schedule in schedules:
-        if stages % 2 and schedule == "looped-1f1b":
+        if (stages % 2 and schedule == "looped-1f1b") or (count % stages and schedule == "interleaved"):
             continue
         _, got = run_pieces(by_schedule(found, schedule), args, 4, run_tiles)
         assert_same(got, expected, 1e-4, 1e-6, schedule)

@@ -128,6 +128,9 @@ def test_inputs_may_stay_whole() -> None:
 ROWS = {
     "elementwise": (lambda x, y: x * y, "each"),
     "scalar": (lambda x, y: x * y[0, 0], "each"),
+    "one column": (lambda x, y: x * y[:, :1], "each"),
+    "one row": (lambda x, y: x * y[:1], "each"),
+    "bits": (lambda x, y: lax.bitcast_convert_type(x, np.uint8), None),
     "product of rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), "each"),
     "product": (lambda x, y: x @ y.T, None),
     "rows exchanged": (lambda x, y: x[::-1], None),
