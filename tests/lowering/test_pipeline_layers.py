@@ -176,6 +176,46 @@ def copies_between(program: LoweredProgram | Lowered) -> list[Copy]:
     return [copy for copy, source, destination in ends if source and source != destination]
 
 
+def dense(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+    return jnp.tanh(h @ w), None
+
+
+def two(p: Any, x: jax.Array) -> jax.Array:
+    h, _ = lax.scan(dense, x, p)
+    return lax.scan(dense, h, p[1:] * 2.0)[0]
+
+
+def groups(p: Any, x: jax.Array) -> jax.Array:
+    inner = jax.checkpoint(lambda h, w: (lax.scan(dense, h, w)[0], None))
+    return lax.scan(inner, x, p.reshape(2, 2, 6, 6))[0]
+
+
+# Pieces of the stack; 1 where something else is looped over than the stack that is given.
+FORMS: dict[str, tuple[Any, int]] = {
+    "cast": (lambda p, x: lax.scan(dense, x.astype(jnp.bfloat16), p.astype(jnp.bfloat16))[0].astype(jnp.float32), 2),
+    "unrolled": (lambda p, x: lax.scan(dense, x, p, unroll=4)[0], 2),
+    "backwards": (lambda p, x: lax.scan(dense, x, p, reverse=True)[0], 2),
+    "checkpointed whole": (lambda p, x: jax.checkpoint(lambda x: lax.scan(dense, x, p)[0])(x), 2),
+    "in groups": (groups, 1),
+    "two lengths": (two, 2),
+    "by number": (lambda p, x: lax.fori_loop(0, 4, lambda i, h: dense(h, p[i])[0], x), 1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "backwards" else pytest.mark.slow) for name in FORMS]
+)
+def test_forms_of_loops(name: str) -> None:
+    """All give the numbers of plain JAX; a stack that is cut or reshaped before it is looped over stays whole."""
+    form, pieces = FORMS[name]
+    gradient = jax.value_and_grad(lambda p, x: jnp.mean(form(p, x) ** 2))
+    args = array(4, 6, 6), array(8, 6)
+    expected = jax.tree.leaves(jax.jit(ipu.pipeline(gradient, micro_batches=4))(*args))
+    program = lowered(ipu.pipeline(gradient, micro_batches=4, stages=2), args, small_target(TILES, num_ipus=2))
+    assert_same(run_engine(program, args), expected, 1e-6, 1e-7, name)
+    assert len(homes_of_pieces(program)["arg0"]) == pieces
+
+
 def test_state_that_each_layer_hands_on() -> None:
     """A running mean for each layer: it lies with the layer."""
 
