@@ -1,7 +1,7 @@
 """Operations along one dimension, row by row: cumulative results, sorting, the largest of a row, any reduction.
 
-A row is never cut, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone is
-worked on by one tile.
+A row is never cut here, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone
+is worked on by one tile. (The rules cut rows that no tile can hold: `rules/long_rows.py`.)
 
 Source: heap sort and bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative
 results have no public figure and cost one load, one operation and one store an element (assumed).

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.popops.rows import CUMULATIVE, cumulative
+from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.long_rows import long_cumulative, parts_of
 from ipujax.runtime.tensor import Tensor
 
 
@@ -14,6 +17,10 @@ def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Ten
     """Running results along one dimension."""
     if not x.size:
         return fallback(ctx, x)
+    parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
+    if parts > 1:
+        fun, _ = CUMULATIVE[ctx.primitive.name]
+        return composed(ctx, partial(long_cumulative, fun=fun, axis=axis, reverse=reverse, parts=parts), [x])
     return cumulative(ctx.graph, x, axis, ctx.primitive.name, reverse, ctx.prog, ctx.name)
 
 

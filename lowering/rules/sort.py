@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, log2
 from typing import Any
 
@@ -12,6 +12,8 @@ from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.popops.row_functions import RowFunction, each_row
 from ipujax.lowering.popops.rows import sort, top_k
+from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.long_rows import long_sort, long_top_k, parts_of
 from ipujax.runtime.tensor import Tensor
 
 
@@ -19,6 +21,9 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
     """Several tensors sorted together along one dimension."""
     if not operands[0].size:
         return fallback(ctx, *operands)
+    parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands])
+    if parts > 1:
+        return composed(ctx, partial(long_sort, axis=dimension, num_keys=num_keys, parts=parts), operands)
     return sort(ctx.graph, operands, dimension, num_keys, is_stable, ctx.prog, ctx.name)
 
 
@@ -26,6 +31,9 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     """The largest elements along one dimension, and where they are."""
     if not x.size or not k:
         return fallback(ctx, x)
+    parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
+    if parts > 1 and k * parts < x.shape[axis]:
+        return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
     return top_k(ctx.graph, x, k, axis, ctx.prog, ctx.name)
 
 

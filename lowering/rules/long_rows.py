@@ -1,0 +1,124 @@
+"""Rows that no tile can hold, worked on in parts: running results, sorting, the largest elements.
+
+A row that fits stays on one tile, where its result is that of `lax`. A longer one is cut in equal parts, in a further
+dimension that tiles share. Running results: those of parts, and of their ends, which are then put before the parts.
+Sorting: parts are sorted, then pairs of them merged in the order of a bitonic network, each pair by one tile. Largest
+elements: those of parts, and of these.
+
+Limits: running sums and products are reassociated. A network of n parts has log2(n) (log2(n) + 1) / 2 steps, each
+charged as a sort of what it merges. A reduction by a function of the user's own is not known to be associative, so that
+its rows are not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.variable import element_bytes
+
+_COPIES = 4  # operands and results, where they lie and as they are exchanged
+
+
+def parts_of(graph: Graph, shape: Sequence[int], axis: int, dtypes: Sequence[object]) -> int:
+    """In how many parts, a power of 2, a row is cut so that two of them fit on a tile; 1 where it fits whole.
+
+    Args:
+        graph: gives the target.
+        shape: of the operands.
+        axis: the dimension that rows lie along.
+        dtypes: of the operands.
+    """
+    target, num_bytes = graph.target, shape[axis] * sum(element_bytes(dtype) for dtype in dtypes)
+    most = target.available_memory_proportion * target.bytes_per_tile
+    if 2 * num_bytes <= most or shape[axis] < 4:
+        return 1
+    return 1 << int(np.ceil(np.log2(min(shape[axis] / 2, max(2.0, 2 * _COPIES * num_bytes / most)))))
+
+
+def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, reverse: bool, parts: int) -> jax.Array:
+    """Running results along a dimension: `fun` is the operation of `lax`, `parts` how often rows are cut."""
+    n = x.shape[axis]
+    rows = jnp.moveaxis(lax.rev(x, (axis,)) if reverse else x, axis, -1)
+    length = -(-n // parts)
+    whole, batch = parts * length, rows.shape[:-1]
+    # What is put behind a row changes nothing before it.
+    rows = lax.pad(rows, jnp.zeros((), x.dtype), [(0, 0, 0)] * len(batch) + [(0, whole - n, 0)])
+    rows = rows.reshape((*batch, parts, length))
+    inside = fun(rows, axis=rows.ndim - 1)
+    ends = fun(inside[..., -1], axis=rows.ndim - 2)[..., :-1, None]
+    pair = jnp.stack([jnp.broadcast_to(ends, inside[..., 1:, :].shape), inside[..., 1:, :]], -1)
+    later = fun(pair, axis=pair.ndim - 1)[..., 1]
+    joined = jnp.concatenate([inside[..., :1, :], later], -2).reshape((*batch, whole))[..., :n]
+    result = jnp.moveaxis(joined, -1, axis)
+    return lax.rev(result, (axis,)) if reverse else result
+
+
+def long_top_k(x: jax.Array, *, k: int, axis: int, parts: int) -> tuple[jax.Array, jax.Array]:
+    """The largest elements of rows, of equals the first, and where they are."""
+    rows = jnp.moveaxis(x, axis, -1)
+    n, batch = x.shape[axis], rows.shape[:-1]
+    length = -(-n // parts)
+    full = n // length
+    values, places = lax.top_k(rows[..., : full * length].reshape((*batch, full, length)), min(k, length))
+    places = places + length * lax.broadcasted_iota(places.dtype, places.shape, len(batch))
+    values, places = (y.reshape((*batch, full * min(k, length))) for y in (values, places))
+    if rest := n - full * length:
+        last, at = lax.top_k(rows[..., full * length :], min(k, rest))
+        values, places = jnp.concatenate([values, last], -1), jnp.concatenate([places, at + full * length], -1)
+    # Parts follow each other, so that of equals the first stands first here too.
+    best, at = lax.top_k(values, k)
+    places = jnp.take_along_axis(places, at, -1, mode="promise_in_bounds")
+    return jnp.moveaxis(best, -1, axis), jnp.moveaxis(places, -1, axis)
+
+
+def long_sort(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> list[jax.Array]:
+    """Rows of arrays sorted together; equal keys keep their order."""
+    n, rank = operands[0].shape[axis], operands[0].ndim
+    length = -(-n // parts)
+    whole = parts * length
+    rows = [jnp.moveaxis(x, axis, -1) for x in operands]
+    batch = rows[0].shape[:-1]
+    place = lax.broadcasted_iota(np.int32, (*batch, whole), rank - 1)
+    padding = [(0, 0, 0)] * len(batch) + [(0, whole - n, 0)]
+    padded = [lax.pad(x, jnp.zeros((), x.dtype), padding) for x in rows]
+    # What pads a row goes to its end; no two elements are equal.
+    arrays = [(place >= n).astype(np.uint8), *padded[:num_keys], place, *padded[num_keys:]]
+    blocks = _sorted([x.reshape((*batch, parts, length)) for x in arrays], num_keys + 2)
+    for size in (2 << level for level in range(parts.bit_length() - 1)):
+        blocks = _merged(blocks, size, num_keys + 2, mirrored=True)
+        while (size := size // 2) > 1:
+            blocks = _merged(blocks, size, num_keys + 2, mirrored=False)
+    found = [x.reshape((*batch, whole))[..., :n] for x in blocks]
+    return [jnp.moveaxis(x, -1, axis) for x in (*found[1 : num_keys + 1], *found[num_keys + 2 :])]
+
+
+def _sorted(arrays: Sequence[jax.Array], num_keys: int) -> list[jax.Array]:
+    return list(lax.sort(arrays, dimension=arrays[0].ndim - 1, is_stable=False, num_keys=num_keys))
+
+
+def _merged(blocks: Sequence[jax.Array], size: int, num_keys: int, *, mirrored: bool) -> list[jax.Array]:
+    """Merges each block of the first half of `size` neighbours with one of the other half, which gets what is larger.
+
+    Blocks lie along the last dimension but one. Mirrored, the first goes with the last, which makes halves that are
+    sorted one after the other into a row that is so.
+    """
+    *batch, parts, length = blocks[0].shape
+    split = [x.reshape((*batch, parts // size, 2, size // 2, length)) for x in blocks]
+    dim = len(batch) + 1
+
+    def turned(x: jax.Array) -> jax.Array:
+        return lax.rev(x, (dim,)) if mirrored else x
+
+    pairs = [
+        jnp.concatenate([lax.index_in_dim(x, 0, dim, False), turned(lax.index_in_dim(x, 1, dim, False))], -1)
+        for x in split
+    ]
+    done = _sorted(pairs, num_keys)
+    halves = [jnp.stack([x[..., :length], turned(x[..., length:])], dim) for x in done]
+    return [x.reshape((*batch, parts, length)) for x in halves]

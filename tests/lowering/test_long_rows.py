@@ -1,0 +1,69 @@
+"""Rows that no tile can hold: sorted, summed up and searched in parts, with the results of `lax`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+
+RNG = np.random.default_rng(11)
+TIED = RNG.integers(-20, 20, (2, 131)).astype(np.int32)
+NAMES = np.arange(262, dtype=np.int32).reshape(2, 131)
+FLOATS = np.where(TIED == 3, np.nan, np.where(TIED == 0, -0.0, TIED / 8)).astype(np.float32)
+FLOATS[0, :5] = np.inf, -np.inf, 0.0, -0.0, -np.nan
+
+
+def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_tile: int = 1500) -> None:
+    """By all executions, on tiles that hold no row; and no tile has more to do than a few parts."""
+    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    program = lowered(fun, args, small_target(7, bytes_per_tile=bytes_per_tile))
+    assert not program.graph.fallbacks
+    groups = [group for groups in program.graph.groups.values() for group in groups]
+    assert max(np.unique(group.tile).size for group in groups) > 2
+    runs = run_engine(program, args), run_engine(program, args, exact_splits=True), run_tiles(program, args)
+    for what, got in zip(("engine", "literal", "tiles"), runs, strict=True):
+        assert_same(got, expected, rtol, rtol, what)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_running_results(reverse: bool) -> None:
+    kinds = (lax.cumsum, lax.cummax, lax.cummin, lax.cumprod)
+    compare(lambda x: [f(x, 1, reverse=reverse) for f in kinds], TIED)
+    compare(lambda x: [f(x, 0, reverse=reverse) for f in kinds[:2]], TIED.T.copy() % 3)
+    positive = np.abs(TIED[0] / 64).astype(np.float32)
+    compare(lambda x: [f(x, 0, reverse=reverse) for f in (lax.cumsum, lax.cumlogsumexp)], positive, rtol=1e-5)
+
+
+def test_sorting() -> None:
+    compare(lambda x, y: lax.sort((x.T, y.T), dimension=0, num_keys=1), FLOATS, NAMES)
+    compare(lambda x, y: lax.sort((x % 3, y % 5, y), dimension=1, num_keys=2), TIED, NAMES)
+
+
+@pytest.mark.slow
+def test_library_functions() -> None:
+    compare(lambda x: (jnp.argsort(x), jnp.median(x[5:]), jnp.unique(x, size=9)), TIED[0])
+    compare(
+        lambda x: jax.grad(lambda x: (jnp.sort(x) * jnp.arange(131.0)).sum())(x),
+        RNG.permutation(131).astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize("k", [1, 16])
+def test_largest_elements(k: int) -> None:
+    compare(lambda x: lax.top_k(x, k), TIED)
+    compare(lambda x: lax.top_k(x.T, k, axis=0), FLOATS)
+
+
+def test_a_million_elements_fit() -> None:
+    functions = (jnp.sort, jnp.cumsum, lambda x: lax.top_k(x, 10))
+    for fun in functions:
+        profile = ipu.jit(fun).lower(jax.ShapeDtypeStruct((1_000_000,), np.float32)).compile().profile
+        assert not profile.fallbacks
