@@ -12,7 +12,7 @@ and the cuts of the three passes are the same (`ConvModel.cpp`; reference machin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,15 +21,13 @@ import numpy as np
 
 from ipujax.lowering.poplin.aligned import OUT, RHS, plan_where
 from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.following import Operation, elementwise_cycles_on, moving_cycles
 from ipujax.lowering.poplin.plan import Plan, PlanCost, plan_convolution
 from ipujax.lowering.poplin.spec import FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, TileMapping, blocked_mapping
+from ipujax.runtime.mapping import Blocked, blocked_mapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
-
-Operation = tuple[str, int, int]  # an elementwise operation: name, arrays read, scalars read
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def later_cycles(spec: ConvSpec, later: Later, boxes: Blocked | None, target: Ta
     layer = _Layer.of(spec, later)
     update = _update_spec(spec, layer)
     size = layer.inputs * layer.features
-    moving = _moving_cycles(size * element_bytes(spec.out_dtype), target)
+    moving = moving_cycles(size * element_bytes(spec.out_dtype), target)
     total = min(_free_cycles(update, target) + moving, _cycles_where(update, OUT, boxes, target, bound_bytes))
     total += elementwise_cycles_on(boxes, size, spec.out_dtype, later.elementwise, target)
     if later.has_backward:
@@ -203,39 +201,3 @@ def _free_cycles(spec: ConvSpec, target: Target) -> int:
 def _cycles_where(spec: ConvSpec, dims: Any, boxes: Blocked | None, target: Target, bound_bytes: float) -> float:
     plan = None if boxes is None else plan_where(spec, dims, boxes, target, bound_bytes)
     return float("inf") if plan is None else plan.total_cycles
-
-
-def elementwise_cycles_on(
-    mapping: TileMapping | None, size: int, dtype: Any, operations: Sequence[Operation], target: Target
-) -> int:
-    """Expected cycles of elementwise operations on arrays that lie in a way, or evenly if that is worth moving them.
-
-    Args:
-        mapping: how they lie; None for evenly.
-        size: their elements.
-        dtype: of them.
-        operations: names, arrays read, scalars read.
-        target: the machine.
-    """
-    item_bytes = element_bytes(dtype)
-    least = max(-(-size // target.tiles_per_ipu), min(size, MIN_BYTES_PER_TILE // item_bytes))
-    evenly = _operations_cycles(least, dtype, tuple(operations), target)
-    if mapping is None:
-        return evenly
-    most = int(mapping.elements_per_tile(target.num_tiles).max())
-    moved = evenly + _moving_cycles(size * item_bytes, target)
-    return min(moved, _operations_cycles(most, dtype, tuple(operations), target))
-
-
-@lru_cache(maxsize=4096)
-def _operations_cycles(elements: int, dtype: Any, operations: tuple[Operation, ...], target: Target) -> int:
-    count = np.array([elements], np.int64)
-    rows = (elementwise_cycles(op, dtype, arrays, scalars, count, target) for op, arrays, scalars in operations)
-    return int(sum(float(cycles[0]) for cycles in rows))
-
-
-def _moving_cycles(num_bytes: int, target: Target) -> int:
-    """Expected cycles of bringing results from where they are computed to where they are wanted, by all tiles."""
-    share = -(-num_bytes // target.tiles_per_ipu)
-    exchange = target.exchange_startup_cycles + share / target.exchange_bytes_per_cycle
-    return int(exchange + target.copy_startup_cycles + share / target.memcpy_bytes_per_cycle)

@@ -16,7 +16,8 @@ import numpy as np
 from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.joint import Later, elementwise_cycles_on, joint_plan, later_cycles, spread_plans
+from ipujax.lowering.poplin.following import elementwise_cycles_on, thinness_weight
+from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
@@ -28,6 +29,7 @@ from ipujax.runtime.program import Copy, Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.variable import element_bytes
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
 _G, _M, _K, _N = range(4)
@@ -109,9 +111,9 @@ def _chosen(
     plans, spec = list(contenders(plan, target, available_memory_proportion)), of_all_steps(plan)
     if share > 0:
         plans += _where_they_lie(spec, target, bound_bytes, operands)
-    after, least_after = None, 0
+    judge, least_after = None, 0
     if later is not None and len(operands) > 2:
-        after = partial(_elementwise_cycles, later)
+        judge = partial(_with_elementwise, later)
         plans += spread_plans(spec, target, bound_bytes) if share > 0 else ()
     elif later is not None and share > 0 and (spec.lhs_is_free, spec.rhs_is_free)[later.side]:
         joint, apart = (
@@ -120,7 +122,7 @@ def _chosen(
         )
         plans += [] if joint is None else [joint[0]]
         least_after = apart if joint is None else min(apart, joint[1])
-        after = partial(_later_cycles, spec, later, bound_bytes)
+        judge = partial(_with_later_passes, spec, later, bound_bytes)
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
         a, b, *wanted = tensors
@@ -129,24 +131,26 @@ def _chosen(
             prog.add(Copy(out, tensor, "wanted"))
         return out
 
-    return cheapest(plans, operands, add, target, after, least_after)
+    return cheapest(plans, operands, add, target, judge, least_after)
 
 
-def _later_cycles(
-    spec: ConvSpec, later: Later, bound_bytes: float, graph: Graph, tensors: Sequence[Tensor], out: Tensor
+def _with_later_passes(
+    spec: ConvSpec, later: Later, bound_bytes: float, graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int
 ) -> int:
-    """Expected cycles of the passes that follow, with the weights where the forward pass has put them."""
+    """Cycles of a forward pass with those expected of the others, with the weights where it has put them."""
     del out
     matrix = tensors[1] if later.side else tensors[0].transpose((0, 2, 1))
-    return later_cycles(spec, later, boxes_of(graph, matrix), graph.target, bound_bytes)
+    return cycles + later_cycles(spec, later, boxes_of(graph, matrix), graph.target, bound_bytes)
 
 
-def _elementwise_cycles(later: Later, graph: Graph, tensors: Sequence[Tensor], out: Tensor) -> int:
-    """Expected cycles of the elementwise operations that follow an update, on arrays that lie as its result does."""
+def _with_elementwise(later: Later, graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int) -> int:
+    """Cycles of an update with those expected of the elementwise operations on arrays that lie as its result does."""
     del tensors
-    (variable,) = out.variables()
-    mapping = graph.mappings[variable]
-    return elementwise_cycles_on(mapping, out.size, out.dtype, later.elementwise, graph.target)
+    (variable,), target = out.variables(), graph.target
+    mapping, out_bytes = graph.mappings[variable], out.size * element_bytes(out.dtype)
+    num_tiles = int(np.count_nonzero(mapping.elements_per_tile(target.num_tiles)))
+    following = elementwise_cycles_on(mapping, out.size, out.dtype, later.elementwise, target)
+    return int(cycles * thinness_weight(num_tiles, out_bytes, target)) + following
 
 
 def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:

@@ -21,7 +21,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
-After = Callable[[Graph, Sequence[Tensor], Tensor], int]
+Judge = Callable[[Graph, Sequence[Tensor], Tensor, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +65,31 @@ def cheapest(
     operands: Sequence[Operand],
     add: Add,
     target: Target,
-    after: After | None = None,
+    judge: Judge | None = None,
     least_after: int = 0,
 ) -> Plan:
-    """The plan that is charged least cycles with what follows, the first of equals.
+    """The plan that is charged least cycles, or judged best with what follows, the first of equals.
 
     Args:
         plans: what to choose from.
         operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
-        after: cycles that follow, given the graph with the operation, its operands and its result.
-        least_after: what those hardly ever are less than.
+        judge: what the operation counts with what follows, in cycles, given the graph with the operation, its
+            operands, its result and the cycles it is charged.
+        least_after: what that is hardly ever less than beyond these.
     """
 
     def charge(plan: Plan) -> int:
         graph = Graph(target)
         tensors = [operand.add_to(graph) for operand in operands]
-        following = 0
+        tried: list[tuple[Graph, Tensor]] = []
 
         def add_one(scratch: Graph, prog: ProgramSequence) -> None:
-            nonlocal following
-            result = add(scratch, tensors, plan, prog)
-            following = 0 if after is None else after(scratch, tensors, result)
+            tried.append((scratch, add(scratch, tensors, plan, prog)))
 
-        return charged_cycles(graph, add_one) + following
+        cycles = charged_cycles(graph, add_one)
+        ((scratch, result),) = tried
+        return cycles if judge is None else judge(scratch, tensors, result, cycles)
 
     return least_charged(plans, [plan.likely_least_cycles + least_after for plan in plans], charge)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from ipujax.lowering import lower as lowering_module
+from ipujax.lowering import equations
 from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.passes import PASSES
@@ -224,7 +224,7 @@ def test_weights_stay_where_the_forward_pass_put_them():
 
 def test_planning_together_saves_cycles_where_weights_are_large(monkeypatch):
     together = device_cycles(lowered(*wide(4), MK2))
-    monkeypatch.setattr(lowering_module, "roles", lambda body: {})
+    monkeypatch.setattr(equations, "roles", lambda body: {})
     assert together < 0.96 * device_cycles(lowered(*wide(4), MK2))
 
 
@@ -233,7 +233,7 @@ def test_planning_together_hardly_ever_costs(sizes, monkeypatch):
     params = [struct(*pair) for pair in pairwise(sizes)]
     calls = [(sgd, (params, struct(batch, sizes[0]))) for batch in (2, 16)]
     together = [device_cycles(lowered(*call, MK2)) for call in calls]
-    monkeypatch.setattr(lowering_module, "roles", lambda body: {})
+    monkeypatch.setattr(equations, "roles", lambda body: {})
     apart = [device_cycles(lowered(*call, MK2)) for call in calls]
     assert all(a <= 1.02 * b for a, b in zip(together, apart, strict=True))
 
