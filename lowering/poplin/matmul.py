@@ -62,7 +62,7 @@ def matmul(
         precision: as `jax.lax.dot_general` takes it.
         available_memory_proportion: of a tile's memory the plan may use, default the target's.
         later: what follows, if this is the forward pass of a dense layer or the update of its weights.
-        laid_as: of an update, the weights in the order of the result.
+        laid_as: of an update, the weights in the order of the result; it says nothing while they lie nowhere.
 
     Returns:
         A new tensor [G, M, N] of `out_dtype`.
@@ -91,7 +91,8 @@ def matmul(
         rhs_is_free=is_free(graph, b),
         available_memory_proportion=available_memory_proportion,
     )
-    operands = [Operand.of(graph, x) for x in (a, b, *([] if laid_as is None else [laid_as.reshape((groups, m, n))]))]
+    wanted = [laid_as.reshape((groups, m, n))] if laid_as is not None and graph.is_mapped(laid_as) else []
+    operands = [Operand.of(graph, x) for x in (a, b, *wanted)]
     plan = _chosen(plan, graph.target, available_memory_proportion, tuple(operands), later)
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)

@@ -273,3 +273,18 @@ def test_updates_may_spread_over_more_tiles_than_they_need():
     assert all(plan.slots == 1 for plan in plans)
     fewer = spread_plans(spec, MK2.replace(tiles_per_ipu=511), 0.6 * MK2.bytes_per_tile)
     assert set(fewer) == {plan for plan in plans if plan.tiles_used < 512}
+
+
+def test_an_update_may_come_before_its_weights_lie_anywhere() -> None:
+    """As in the backward pass of a layer whose own result nothing recomputes."""
+
+    def fun(x: jax.Array, dy: jax.Array, w: jax.Array) -> Any:
+        x, dy = jnp.tanh(x), jnp.tanh(dy)
+        update = jax.lax.dot_general(dy, x, (((0,), (0,)), ((), ()))).T
+        return update * 2, jax.lax.dot_general(dy, w, (((1,), (1,)), ((), ())))
+
+    jaxpr = trace(fun, (struct(16, 256), struct(16, 64), struct(256, 64)), {}, ()).jaxpr
+    assert any(role.gradient_of is jaxpr.jaxpr.invars[2] for role in roles(jaxpr.jaxpr).values())
+    rng = np.random.default_rng(0)
+    args = (rng.normal(size=shape).astype(FLOAT) for shape in ((16, 256), (16, 64), (256, 64)))
+    check(fun, *args, tiles=(16,), rtol=1e-5, atol=1e-5, split_rtol=1e-4, split_atol=1e-4)
