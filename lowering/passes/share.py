@@ -106,12 +106,21 @@ class _Callee:
         return tuple(len(set(map(_identity, atoms))) == 1 for atoms in zip(*self.operands, strict=True))
 
     def pays(self) -> bool:
-        """Whether what the callee does is much more than copying its operands and results."""
-        work = work_of(self.jaxpr.jaxpr)
+        """Whether it is worth a function."""
         copied = [atom for atom, same in zip(self.first.invars, self.fixed(), strict=True) if not same]
-        sizes = list(map(elements_of, (*copied, *self.first.outvars)))
-        enough = work.weight >= _WEIGHT_PER_COPY * len(sizes) and work.elements >= _WORK_PER_ELEMENT * sum(sizes)
-        return work.steps >= _LEAST_STEPS and enough
+        return sharing_pays(self.jaxpr.jaxpr, (*copied, *self.first.outvars))
+
+
+def sharing_pays(callee: Jaxpr, copied: Sequence[Atom]) -> bool:
+    """Whether what a callee does is much more than copying its operands and results.
+
+    Args:
+        callee: what is called.
+        copied: the operands and results that are copied.
+    """
+    work, sizes = work_of(callee), list(map(elements_of, copied))
+    enough = work.weight >= _WEIGHT_PER_COPY * len(sizes) and work.elements >= _WORK_PER_ELEMENT * sum(sizes)
+    return work.steps >= _LEAST_STEPS and enough
 
 
 def share(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

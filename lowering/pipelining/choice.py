@@ -21,8 +21,10 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, sour
 from ipujax.lowering.pipeline_op import PipelineSpec
 from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
-from ipujax.lowering.pipelining.layers import replacement
+from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
+from ipujax.lowering.pipelining.numbering import same_values
 from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
+from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
 from ipujax.lowering.pipelining.work import Work, work_of
 from ipujax.lowering.placement import Span, value_bytes
@@ -104,7 +106,11 @@ class Search:
     def rewritten(self, cuts: Cuts) -> CutJaxpr:
         """What is compiled, with the stages between some cuts."""
         if cuts not in self._rewritten:
-            self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, named(self.work, cuts)))
+            found, spec = named(self.work, cuts), self._spec
+            plan = schedule_plan(spec.schedule, len(cuts) + 1, spec.micro_batches, self.work.has_gradients)
+            same = same_values(found.jaxpr.jaxpr, spec_in_pieces(spec, found))
+            found = share_layers(found, ipus_of_stages(self._eqn, plan, self._target.num_ipus), same)
+            self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
         return self._rewritten[cuts]
 
     def charge(self, cuts: Cuts) -> tuple[int, int]:

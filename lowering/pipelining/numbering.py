@@ -63,6 +63,16 @@ def layer_loops(body: Jaxpr, spec: PipelineSpec) -> dict[int, Bounds]:
     }
 
 
+def same_values(body: Jaxpr, spec: PipelineSpec) -> set[Var]:
+    """The variables that are the same for all micro-batches.
+
+    Args:
+        body: computes one.
+        spec: how micro-batches go through it.
+    """
+    return _dependence(body, spec).same
+
+
 def is_backward(eqn: JaxprEqn) -> bool:
     """Whether an equation belongs to a gradient."""
     return "transpose(" in name_stack(eqn)

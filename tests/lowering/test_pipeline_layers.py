@@ -24,12 +24,12 @@ from ipujax.lowering.pipelining.choice import Search
 from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.runtime.mapping import owners
-from ipujax.runtime.program import Copy, StreamIn, walk
+from ipujax.runtime.program import Call, Copy, StreamIn, walk
 from ipujax.runtime.tensor import Tensor
 from ipujax.stages import Lowered
 from tests.ipujax.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline_models import array, no_stage
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, share_all, small_target
 
 TILES = 3
 
@@ -287,6 +287,31 @@ def test_layers_of_a_stage_share_their_code() -> None:
         sizes.append((len(program.pipelines[0].tasks), len(graph.groups), len(graph.variables)))
     assert sizes[0] == sizes[1] and sizes[0][0] == 8
     assert lowered_equations[0] == lowered_equations[1]
+
+
+def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And give the bits of stages that have an IPU each."""
+    args = arguments(5)
+
+    def run(schedule: str) -> tuple[LoweredProgram, list[Any]]:
+        found = cut_at(search_of(gradients("plain", 5, schedule, stages=4), args, 4), (1, 2, 4))
+        check_jaxpr(found.jaxpr.jaxpr)
+        return run_pieces(found, args, 4, run_tiles)
+
+    def layers(program: LoweredProgram) -> int:
+        calls = {node.function for node in walk(program.program) if isinstance(node, Call)}
+        return sum(function.name == "layer" for function in calls)
+
+    alone, expected = run("1f1b")
+    apart, got = run("looped-1f1b")
+    assert layers(alone) == layers(apart) == 0, "these are so small that to share them does not pay"
+    assert_same(got, expected, 0, 0, "apart")
+    share_all(monkeypatch)
+    shared, got = run("looped-1f1b")
+    assert layers(shared) == 4, "one on each of two IPUs for the way forward, and one for the way back"
+    assert len(shared.graph.groups) < len(apart.graph.groups)
+    assert_same(got, expected, 0, 0, "shared")
+    assert layers(run("1f1b")[0]) == 0, "one stage an IPU has nothing to share"
 
 
 class Counting(Lowering):
