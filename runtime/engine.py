@@ -6,7 +6,7 @@ One replica runs as `engine_program` says, several as `replicated_engine` says.
 
 Limits: without a host, a host stream holds one value a run; a stream written several times keeps the last value, one
 never written gives zeros. Memory that was never written reads as zeros (the verifier refuses such programs unless told
-not to). The body of a `Function` is traced once for each call.
+not to). The body of a `Function` that the host hears of is traced once for each call.
 """
 
 from __future__ import annotations

@@ -4,7 +4,10 @@ Input: a graph and a program. Output: `EngineProgram`, which runs steps on `Valu
 unsplit wherever the kinds of their axes allow it (`runtime/collapse.py`), else as they are split (`runtime/split.py`).
 
 Control flow becomes `lax.scan`, `while_loop`, `cond` and `switch`. Only variables that are written inside and read
-later pass through them: XLA then updates a loop's buffers in place, and never copies what a branch leaves alone.
+later pass through them: XLA then updates a loop's buffers in place, and never copies what a branch leaves alone. A
+function that is called in a loop and around it, as the parts of a pipeline are, stays one: XLA inlines none of its
+calls, and does not compile it anew with each surrounding (measured: half of the time for pipelines of four small
+stages, the same time a step). Others are inlined: layers in a row took longer otherwise.
 
 Limits: see `runtime/engine.py`.
 """
@@ -12,6 +15,7 @@ Limits: see `runtime/engine.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import io_callback
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from ipujax.runtime.collapse import collapsible, distinct_nodes, executed_groups, merged, one_slot
 from ipujax.runtime.effects import EffectsOf
@@ -30,6 +35,7 @@ from ipujax.runtime.program import (
     Call,
     Copy,
     Execute,
+    Function,
     HostStream,
     If,
     Program,
@@ -82,6 +88,23 @@ class Values(dict[Variable, jax.Array]):
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class _OneFunction:
+    """A function of the program as one of JAX.
+
+    Args:
+        wanted: what may be read after it, of what it writes.
+        takes: variables it is given.
+        gives: variables it returns.
+        run: it, from arrays to arrays.
+    """
+
+    wanted: Live
+    takes: list[Variable]
+    gives: list[Variable]
+    run: Callable[[State], State]
+
+
 class EngineProgram:
     """A program prepared for tracing: facts that do not depend on values."""
 
@@ -109,19 +132,21 @@ class EngineProgram:
             for group in executed_groups(graph, program)
             for run in [merged(group, self._stands_for, exact_splits)]
         }
-        self._constants = self._constants_read()
+        self._constants = self._constants_read(program)
         # Where the value of a stream waits: a variable of its own, so that loops and branches hand it on like others.
         self._inputs = _stream_variables(program, StreamIn)
         self._outputs = _stream_variables(program, StreamOut)
         self._has_failed = Variable((), jnp.dtype(bool), "host has failed")
         self._side_states: dict[Program, list[Variable]] = {}
+        self._called_around = called_around(program)
+        self._functions: dict[Function, list[_OneFunction]] = {}
 
-    def _constants_read(self) -> list[Variable]:
+    def _constants_read(self, program: Program) -> list[Variable]:
         """Constants in the order of the graph, made arrays once, outside of all control flow."""
-        tensors = [tensor for node in distinct_nodes(self._program) for tensor in own_tensors(node)]
-        tensors += [access.tensor for group in self._groups for access in group.accesses]
-        used = {variable for tensor in tensors for variable in tensor.variables()}
-        return [v for v in self._graph.variables if v.is_constant and v in used]
+        tensors = [tensor for node in distinct_nodes(program) for tensor in own_tensors(node)]
+        tensors += [access.tensor for group in executed_groups(self._graph, program) for access in group.accesses]
+        used = {variable for tensor in tensors for variable in tensor.variables() if variable.is_constant}
+        return sorted(used, key=self._order.__getitem__)
 
     def run(self, inputs: Mapping[HostStream, Any]) -> Streams:
         """Runs the whole program."""
@@ -151,9 +176,14 @@ class EngineProgram:
 
     def go(self, program: Program, values: Values, live: Live) -> None:
         """Runs a program on values, which are changed; `live` is what may be read after it."""
-        steps = list(steps_of(program))
+        steps = list(steps_of(program, self._is_whole))
         for step, live_after in zip(steps, self._live_after(steps, live), strict=True):
             _STEPS[type(step)](self, step, values, live_after)
+
+    def _is_whole(self, program: Program) -> bool:
+        """Whether a program is one step: a call that stays a call. What the host hears of is told step by step."""
+        stays = isinstance(program, Call) and program.function in self._called_around
+        return stays and self._record is None and not self._side_state(program)
 
     def _live_after(self, steps: list[Program], live: Live) -> list[Live]:
         """What may be read after each step, for steps of control flow; nothing for the others, which need not know."""
@@ -248,6 +278,33 @@ class EngineProgram:
     def _sync(self, step: Sync, values: Values, live: Live) -> None:
         """Nothing: steps are in order anyway."""
 
+    def _call(self, step: Call, values: Values, live: Live) -> None:
+        wanted, known = self._effects(step).writes & live, self._functions.setdefault(step.function, [])
+        one = next((one for one in known if wanted <= one.wanted), None)
+        if one is None:
+            one = self._one_function(step, wanted)
+            known.append(one)
+        with set_xla_metadata(inlineable="false"):
+            state = one.run([values[v] for v in one.takes])
+        values.update(zip(one.gives, state, strict=True))
+
+    def _one_function(self, step: Call, wanted: Live) -> _OneFunction:
+        """The function of a call as one of JAX, which gives some of the variables that it writes."""
+        effects, constants = self._effects(step), self._constants_read(step.function.body)
+        read = effects.reads | (effects.writes - effects.kills)
+        takes = [v for v in sorted(read, key=self._order.__getitem__) if v.by_replica or not v.is_constant]
+        takes = list(dict.fromkeys(self._stands_for.get(v, v) for v in takes))
+        gives = self._state([step], wanted)
+
+        def run(state: State) -> State:
+            with set_xla_metadata(inlineable=None):  # what is called inside may be inlined
+                inner = Values({v: jnp.asarray(v.value) for v in constants if not v.by_replica})
+                inner.update(zip(takes, state, strict=True))
+                self.go(step.function.body, inner, wanted)
+                return [inner[v] for v in gives]
+
+        return _OneFunction(wanted, takes, gives, jax.jit(run))
+
     def _repeat(self, step: Repeat, values: Values, live: Live) -> None:
         if step.count == 1:
             self.go(step.body, values, live)
@@ -336,17 +393,36 @@ _STEPS: dict[type[Program], Callable[..., None]] = {
     RepeatWhile: EngineProgram._repeat_while,
     If: EngineProgram._if,
     Switch: EngineProgram._switch,
+    Call: EngineProgram._call,
 }
-_CONTROL = (Repeat, RepeatWhile, If, Switch)
+_CONTROL = (Repeat, RepeatWhile, If, Switch, Call)
 
 
-def steps_of(program: Program, whole: type[Program] | tuple[()] = ()) -> Iterator[Program]:
-    """The steps of a program in order, without the sequences and calls around them; some sequences are left `whole`."""
-    if isinstance(program, (Sequence, Call)) and not isinstance(program, whole):
+def steps_of(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
+    """The steps of a program in order, without the sequences and calls around them but for those left whole."""
+    if isinstance(program, (Sequence, Call)) and not is_whole(program):
         for child in program.children():
-            yield from steps_of(child, whole)
+            yield from steps_of(child, is_whole)
     else:
         yield program
+
+
+def called_around(program: Program) -> set[Function]:
+    """The functions that are called in several bodies: in a loop and outside of it, say."""
+    bodies: dict[Function, set[object]] = {}
+    todo: list[tuple[Program, object]] = [(program, None)]
+    seen = set(todo)
+    while todo:
+        node, body = todo.pop()
+        if isinstance(node, Call):
+            bodies.setdefault(node.function, set()).add(body)
+            body = node.function
+        elif isinstance(node, _CONTROL):
+            body = node
+        new = [(child, body) for child in node.children() if (child, body) not in seen]
+        seen.update(new)
+        todo += new
+    return {function for function, places in bodies.items() if len(places) > 1}
 
 
 def _case(step: Switch, selector: jax.Array) -> jax.Array:

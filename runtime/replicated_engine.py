@@ -145,7 +145,7 @@ class ReplicatedProgram(EngineProgram):
 
     def go(self, program: Program, values: Values, live: Live) -> None:
         assert isinstance(values, StackedValues)
-        for part, live_after in self._parts(list(steps_of(program, Collective)), live):
+        for part, live_after in self._parts(list(steps_of(program, self._is_apart)), live):
             after = set(values.differing)
             self._divergence.visit(part, after)
             if type(part) is ProgramSequence:
@@ -159,6 +159,10 @@ class ReplicatedProgram(EngineProgram):
             else:
                 _TRANSFERS[type(part)](self, part, values, after)
             values.differing = after
+
+    def _is_apart(self, program: Program) -> bool:
+        """Whether a sequence is one step: a collective, or a call that stays one in which replicas do not meet."""
+        return isinstance(program, Collective) or (self._is_whole(program) and not meets(program))
 
     def _settle(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
         """Gives what may differ at the end of a branch, or of any turn of a loop, the axis of replicas beforehand."""

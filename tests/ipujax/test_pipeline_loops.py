@@ -17,23 +17,30 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
+from ipujax.runtime.program import Call, walk
 
 ROWS, WIDTH, MICRO_BATCHES = 3, 20, 64
 IN_PLACE = {"parameter", "dynamic-update-slice", "bitcast"}  # what a fusion that updates a buffer in place consists of
-HANDS_ON = {"get-tuple-element", "tuple", "parameter", "while"}  # what makes no array
+HANDS_ON = {"get-tuple-element", "tuple", "parameter", "while", "call"}  # what makes no array itself
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([\w-]+)\((.*)$", re.MULTILINE)
 
 
 def loops(text: str, elements: int) -> tuple[Counter[str], Counter[str]]:
-    """What the bodies of all loops of a compiled module do to arrays of so many elements or more.
+    """What the bodies of all loops of a compiled module, and what they call, do to arrays of so many elements or more.
 
     Returns:
         Counts of operations that update them in place, and of those that make a whole one anew.
     """
     computations = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", text, re.MULTILINE | re.DOTALL)}
-    updates, whole = Counter[str](), Counter[str]()
-    for body in re.findall(r"while\(.*body=%([\w.-]+)", text):
-        for operation, rest in large(computations[body], elements):
+    updates, whole, seen = Counter[str](), Counter[str](), set[str]()
+    todo = re.findall(r"while\(.*body=%([\w.-]+)", text)
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        todo += re.findall(r" call\(.*to_apply=%([\w.-]+)", computations[name])
+        for operation, rest in large(computations[name], elements):
             fused = re.search(r"calls=%([\w.-]+)", rest)
             parts = {name for name, _ in large(computations[fused[1]], elements)} if fused else {operation}
             if operation not in HANDS_ON:
@@ -70,6 +77,19 @@ def test_an_iteration_updates_one_slot_of_what_is_kept(schedule: str, keeps_all:
     updates, whole = loops(text, ROWS * WIDTH * MICRO_BATCHES)
     assert not whole
     assert bool(updates) == keeps_all
+
+
+def test_a_part_is_compiled_once() -> None:
+    """The calls of ramp-up, steady state and ramp-down are calls of the same functions in what XLA is given."""
+    params = [np.ones((WIDTH, WIDTH), np.float32)] * 2
+    batch = np.ones((ROWS * MICRO_BATCHES, WIDTH), np.float32)
+    run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=MICRO_BATCHES)
+    lowered = ipu.jit(run, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(params, batch)
+    text = jax.jit(lowered.evaluate).lower(*params, batch).as_text()
+    called = Counter(re.findall(r"call @(\w+)\(.*inlineable", text))
+    calls = Counter(node.function for node in walk(lowered.program) if isinstance(node, Call))
+    assert called.total() == sum(times for times in calls.values() if times > 1)
+    assert len(called) < called.total() / 2  # not one for each: JAX drops what the last call of a part need not give
 
 
 def test_loops_that_copy_are_found() -> None:
