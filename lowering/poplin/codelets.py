@@ -102,6 +102,17 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
     return Codelet(_title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES)
 
 
+def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether XLA may end the process over an input of one element along a dimension that is dilated along another.
+
+    Its algebraic simplifier makes a window of the input that does not fit (`Window dimensions do not match RHS shape`,
+    jax 0.10.2): 5 of 200 random convolutions of this kind, none of 260 others. Padded beforehand, and kept so, all run.
+    """
+    sizes = list(zip(lengths, windows, dilation, strict=True))
+    is_point = any(length == 1 and window > 1 for length, window, _ in sizes)
+    return is_point and any(step > 1 and length > 1 for length, _, step in sizes)
+
+
 @lru_cache(maxsize=2048)
 def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
     """The codelet of a convolution; its blocks have the layouts of `params`.
@@ -116,11 +127,13 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
     def compute(x: jax.Array, w: jax.Array, *, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
         groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
         field_pads = [pads[0][d] for d in params.lhs.field]
-        dilation = spec.lhs_dilation
-        if any(x.shape[d] == 0 for d in params.lhs.field):  # all of the window is fill
-            config = [(*pads[0][d], 0) for d in range(x.ndim)]
-            x, field_pads = lax.pad(x, np.zeros((), x.dtype), config), [(0, 0)] * len(field_pads)
-            dilation = (1,) * len(dilation)
+        dilation, lengths = spec.lhs_dilation, [x.shape[d] for d in params.lhs.field]
+        windows = [w.shape[d] for d in params.rhs.field]
+        if 0 in lengths or _makes_xla_abort(lengths, windows, dilation):
+            inside = dict(zip(params.lhs.field, dilation, strict=True))
+            config = [(*pads[0][d], inside.get(d, 1) - 1) for d in range(x.ndim)]
+            x = lax.optimization_barrier(lax.pad(x, np.zeros((), x.dtype), config))
+            field_pads, dilation = [(0, 0)] * len(field_pads), (1,) * len(dilation)
         convolve = partial(
             lax.conv_general_dilated,
             window_strides=spec.strides,

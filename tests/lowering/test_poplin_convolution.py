@@ -38,6 +38,11 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
         {"dimension_numbers": NHWC, "lhs_dilation": (2, 3), "padding": ((2, 1), (1, 2))},
     ),
     "rhs dilated": ((2, 9, 9, 3), (2, 3, 3, 4), {"dimension_numbers": NHWC, "rhs_dilation": (3, 2)}),
+    "one column, dilated rows": (
+        (1, 4, 1, 3),
+        (2, 2, 3, 2),
+        {"dimension_numbers": NHWC, "padding": ((0, 0), (3, 0)), "lhs_dilation": (2, 1), "rhs_dilation": (1, 2)},
+    ),
     "negative padding": ((1, 9, 8, 3), (2, 2, 3, 4), {"dimension_numbers": NHWC, "padding": ((-2, 1), (-1, -3))}),
     "dilated negative padding": (
         (1, 5, 5, 2),
