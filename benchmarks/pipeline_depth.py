@@ -12,24 +12,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import ipujax as ipu
+from benchmarks.pipeline_compile import STAGES, loss
 
-STAGES = 4
 SCHEDULES = ("1f1b", "gpipe")
-
-
-def loss(params: Any, batch: Any) -> jax.Array:
-    x = batch["x"]
-    for number in range(STAGES):
-        with ipu.stage(number):
-            x = x + jnp.tanh(x @ params[f"up{number}"]) @ params[f"down{number}"]
-    return jnp.mean((x - batch["y"]) ** 2)
 
 
 def main() -> None:

@@ -12,15 +12,11 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.equations import Lowering
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipeline_op import staged_pipeline_p
-from ipujax.lowering.pipelining.choice import Search
 from ipujax.lowering.pipelining.cuts import named
 from ipujax.lowering.stage_names import named_stages, stage_name
-from ipujax.runtime.target import Target
 from tests.ipujax.pipeline_models import MODELS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.search_helpers import search_of
 
 WIDTHS = {"even": (8,) * 8, "narrow": (32, 8, 4, 4, 4, 8, 16, 32), "wide": (4, 8, 16, 48, 48, 8, 4, 4)}
 
@@ -35,14 +31,6 @@ def chain(widths: tuple[int, ...]) -> tuple[Any, Any]:
 
     params = [array(a, b, seed=n) for n, (a, b) in enumerate(pairwise(widths))]
     return loss, (params, array(16, widths[0]))
-
-
-def search_of(fun: Any, args: Any, target: Target) -> Search:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, target, Lowering)
 
 
 FAST = {("even", "lockstep", "1f1b"), ("wide", "buffered", "1f1b"), ("narrow", "lockstep", "gpipe")}

@@ -11,17 +11,14 @@ import optax
 import pytest
 
 import ipujax as ipu
-from ipujax.lowering.equations import Lowering
 from ipujax.lowering.lower import lower
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipeline_op import staged_pipeline_p
-from ipujax.lowering.pipelining.choice import Search
 from ipujax.runtime.compile import compile
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from tests.ipujax.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline_models import array
 from tests.lowering.helpers import assert_same, lowered, run_tiles, small_target
+from tests.lowering.search_helpers import search_of
 
 TILES = 4
 
@@ -43,14 +40,6 @@ def step(params: Any, state: Any, x: jax.Array) -> Any:
     value, grads = GRADIENT(params, x)
     updates, state = OPTIMIZER.update(grads, state, params)
     return optax.apply_updates(params, updates), state, value
-
-
-def search_of(fun: Any, args: Any, target: Target) -> Search:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, target, Lowering)
 
 
 def machine(bytes_per_tile: int) -> Target:
