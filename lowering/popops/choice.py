@@ -76,7 +76,7 @@ def choose(
     for placement in dict.fromkeys(p for p in followed.values() if p is not None):
         at_home = work.with_free([n for n, own in followed.items() if own is placement])
         candidates.append(placement)
-        bounds.append(_cycles_of(placement, at_home, after, graph.target))
+        bounds.append(estimated_cycles(placement, at_home, after, graph.target))
         is_exact.append(by_estimate or at_home.is_exact)
     return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
 
@@ -124,20 +124,30 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
-    """More than any cycles, for each doubling by which a block exceeds what planners may use of a tile's memory."""
-    most = target.available_memory_proportion * target.bytes_per_tile
-    largest = np.full(grids.blocks.shape[1:], most)
+    """`crowding_cycles` of the largest block."""
+    largest = np.zeros(grids.blocks.shape[1:])
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
         elements = total_elements([span.lengths(grids.lengths) for span in spans])
         largest = np.maximum(largest, elements * element_bytes(field.dtype))
-    return np.ceil(np.log2(largest / most)) * _CROWDED_CYCLES
+    return crowding_cycles(largest, target)
 
 
-def _cycles_of(placement: Blocked, work: Work, after: After | None, target: Target) -> float:
-    """Cycles on one placement; the boxes of one tile are worked on one after the other."""
+def crowding_cycles(needed_bytes: np.ndarray, target: Target) -> np.ndarray:
+    """More than any cycles, for each doubling by which a need exceeds what planners may use of a tile's memory."""
+    most = target.available_memory_proportion * target.bytes_per_tile
+    return np.ceil(np.log2(np.maximum(needed_bytes, most) / most)) * _CROWDED_CYCLES
+
+
+def grid_of(placement: Blocked) -> Grids:
+    """A placement as the one candidate of a grid."""
     blocks = np.array([[len(cut) - 1] for cut in placement.cuts], np.int64).reshape(-1, 1)
     longest = np.array([[int(np.diff(cut).max())] for cut in placement.cuts], np.int64).reshape(-1, 1)
-    grid = Grids(placement.shape, blocks, longest)
+    return Grids(placement.shape, blocks, longest)
+
+
+def estimated_cycles(placement: Blocked, work: Work, after: After | None, target: Target) -> float:
+    """Cycles on one placement; the boxes of one tile are worked on one after the other."""
+    grid = grid_of(placement)
     cycles = _cycles(work, grid, after, target) + _crowding(work, grid, target)
     more_boxes = int(np.bincount(placement.tile.ravel()).max()) - 1
-    return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(longest, target))[0])
+    return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(grid.lengths, target))[0])

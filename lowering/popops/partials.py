@@ -204,7 +204,6 @@ class Parts:
     cycles: int
 
 
-@lru_cache(maxsize=65536)
 def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> int:
     """What `reduce_partials_in_place` is charged for partials that each lie on a tile of their own.
 
@@ -215,11 +214,19 @@ def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: st
         monoid: how they combine.
         target: the machine.
     """
+    return combined(slots, longest, dtype, monoid, target)[0]
+
+
+@lru_cache(maxsize=65536)
+def combined(
+    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
+) -> tuple[int, tuple[int, ...]]:
+    """`combined_cycles`, to which the arguments go, and the lengths of the largest box in which results then lie."""
     total = 0
     for keep in kept_slots(slots):
         parts = stage_parts(slots, keep, longest, dtype, monoid, target)
         total, slots, longest = total + parts.cycles, keep, parts.longest
-    return total
+    return total, longest
 
 
 @lru_cache(maxsize=65536)

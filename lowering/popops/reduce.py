@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import jax
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS
-from ipujax.lowering.popops.reducers import reduce_codelet
+from ipujax.lowering.popops.reducers import neutral, reduce_codelet
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
@@ -50,7 +48,7 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if not x.size:
         map_linearly(graph, x)
-        return graph.add_constant(_neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
+        return graph.add_constant(neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
     x, axes = _view(graph, x, axes)
     kept = [d for d in range(x.ndim) if d not in axes]
     codelet, read = reduce_codelet(monoid, x.dtype, axes), spans(x.shape, range(x.ndim))
@@ -66,12 +64,6 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
     after = _Combination(axes, x.dtype, monoid)
     placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=after)
     return add(graph, prog, placement).reshape(out_shape)
-
-
-def _neutral(monoid: str, dtype: Any) -> np.ndarray:
-    """What the reduction of nothing gives."""
-    with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
-        return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
 
 
 def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:

@@ -58,6 +58,12 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
+def neutral(monoid: str, dtype: Any) -> np.ndarray:
+    """What the reduction of nothing gives, a scalar."""
+    with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+        return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
+
+
 @lru_cache(maxsize=1024)
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
     """The codelet that reduces dimensions `axes` of its block by `monoid`."""

@@ -1,110 +1,95 @@
 """Combination of rows with rows of a table at computed indices, as the scatter family of `lax`.
 
-The table is cut, never the updates: every tile goes through all updates and keeps what of them falls in its block, so
-that results of one row are combined in the order of `lax` and no partial results arise. Batching dimensions and those
-that an update covers whole are cut first, since that divides the updates as well; then the rows.
+Two forms. The table is cut, never the updates: every tile goes through all updates and keeps what of them falls in its
+block, so that results of one row are combined in the order of `lax` and no partial results arise. Or the updates are
+cut as well: each block of them is combined with a neutral table, these tables with each other by the monoid of the
+operation, and the result with the table. The cheaper one that fits on tiles is taken. What fits in neither goes in
+several steps, each of which combines some of the updates with what the one before it made, in the order of `lax`.
 
-A table that is one constant (the zeros of a gradient) is made by the vertices and not read.
+Batching dimensions and those that an update covers whole are cut first, since that divides the updates as well; then
+the rows; of the updates the longest dimension of look-ups. A table that is one constant (the zeros of a gradient) is
+made by the vertices and not read.
 
 Source: poplibs `popops/EmbeddingPlan.cpp` (multiUpdateAdd splits the dictionary so); cycles from `indexing_cycles`.
+Limits: cut updates reassociate sums and products. Those of floats of less than 32 bits are not cut: they are rounded
+after each update as `lax` does. Neither are updates that replace, nor those of a function of the user's own. Steps are
+made of the outermost dimension of look-ups alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.emulation import Kind
-from ipujax.lowering.popops.gather import Mode, signed
-from ipujax.lowering.popops.indexing_cycles import scatter_cycles
-from ipujax.lowering.popops.work import Source, Work, spans
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, whole_axis
+from ipujax.lowering.popops.choice import choose, crowding_cycles, estimated_cycles, grid_of, source_of
+from ipujax.lowering.popops.elementwise import Op, elementwise, freeze, immediate_of
+from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.operand_parts import fewest_runs
+from ipujax.lowering.popops.partials import combined, reduce_partials_in_place
+from ipujax.lowering.popops.reducers import neutral
+from ipujax.lowering.popops.scatter_vertex import SCATTERS as SCATTERS
+from ipujax.lowering.popops.scatter_vertex import ScatterSpec as ScatterSpec
+from ipujax.lowering.popops.scatter_vertex import scatter_codelet
+from ipujax.lowering.popops.work import Source, Span, Work, spans
+from ipujax.lowering.poputil.grids import Grids
+from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly
+from ipujax.lowering.poputil.trial import charged_cycles, least_charged
+from ipujax.runtime.codelet import Codelet
+from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
+from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
+from ipujax.runtime.memory_fixed import INSTRUCTION_BYTES
+from ipujax.runtime.program import Copy, Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
-SCATTERS: dict[str, Callable[..., jax.Array]] = {
-    "scatter": lax.scatter,
-    "scatter-add": lax.scatter_add,
-    "scatter-sub": lax.scatter_sub,
-    "scatter-mul": lax.scatter_mul,
-    "scatter-min": lax.scatter_min,
-    "scatter-max": lax.scatter_max,
-}
+# How the table is combined with what the updates made of a neutral one.
+_COMBINE: dict[str, Callable[..., jax.Array]] = {"add": lax.add, "mul": lax.mul, "min": lax.min, "max": lax.max}
+_WITHOUT_TABLE = 3  # fields of a vertex that makes its table itself
+_FEW = 8  # updates that take less than this part of what planners may use are not what a tile lacks room for, assumed
 
 
-_KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
+@dataclass(frozen=True, eq=False, slots=True)
+class ScatterPlan:
+    """A scatter laid out on tiles.
 
-
-@dataclass(frozen=True, slots=True)
-class ScatterSpec:
-    """What to update: the row of `SCATTERS`, the parameters of that function, and the shapes.
-
-    `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
+    Args:
+        add: adds it to a graph and a program, and returns the new table.
+        cycles: what it is charged at least.
+        is_exact: whether that is what it is charged.
+        needed_bytes: of the busiest tile, all that it works on.
+        update_bytes: part of it that is indices and updates.
+        most_bytes: what planners may use of a tile.
     """
 
-    kind: str
-    numbers: lax.ScatterDimensionNumbers
-    mode: Mode
-    indices_are_sorted: bool
-    unique_indices: bool
-    table_shape: tuple[int, ...]
-    update_shape: tuple[int, ...]
-    dtype: Any
-    function: Any = None
+    add: Callable[[Graph, ProgramSequence], Tensor]
+    cycles: float
+    is_exact: bool
+    needed_bytes: int
+    update_bytes: int
+    most_bytes: int
 
     @property
-    def indexed(self) -> tuple[int, ...]:
-        """Dimensions of the table that indices point into."""
-        return tuple(self.numbers.scatter_dims_to_operand_dims)
-
-    def windows(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """For each dimension of the table the extent of an update, and its dimension in the updates or None."""
-        numbers = self.numbers
-        skipped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-        dims = iter(numbers.update_window_dims)
-        of_update = [None if d in skipped else next(dims) for d in range(len(self.table_shape))]
-        return tuple(1 if u is None else self.update_shape[u] for u in of_update), tuple(of_update)
-
-    def repeats(self) -> int:
-        """Look-ups of each batch."""
-        numbers = self.numbers
-        lookups = prod(n for u, n in enumerate(self.update_shape) if u not in numbers.update_window_dims)
-        return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
-
-    def cuttable(self) -> list[int]:
-        """Dimensions of the table that may be cut: batched, covered whole, or indexed."""
-        sizes, of_update = self.windows()
-        batched = list(self.numbers.operand_batching_dims)
-        whole = [
-            d
-            for d, n in enumerate(self.table_shape)
-            if of_update[d] is not None and d not in self.indexed and sizes[d] == n
-        ]
-        return batched + whole + sorted(self.indexed, key=lambda d: -self.table_shape[d])
+    def has_too_many_updates(self) -> bool:
+        """Whether tiles lack room that fewer updates would leave."""
+        return self.needed_bytes > self.most_bytes and self.update_bytes * _FEW > self.most_bytes
 
 
-def scatter(
-    graph: Graph, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec, prog: ProgramSequence, name: str
-) -> Tensor:
-    """Combines updates with a table.
+def plan_scatter(
+    graph: Graph, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec, name: str
+) -> ScatterPlan:
+    """Lays out a combination of updates with a table.
 
     Args:
         graph: graph to add to.
@@ -112,123 +97,282 @@ def scatter(
         indices: integer tensor, index vectors in its last dimension.
         updates: tensor of shape `spec.update_shape` with at least one element.
         spec: which indices point where, and how to combine.
-        prog: program the compute set is added to.
         name: debug name.
 
     Returns:
-        A new tensor like `table`.
+        The cheapest plan that fits, the smallest if none does.
     """
-    constant, rank = immediate_of(table), table.ndim
-    codelet = _codelet(table.dtype, indices.dtype, spec, None if constant is None else freeze(constant))
-    index_axes, update_axes = _extra_axes(spec, indices.shape, rank)
-    whole = spans(table.shape, range(rank))
-    index_spans, update_spans = (
-        spans(t.shape, [at[d] if at[d] < rank else None for d in range(t.ndim)])
-        for t, at in ((indices, index_axes), (updates, update_axes))
-    )
-    reads = [*([(table, whole)] if constant is None else []), (indices, index_spans), (updates, update_spans)]
-    sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
-    work = Work(codelet, (*(read for _, read in reads), whole), (*sources, "here"))
+    forms = [_Form(table, indices, updates, spec, name)]
+    cut = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
+    if spec.monoid() is not None and cut is not None and indices.shape[cut] > 1:
+        forms.append(_Form(table, indices, updates, spec, name, cut=cut))
+    plans = [form.plan(graph) for form in forms]
+    fitting = [plan for plan in plans if plan.needed_bytes <= plan.most_bytes]
+    if not fitting:
+        return min(plans, key=lambda plan: plan.needed_bytes)
+    bounds, is_exact = [plan.cycles for plan in fitting], [plan.is_exact for plan in fitting]
+    return least_charged(fitting, bounds, lambda plan: charged_cycles(graph, plan.add), is_exact)
 
-    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        for tensor, read in reads:
+
+def plan_in_steps(
+    graph: Graph, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec, name: str
+) -> ScatterPlan:
+    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit; arguments as `plan_scatter`."""
+    steps, plan = 1, _Form(table, indices, updates, spec, name).plan(graph)
+    most = next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1)
+    while plan.has_too_many_updates and steps < most:
+        steps = min(2 * steps, most)
+        plan = _Form(table, indices, updates, spec, name, steps).plan(graph)
+    return plan
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Form:
+    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices."""
+
+    table: Tensor
+    indices: Tensor
+    updates: Tensor
+    spec: ScatterSpec
+    name: str
+    steps: int = 1
+    cut: int | None = None
+
+    def plan(self, graph: Graph) -> ScatterPlan:
+        """The placement that is charged least, and what it takes."""
+        space, order, work = self._space(), self.spec.cuttable(), self._work(graph)
+        if self.cut is not None:
+            order = [*order, self.table.ndim]
+        rows = zip(work.fields, work.codelet.fields, strict=True)
+        fields = tuple((read, element_bytes(field.dtype)) for read, field in rows)
+        away, source = tuple(source == "elsewhere" for source in work.sources), self._table_source(graph)
+        after = _After(fields, self.table.ndim, self.table.dtype, away, self.monoid, self.steps, source)
+        operands = [tensor for tensor, _ in self._reads()]
+        placement = choose(graph, space, order, work, operands, self._add, after=after)
+        grid, boxes = grid_of(placement), int(np.bincount(placement.tile.ravel()).max())
+        target = graph.target
+        return ScatterPlan(
+            lambda graph, prog: self._add(graph, prog, placement),
+            estimated_cycles(placement, work, after, target),
+            work.is_exact and boxes == 1 and after.table != "elsewhere",
+            boxes * int(after.needed_bytes(grid)[0]),
+            boxes * int(after.block_bytes(grid)[-3:-1].sum()),
+            int(target.available_memory_proportion * target.bytes_per_tile),
+        )
+
+    @property
+    def monoid(self) -> str | None:
+        """By what parts combine; None where updates are whole."""
+        return None if self.cut is None else self.spec.monoid()
+
+    def _parts(self) -> list[tuple[Tensor, Tensor]]:
+        """The indices and updates of each step."""
+        if self.steps == 1:
+            return [(self.indices, self.updates)]
+        at, of_updates = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)
+        cuts = even_cuts(self.indices.shape[at], self.steps).tolist()
+        return [
+            (_between(self.indices, at, start, end), _between(self.updates, of_updates, start, end))
+            for start, end in pairwise(cuts)
+        ]
+
+    def _space(self) -> tuple[int, ...]:
+        """The table's dimensions, then that of the updates that may be cut."""
+        return self.table.shape if self.cut is None else (*self.table.shape, self.indices.shape[self.cut])
+
+    def _constant(self) -> np.ndarray | None:
+        """What is in the table of a vertex, where it is read from nowhere."""
+        return immediate_of(self.table) if self.monoid is None else neutral(self.monoid, self.table.dtype)
+
+    def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
+        """What is left to be combined with what the updates make."""
+        constant, own = immediate_of(self.table), self._constant()
+        if self.monoid is None or (constant is not None and own is not None and constant.item() == own.item()):
+            return "neutral"
+        if constant is not None:
+            return "constant"
+        return "free" if source_of(graph, self.table) == "free" else "elsewhere"
+
+    def _reads(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
+        """What vertices read, and how it follows the index space."""
+        depth, (index_axes, update_axes) = len(self._space()), self._axes()
+        reads = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
+        for tensor, at in ((self.indices, index_axes), (self.updates, update_axes)):
+            reads.append((tensor, spans(tensor.shape, [at[d] if at[d] < depth else None for d in range(tensor.ndim)])))
+        return reads
+
+    def _codelet(self) -> Codelet:
+        constant = self._constant()
+        frozen = None if constant is None else freeze(constant)
+        is_part = self.monoid is not None
+        return scatter_codelet(self.table.dtype, self.indices.dtype, self.spec, frozen, is_part=is_part)
+
+    def _work(self, graph: Graph) -> Work:
+        reads = self._reads()
+        sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
+        if self.steps > 1:
+            sources[-2:] = ["free", "free"]  # moved first, if need be
+        indices, updates = max(self._parts(), key=lambda part: part[0].size)
+        longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._reads()]
+        out = spans(self.table.shape, range(self.table.ndim))
+        return Work(self._codelet(), (*longest, out), (*sources, "here"))
+
+    def _add(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        """Adds all of it."""
+        source, made = self._table_source(graph), self._add_vertices(graph, prog, placement)
+        if source == "neutral":
+            return made
+        assert self.monoid is not None
+        mapping = graph.mappings[made.variables()[0]]
+        if source == "free" and isinstance(mapping, Blocked):
+            map_by_plan(graph, self.table, mapping.cuts, mapping.tile)
+        out = graph.add_variable(made.shape, made.dtype, self.name, mapping)
+        op = Op(self.monoid, _COMBINE[self.monoid], made.dtype)
+        return elementwise(graph, op, [self.table, made], prog, self.name, out)
+
+    def _add_vertices(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        """Adds the vertices of all steps, and the combination of parts."""
+        form = self if self.steps == 1 else self._moved(graph, prog, placement)
+        for tensor, read in form._reads():
             place_operand(graph, tensor, read, placement)
-        out = mapped_variable(graph, table.shape, table.dtype, name, range(rank), placement)
+        table = self.table
+        for indices, updates in form._parts():
+            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._step(graph, prog, placement)
+        return table
+
+    def _moved(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> _Form:
+        """The same of indices and updates that lie where steps read them, so that each receives few fragments."""
+        moved = []
+        for tensor, read in self._reads()[-2:]:
+            if source_of(graph, tensor) == "elsewhere" and immediate_of(tensor) is None:
+                source, tensor = tensor, graph.add_variable(tensor.shape, tensor.dtype, f"{self.name}/moved")
+                place_operand(graph, tensor, read, placement)
+                map_linearly(graph, source)
+                prog.add(Copy(source, tensor, f"{self.name}/move", graph.origin))
+            moved.append(tensor)
+        return replace(self, indices=moved[0], updates=moved[1])
+
+    def _step(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        rank = self.table.ndim
+        index_axes, update_axes = self._axes()
         axes = placed_axes(placement)
-        axes += [whole_axis(f"index{d}", indices.shape[d]) for d in index_axes if index_axes[d] >= rank]
-        axes += [whole_axis(f"update{d}", updates.shape[d]) for d in _own(spec, update_axes, index_axes, rank)]
+        slots = axes[rank].blocks if self.cut is not None else 1
+        if slots > 1:
+            axes[rank] = Axis("lookups", axes[rank].cuts, "reduce")
+        depth = len(axes)
+        axes += [whole_axis(f"index{d}", self.indices.shape[d]) for d in index_axes if index_axes[d] >= depth]
+        shared = {*range(depth), *index_axes.values()}
+        axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]
+        out, written = self._result(graph, placement, slots)
         accesses = (
-            *([along(table, range(rank))] if constant is None else []),
-            along(indices, [index_axes[d] for d in range(indices.ndim)]),
-            along(updates, [update_axes[d] for d in range(updates.ndim)]),
-            along(out, range(rank)),
+            *([along(self.table, range(rank))] if self._constant() is None else []),
+            along(self.indices, [index_axes[d] for d in range(self.indices.ndim)]),
+            along(self.updates, [update_axes[d] for d in range(self.updates.ndim)]),
+            written,
         )
-        tile, origins = tile_grid(placement, len(axes) - rank), tuple(f"d{d}" for d in spec.indexed)
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origins, graph.origin))
+        tile = placement.tile.reshape([axis.blocks for axis in axes])
+        origins = tuple(f"d{d}" for d in self.spec.indexed)
+        compute_set = graph.add_compute_set(self.name)
+        group = VertexGroup(self._codelet(), tuple(axes), accesses, tile, origins, graph.origin)
+        graph.add_vertices(compute_set, group)
         prog.add(Execute(compute_set))
-        return out
+        return out if slots == 1 else reduce_partials_in_place(graph, out, prog, self.name)
 
-    operands = [tensor for tensor, _ in reads]
-    return add(graph, prog, choose(graph, table.shape, spec.cuttable(), work, operands, add))
+    def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
+        """The result, or one for each block of updates, and how vertices write it."""
+        shape, dtype, rank = self.table.shape, self.table.dtype, self.table.ndim
+        if slots == 1:
+            out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
+            return out, along(out, range(rank))
+        placed = blocked_mapping((even_cuts(slots, slots), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
+        out = graph.add_variable((slots, *shape), dtype, f"{self.name}/partials", placed, self.monoid)
+        return out, Access(out, (block(rank), *map(element, range(rank))))
+
+    def _axes(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The axis of each dimension of indices and updates: one of the index space's, or a new one behind them."""
+        spec, index_shape, depth = self.spec, self.indices.shape, len(self._space())
+        numbers = spec.numbers
+        placed = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+        if self.cut is not None:
+            placed[self.cut] = self.table.ndim
+        free = iter(range(depth, depth + len(index_shape) + len(spec.update_shape)))
+        index_axes = {d: placed[d] if d in placed else next(free) for d in range(len(index_shape))}
+        _, of_update = spec.windows()
+        cuttable = [d for d in spec.cuttable() if d not in spec.indexed]
+        whole = {u: d for d, u in enumerate(of_update) if u is not None and d in cuttable}
+        lookups = iter(range(len(index_shape) - 1))
+        update_axes: dict[int, int] = {}
+        for u in range(len(spec.update_shape)):
+            if u not in numbers.update_window_dims:
+                update_axes[u] = index_axes[next(lookups)]
+            else:
+                update_axes[u] = whole[u] if u in whole else next(free)
+        return index_axes, update_axes
 
 
-def _extra_axes(spec: ScatterSpec, index_shape: Sequence[int], rank: int) -> tuple[dict[int, int], dict[int, int]]:
-    """The axis of each dimension of the indices and of the updates: one of the table's, or a new one behind them."""
-    numbers = spec.numbers
-    batched = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    free = iter(range(rank, rank + len(index_shape) + len(spec.update_shape)))
-    index_axes = {d: batched[d] if d in batched else next(free) for d in range(len(index_shape))}
-    _, of_update = spec.windows()
-    whole = {u: d for d, u in enumerate(of_update) if u is not None and d in spec.cuttable() and d not in spec.indexed}
-    lookups = iter(range(len(index_shape) - 1))
-    update_axes: dict[int, int] = {}
-    for u in range(len(spec.update_shape)):
-        if u not in numbers.update_window_dims:
-            update_axes[u] = index_axes[next(lookups)]
-        else:
-            update_axes[u] = whole[u] if u in whole else next(free)
-    return index_axes, update_axes
+@dataclass(frozen=True, slots=True)
+class _After:
+    """What the combination of parts is charged on each candidate grid, and a tile that lacks room.
+
+    Args:
+        fields: spans of each field of the vertices, and bytes of an element; indices, updates and result are the last.
+        rank: of the table.
+        dtype: of the table.
+        away: of each field whether it lies elsewhere.
+        monoid: by what parts combine; None where updates are whole.
+        steps: how many steps there are.
+        table: what parts are combined with at last: nothing, a constant, or a table that lies where they do or not.
+    """
+
+    fields: tuple[tuple[tuple[Span, ...], int], ...]
+    rank: int
+    dtype: Any
+    away: tuple[bool, ...]
+    monoid: str | None
+    steps: int
+    table: Literal["neutral", "constant", "free", "elsewhere"]
+
+    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+        # Code has a part of a tile's memory of its own.
+        code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
+        crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
+        if self.monoid is None:
+            return crowding
+        rows = zip(grids.blocks[self.rank].tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
+        made = [combined(n, tuple(longest), self.dtype, self.monoid, target) for n, longest in rows]
+        cycles = np.array([charged for charged, _ in made], np.float64)
+        if self.table == "neutral":
+            return crowding + cycles
+        constants = int(self.table == "constant")
+        elements = np.array([prod(longest) for _, longest in made], np.int64)
+        compute = elementwise_cycles(self.monoid, self.dtype, 2 - constants, constants, elements, target)
+        arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
+        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
+        exchange = exchange_cycles(receiving, np.zeros_like(elements), target)
+        return crowding + cycles + target.internal_sync_cycles + exchange + compute
+
+    def block_bytes(self, grids: Grids) -> np.ndarray:
+        """Bytes of the longest block of each field, int64[fields, candidates]."""
+        sizes = [total_elements([span.lengths(grids.lengths) for span in read]) * width for read, width in self.fields]
+        return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
+
+    def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
+        """Bytes of the instructions by which a tile receives what lies elsewhere, in as few fragments as can be."""
+        away = [read for (read, _), is_away in zip(self.fields, self.away, strict=True) if is_away]
+        fragments = sum((fewest_runs(read, grids.lengths) for read in away), np.zeros((), np.int64))
+        return INSTRUCTION_BYTES * target.exchange_fragment_cycles * fragments
+
+    def needed_bytes(self, grids: Grids) -> np.ndarray:
+        """Bytes of all fields of a tile, or of a part of the result with what it is combined with."""
+        blocks = self.block_bytes(grids)
+        goes_on = self.steps > 1 and len(self.fields) == _WITHOUT_TABLE  # another step reads the result as its table
+        working = blocks.sum(0) + (blocks[-1] if goes_on else 0)
+        if self.monoid is None:
+            return working
+        return np.where(grids.blocks[self.rank] > 1, np.maximum(working, 2 * blocks[-1]), working)
 
 
-def _own(spec: ScatterSpec, update_axes: dict[int, int], index_axes: dict[int, int], rank: int) -> list[int]:
-    """Dimensions of the updates with an axis of their own."""
-    shared = {*range(rank), *index_axes.values()}
-    return [u for u in range(len(spec.update_shape)) if update_axes[u] not in shared]
-
-
-@lru_cache(maxsize=1024)
-def _codelet(dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen | None) -> Codelet:
-    sizes, _ = spec.windows()
-
-    def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        *given, indices, updates = blocks
-        table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
-        mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-        if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
-            return _scattered(table, indices, updates, mode, hints)
-        # What updates of several indices have beside the block goes to places around it, and is left there.
-        beside = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
-        around = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in beside])
-        around = _scattered(around, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
-        return lax.slice(around, beside, [n + m for n, m in zip(beside, table.shape, strict=True)])
-
-    def _scattered(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
-        if spec.function is None:
-            return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
-        return lax.scatter_p.bind(
-            table,
-            indices,
-            updates,
-            dimension_numbers=spec.numbers,
-            update_jaxpr=spec.function,
-            update_consts=(),
-            mode=mode,
-            **{"unique_indices": False, "indices_are_sorted": False, **hints},
-        )
-
-    def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-        """Indices into a block and what is around it; those that fall elsewhere are out of its range."""
-        indices = signed(indices)
-        last = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
-        inside = jnp.clip(indices, 0, last)
-        if spec.mode is not Mode.CLIP:
-            inside = jnp.where(inside == indices, indices, -max(spec.table_shape))
-        beside = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
-        return inside + beside - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
-
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        table, indices, updates = shapes[-1], shapes[-3], shapes[-2]
-        lookups, share = total_elements(indices[:-1]), np.ones(())
-        row = -(-total_elements(updates) // np.maximum(lookups, 1))
-        for d in spec.indexed:
-            share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
-            row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
-        return scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
-
-    fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), Field("out", "out", dtype)]
-    if constant is None:
-        fields.insert(0, Field("table", "in", dtype))
-    moves = spec.kind == "scatter" and spec.function is None
-    title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), moves=moves)
+def _between(tensor: Tensor, dim: int, start: int, end: int) -> Tensor:
+    starts, ends = [0] * tensor.ndim, list(tensor.shape)
+    starts[dim], ends[dim] = start, end
+    return tensor.slice(starts, ends)

@@ -16,8 +16,9 @@ from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.popops.elementwise import freeze, thawed
 from ipujax.lowering.popops.gather import GatherSpec, Mode, gather, signed
-from ipujax.lowering.popops.scatter import SCATTERS, ScatterSpec, scatter
+from ipujax.lowering.popops.scatter import SCATTERS, ScatterSpec, plan_in_steps, plan_scatter
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.last_updates import can_find_last, scatter_last
 from ipujax.lowering.rules.one_place import combines_in_order, gather_from, known_place, scatter_to
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor
@@ -150,7 +151,12 @@ def scatter_rule(
     if place is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
-    return scatter(ctx.graph, table, indices, updates, spec, ctx.prog, ctx.name)
+    plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name)
+    if plan.has_too_many_updates and can_find_last(spec):
+        return composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
+    if plan.has_too_many_updates:
+        plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name)
+    return plan.add(ctx.graph, ctx.prog)
 
 
 def scatter_keys(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -80,8 +79,7 @@ def combines_in_order(spec: ScatterSpec) -> bool:
     """Whether updates of one place are combined with the table one after the other."""
     if spec.kind == "scatter":
         return spec.function is not None
-    is_narrow = jnp.issubdtype(spec.dtype, jnp.floating) and spec.dtype.itemsize < 4
-    return bool(is_narrow and spec.repeats() > 1)
+    return spec.is_narrow_sum
 
 
 def scatter_to(

@@ -32,6 +32,7 @@ def indexing() -> list[OpCase]:
         return lax.gather(t, nothing(2, 3), lax.GatherDimensionNumbers((1,), (0,), ()), (1, 4), mode="clip")
 
     wholes = integers(7, 5)
+    many = normal(5, 2), integers(1500, low=0, high=5), normal(1500, 2)
     return [
         OpCase("gather", "rows", lambda t, i: t[i], (table, rows), grad=True),
         OpCase(
@@ -58,4 +59,6 @@ def indexing() -> list[OpCase]:
         OpCase("scatter-mul", "duplicates", scattered("multiply"), (table, rows, updates), 1e-6, 1e-6),
         OpCase("scatter-min", "duplicates", scattered("min"), (table, rows, updates)),
         OpCase("scatter-max", "duplicates", scattered("max"), (table, rows, updates)),
+        OpCase("scatter-add", "many", scattered("add"), many, 1e-5, 1e-5, grad=True),
+        OpCase("scatter-min", "many", scattered("min"), many),
     ]

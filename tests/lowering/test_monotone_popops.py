@@ -183,6 +183,7 @@ OPERATIONS: dict[str, Call] = {
     "update-wide": update(512, 768, 32),
     "update-many": update(30_000, 16, 2048),
     "update-few-rows": update(50, 16, 4000),
+    "update-one-column": update(10, 1, 20_000),
     "update-half": update(1000, 64, 128, dtype=F16),
     "cumsum-rows": of(lambda x: lax.cumsum(x, 1), 300, 100),
     "cumsum-columns": of(lambda x: lax.cumsum(x, 0), 300, 100),
@@ -250,6 +251,7 @@ ESTIMATED = {
     **dict.fromkeys(["gradient", "argmax-rows", "argmax-half", "argmax-tall", "cumsum-cube", "sort-rows", "pad"], 0.0),
     **dict.fromkeys(["lookup-labels", "lookup-narrow", "update-tiny", "update-odd", "update-half"], 0.0),
     **dict.fromkeys(["lookup", "lookup-odd", "lookup-many", "update", "update-large", "update-few-rows"], 0.04),
+    "update-one-column": 0.04,
 }
 
 

@@ -1,0 +1,237 @@
+"""Scatters of many updates: cut over tiles, done in steps, or by the number of the last update of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.lower import LoweredProgram
+from tests.lowering.helpers import assert_same, check, lowered, run_engine, run_tiles, small_target
+
+Struct = jax.ShapeDtypeStruct
+RNG = np.random.default_rng(7)
+F32, I32 = np.float32, np.int32
+
+
+def set_rows(t: Any, i: Any, u: Any) -> Any:
+    return t.at[i].set(u)
+
+
+def add_rows(t: Any, i: Any, u: Any) -> Any:
+    return t.at[i].add(u)
+
+
+def embedding(rows: int, width: int, count: int, dtype: Any = F32) -> tuple[Any, ...]:
+    return Struct((rows, width), dtype), Struct((count,), I32), Struct((count, width), dtype)
+
+
+LARGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
+    "segment sum": (
+        partial(jax.ops.segment_sum, num_segments=1000),
+        (Struct((1_000_000,), F32), Struct((1_000_000,), I32)),
+        1e6,
+    ),
+    "segment maximum": (
+        partial(jax.ops.segment_max, num_segments=1000),
+        (Struct((1_000_000,), F32), Struct((1_000_000,), I32)),
+        1e6,
+    ),
+    "segment sum of rows": (
+        partial(jax.ops.segment_sum, num_segments=10_000),
+        (Struct((100_000, 64), F32), Struct((100_000,), I32)),
+        4e6,
+    ),
+    "segment sum of halves": (
+        partial(jax.ops.segment_sum, num_segments=1000),
+        (Struct((1_000_000,), np.float16), Struct((1_000_000,), I32)),
+        1e7,
+    ),
+    "histogram": (lambda v: jnp.histogram(v, 100, (0.0, 1.0))[0], (Struct((300_000,), F32),), 1e6),
+    "bincount": (partial(jnp.bincount, length=256), (Struct((300_000,), I32),), 1e6),
+    "embedding": (add_rows, embedding(50_257, 768, 65_536), 5e7),
+    "embedding of halves": (add_rows, embedding(50_257, 768, 65_536, np.float16), 3e7),
+    "gradient of an embedding": (
+        jax.grad(lambda t, i, u: (t[i] * u).sum()),
+        embedding(50_257, 256, 65_536),
+        5e7,
+    ),
+    "as many rows as updates": (
+        add_rows,
+        (Struct((1_000_000,), F32), Struct((1_000_000,), I32), Struct((1_000_000,), F32)),
+        5e6,
+    ),
+    "set": (set_rows, (Struct((1_000_000,), F32), Struct((1_000_000,), I32), Struct((1_000_000,), F32)), 5e6),
+    "set of few": (set_rows, (Struct((1000,), F32), Struct((300_000,), I32), Struct((300_000,), F32)), 1e6),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_updates_that_fit_on_no_tile_fit_on_all(name: str) -> None:
+    """From shapes alone, on a whole IPU: no tile runs out of memory, and it takes no more than the cycles given."""
+    fun, args, most_cycles = LARGE[name]
+    profile = ipu.jit(fun, device=ipu.IPUModel(num_ipus=1, arch="mk2")).lower(*args).compile().profile
+    assert not profile.fallbacks
+    assert profile.cycles < most_cycles
+
+
+def blocks_of_updates(program: LoweredProgram) -> int:
+    """In how many blocks updates are cut."""
+    groups = [g for groups in program.graph.groups.values() for g in groups if "Scatter" in g.codelet.name]
+    return max(axis.blocks if axis.name == "lookups" else 1 for g in groups for axis in g.axes)
+
+
+def updates_of(count: int, *row: int, low: int = -2, high: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Indices, some of them outside of 0…9, and whole numbers."""
+    return RNG.integers(low, high, count).astype(I32), RNG.integers(-9, 9, (count, *row)).astype(I32)
+
+
+KINDS = [
+    *((kind, dtype, True) for kind in ("subtract", "multiply") for dtype in (np.int32, np.float32)),
+    *(("add", dtype, True) for dtype in (np.int32, np.complex64)),
+    *(("min", dtype, True) for dtype in (np.int32, np.float16)),
+    *(("max", dtype, True) for dtype in (np.float32, ml_dtypes.bfloat16)),
+    *(("add", dtype, False) for dtype in (np.float16, ml_dtypes.bfloat16)),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "is_cut"), KINDS)
+def test_cut_updates_combine_to_the_same(kind: str, dtype: Any, is_cut: bool) -> None:
+    """Whole numbers small enough are exact, however sums are associated; those of narrow floats are in order."""
+    indices, updates = updates_of(3000)
+    table = RNG.integers(-9, 9, 10).astype(dtype)
+    if kind == "multiply":
+        updates = np.where(np.arange(3000) % 300 < 299, 1, -2)
+    updates = updates.astype(dtype)
+
+    def fun(t: Any, i: Any, u: Any) -> Any:
+        return getattr(t.at[i], kind)(u)
+
+    assert (blocks_of_updates(lowered(fun, (table, indices, updates), small_target(16))) > 1) == is_cut
+    check(fun, table, indices, updates, tiles=(16,))
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+def test_cut_updates_of_rows(mode: str) -> None:
+    indices, updates = updates_of(2000, 3) if mode != "promise_in_bounds" else updates_of(2000, 3, low=0, high=10)
+    table = RNG.normal(size=(10, 3)).astype(F32)
+    normal = RNG.normal(size=updates.shape).astype(F32)
+
+    def fun(t: Any, i: Any, u: Any) -> Any:
+        return t.at[i].add(u, mode=mode)
+
+    assert blocks_of_updates(lowered(fun, (table, indices, normal), small_target(16))) > 1
+    check(fun, table, indices, normal, tiles=(16,), rtol=1e-5, atol=2e-5)
+    check(fun, table.astype(I32), indices, updates, tiles=(7,))
+
+
+def test_cut_updates_of_constant_tables() -> None:
+    """One neutral, one not."""
+    indices, updates = updates_of(3000)
+    for start in (0, 7):
+        fun = partial(lambda i, u, start: jnp.full(10, start).at[i].add(u), start=start)
+        assert blocks_of_updates(lowered(fun, (indices, updates), small_target(16))) > 1
+        check(fun, indices, updates, tiles=(16,))
+
+
+def test_cut_updates_of_windows_batches_and_index_vectors() -> None:
+    """The longer of two dimensions of look-ups is cut, within each batch, and windows reach over blocks of rows."""
+    table = RNG.integers(-9, 9, (2, 6, 5)).astype(I32)
+    indices = RNG.integers(-2, 7, (2, 3, 1500, 2)).astype(I32)
+    updates = RNG.integers(-9, 9, (2, 3, 1500, 2)).astype(I32)
+    numbers = lax.ScatterDimensionNumbers((3,), (1,), (2, 1), (0,), (0,))
+    fun = partial(lax.scatter_add, dimension_numbers=numbers, mode="drop")
+    assert blocks_of_updates(lowered(fun, (table, indices, updates), small_target(16))) > 1
+    check(fun, table, indices, updates, tiles=(16,))
+
+
+def test_cut_updates_of_a_table_that_lies_elsewhere() -> None:
+    """It is combined with what the updates make where that lies, one scatter after the other."""
+    indices, updates = updates_of(3000)
+    table = RNG.integers(-9, 9, 10).astype(I32)
+    check(lambda t, i, u: jnp.flip(t * 2).at[i].add(u).at[i].max(u), table, indices, updates, tiles=(7,))
+
+
+# --- in steps, and by number ------------------------------------------------------------------------------------------
+
+
+def crowded(fun: Callable[..., Any], args: Any, tiles: int = 4) -> LoweredProgram:
+    """For tiles of which planners may use next to nothing."""
+    return lowered(fun, args, small_target(tiles, available_memory_proportion=0.002))
+
+
+def same_as_plain(fun: Callable[..., Any], args: Any, program: LoweredProgram) -> None:
+    """To the bit, in all ways."""
+    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    assert_same(run_engine(program, args), expected, 0, 0, "engine")
+    assert_same(run_engine(program, args, exact_splits=True), expected, 0, 0, "literal engine")
+    assert_same(run_tiles(program, args), expected, 0, 0, "interpreter")
+
+
+def scatters_of(program: LoweredProgram) -> list[str]:
+    return [g.codelet.name for groups in program.graph.groups.values() for g in groups if "Scatter" in g.codelet.name]
+
+
+def test_steps_round_narrow_floats_in_the_order_of_lax() -> None:
+    indices, _ = updates_of(500)
+    table, updates = RNG.normal(size=10).astype(np.float16), RNG.normal(size=500).astype(np.float16)
+    for fun, args in (
+        (add_rows, (table, indices, updates)),
+        (lambda i, u: jnp.zeros(10, np.float16).at[i].add(u), (indices, updates)),
+    ):
+        program = crowded(fun, args)
+        assert len(scatters_of(program)) > 2
+        same_as_plain(fun, args, program)
+
+
+def test_steps_of_functions_and_of_windows_that_replace() -> None:
+    """The last of several updates of one place wins; look-ups of two dimensions keep their order."""
+    starts, windows = RNG.integers(-1, 18, (3, 60, 1)).astype(I32), RNG.normal(size=(3, 60, 4)).astype(F32)
+    table = RNG.normal(size=20).astype(F32)
+    numbers = lax.ScatterDimensionNumbers((2,), (), (0,))
+
+    def replace(t: Any, i: Any, u: Any) -> Any:
+        return lax.scatter(t, i, u, numbers)
+
+    program = crowded(replace, (table, starts, windows))
+    assert len(scatters_of(program)) == 3
+    same_as_plain(replace, (table, starts, windows), program)
+
+    def halved(t: Any, i: Any) -> Any:
+        return t.at[i].apply(lambda x: x * 0.5 + 1)
+
+    args = (table, RNG.integers(0, 20, 400).astype(I32))
+    program = crowded(halved, args)
+    assert len(scatters_of(program)) > 1
+    same_as_plain(halved, args, program)
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_the_last_update_of_a_row_is_looked_up(mode: str) -> None:
+    rows, columns = (RNG.integers(-2, n + 2, (40, 10)).astype(I32) for n in (6, 5))
+    table, updates = RNG.normal(size=(6, 3, 5)).astype(F32), RNG.normal(size=(40, 10, 3)).astype(F32)
+    updates[::7, :, 0], table[2, 1] = np.nan, -0.0
+
+    def fun(t: Any, i: Any, j: Any, u: Any) -> Any:
+        return t.at[i, :, j].set(u, mode=mode)
+
+    args = (table, rows, columns, updates)
+    program = crowded(fun, args, 7)
+    assert any("ScatterMax" in name for name in scatters_of(program))
+    same_as_plain(fun, args, program)
+
+
+def test_steps_need_less_memory() -> None:
+    """On tiles of little memory a sum that must be in order runs in steps; in one step it did not fit."""
+    device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=64 * 1024)
+    args = (Struct((100,), np.float16), Struct((20_000,), I32), Struct((20_000,), np.float16))
+    profile = ipu.jit(add_rows, device=device).lower(*args).compile().profile
+    assert profile.memory.max_tile_bytes < 64 * 1024
