@@ -27,18 +27,19 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def as_numbers(setting: str, value: Any, who: str = "ipu.jit") -> tuple[int, ...]:
-    """Positions of arguments, given as one number, several or None.
+def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positions of arguments") -> tuple[int, ...]:
+    """Positions of arguments, or other numbers, given as one, several or None.
 
     Args:
         setting: what they are given for, for the message.
         value: whole numbers.
         who: whose setting it is, for the message.
+        of: what they number, for the message.
 
     Raises:
         ArgumentTypeError: for anything else; a bool is most likely meant as yes or no.
     """
-    return _several(setting, value, int, "a whole number or several: the positions of arguments, from 0", who)
+    return _several(setting, value, int, f"a whole number or several: the {of}, from 0", who)
 
 
 def as_names(setting: str, value: Any) -> tuple[str, ...]:
@@ -59,8 +60,30 @@ def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ip
     items = () if value is None else (value,) if single else tuple(value)
     read = [item.__index__() if kind is int and hasattr(item, "__index__") else item for item in items]
     if not all(isinstance(item, kind) for item in read) or any(isinstance(item, bool) for item in items):
-        raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=type(value).__name__)
+        raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=_kinds(value, items))
     return tuple(read)
+
+
+def _kinds(value: Any, items: Sequence[Any]) -> str:
+    inside = ", ".join(sorted({type(item).__name__ for item in items}))
+    return inside if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {inside}"
+
+
+def by_position(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments, those by position that can be.
+
+    Args:
+        fun: any callable; as they are if it has no signature, or takes no such arguments.
+        args: given by position.
+        kwargs: given by name.
+    """
+    try:
+        bound = inspect.signature(fun).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call itself says what is wrong
+        return args, kwargs
+    return bound.args, bound.kwargs
 
 
 def check_settings(

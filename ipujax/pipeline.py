@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.arguments import argument_places, as_numbers, function_name
+from ipujax.arguments import argument_places, as_numbers, by_position, function_name
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
 from ipujax.lowering.pipeline_op import (
     REDUCTIONS,
@@ -100,7 +100,7 @@ def pipeline(
 
     @functools.wraps(fun, updated=())
     def pipelined(*args: Any, **kwargs: Any) -> Any:
-        return jitted(args, kwargs)
+        return jitted(*by_position(fun, args, kwargs))
 
     return pipelined
 
@@ -370,6 +370,7 @@ def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
                 raise ArgumentError(
                     f"ipu.pipeline({eqn.params['spec'].name}) is inside of ipu.pipeline({who})",
                     expected="one pipeline around what is not pipelined",
+                    got=f"{eqn.params['spec'].micro_batches} micro-batches inside",
                     hint="one ipu.pipeline with the product of both numbers of micro-batches",
                 )
             found.extend(getattr(j, "jaxpr", j) for j in jaxprs_in_params(eqn.params))
@@ -399,7 +400,7 @@ def _checked_stages(stages: Any) -> int | Literal["auto"] | None:
 def _checked_mapping(mapping: Any) -> tuple[int, ...] | None:
     if mapping is None:
         return None
-    numbers = as_numbers("device_mapping", mapping, "ipu.pipeline")
+    numbers = as_numbers("device_mapping", mapping, "ipu.pipeline", of="IPUs of stages")
     if not numbers or min(numbers) < 0:
         what = "device_mapping of ipu.pipeline"
         raise ArgumentValueError(what, expected="the IPU of each stage, from 0", got=repr(mapping))
@@ -412,7 +413,7 @@ def _checked_carry(carry: Any) -> dict[int, Path]:
     if not isinstance(carry, Mapping):
         expected = "{position of an argument: path of a result}"
         raise ArgumentTypeError("carry of ipu.pipeline", expected=expected, got=repr(carry))
-    (*numbers,) = as_numbers("carry", tuple(carry), "ipu.pipeline")
+    (*numbers,) = as_numbers("the keys of carry", tuple(carry), "ipu.pipeline")
     return {
         number: path if isinstance(path, tuple) else (path,)
         for number, path in zip(numbers, carry.values(), strict=True)

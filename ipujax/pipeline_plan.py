@@ -135,7 +135,12 @@ def pipeline_plan(
         for order in orders
     ]
     if all(row.refused is not None for row in rows):
-        raise ArgumentError("none of these pipelines can be run", got="; ".join(sorted({str(r.refused) for r in rows})))
+        raise ArgumentError(
+            "none of these pipelines can be run",
+            expected="stages, micro-batches and IPUs that one of the schedules takes",
+            got="; ".join(sorted({str(r.refused) for r in rows})),
+            hint="device=ipu.IPUModel(num_ipus=...), of as many IPUs as stages",
+        )
     plan = PipelinePlan(tuple(rows))
     if show:
         print(plan)

@@ -87,7 +87,9 @@ def named_stage(eqn: JaxprEqn) -> int | None:
             f"a pipeline with stages is inside a {eqn.primitive.name}",
             where=source_line(eqn) or None,
             expected="a pipeline that runs once in a call",
-            hint="jit one turn of the loop",
+            hint="jit one turn of the loop"
+            if eqn.primitive.name in ("scan", "while")
+            else "jit the pipeline apart from what is around it",
         )
     own, inside = stage_name(eqn).stage, stages_inside(eqn)
     stages = {*inside, *(() if own is None else (own,))}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -111,6 +112,21 @@ class IpuError(Exception):
         self.what, self.where, self.expected, self.got, self.hint = what, where, expected, got, hint
         rows = (("at", where), ("expected", expected), ("got", got), ("try", hint))
         super().__init__("\n".join([what, *(f"  {label}: {value}" for label, value in rows if value is not None)]))
+
+
+@contextmanager
+def raised_at(where: str | None) -> Iterator[None]:
+    """Makes errors about arguments name a line that is not running any more; leaves them as they are when None.
+
+    Args:
+        where: as `file:line (function)`.
+    """
+    try:
+        yield
+    except ArgumentError as error:
+        if not where:
+            raise
+        raise type(error)(error.what, where=where, expected=error.expected, got=error.got, hint=error.hint) from error
 
 
 class TargetError(IpuError):

@@ -30,7 +30,7 @@ from ipujax.lowering.pipelining.work import Work, work_of
 from ipujax.lowering.placement import Span, value_bytes
 from ipujax.lowering.schedules import SchedulePlan, schedule_plan
 from ipujax.lowering.stage_names import named_stages
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Program
 from ipujax.runtime.target import Target
@@ -65,7 +65,8 @@ def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: L
         def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return whole(_composed(outer, inner))
 
-        cuts = search.chosen(whole_of if len(waiting) == 1 else None)
+        with raised_at(source_line(outer.jaxpr.jaxpr.eqns[waiting[0]])):
+            cuts = search.chosen(whole_of if len(waiting) == 1 else None)
         found = _composed(outer, search.rewritten(cuts))
     return found
 

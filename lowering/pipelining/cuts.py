@@ -55,7 +55,7 @@ def best_cuts(
     if len(between) < num_stages - 1:
         raise ArgumentError(
             "there is nothing to cut",
-            expected=f"at least {num_stages - 1} places between forward equations, for {num_stages} stages",
+            expected=f"places between forward equations for {num_stages} stages: {num_stages - 1} or more",
             got=f"{len(between)}",
             hint="fewer stages; of loops those over stacked parameters are cut, lax.scan(layer, h, params)",
         )

@@ -19,7 +19,7 @@ from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.placement import Span, variables
 from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
 from ipujax.lowering.stage_names import stage_name
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, raised_at
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
     spec: PipelineSpec = eqn.params["spec"]
     jaxpr = micro_batch_of(eqn)
     cut = partition(jaxpr, spec)
-    plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
+    with raised_at(source_line(eqn)):
+        plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
     ipus = ipus_of_stages(eqn, plan, num_ipus, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     return StagedPipeline(spec, cut, stage_parts(cut, split), plan, ipus)

@@ -45,5 +45,9 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
         f"no pipeline schedule is called {schedule!r}" if isinstance(schedule, str) else "this is no pipeline schedule",
         expected=f"one of {', '.join(map(repr, SCHEDULES))}, or a Schedule",
         got=None if isinstance(schedule, str) else repr(schedule),
-        hint=nearest(schedule, SCHEDULES) if isinstance(schedule, str) else None,
+        hint=nearest(schedule, SCHEDULES)
+        if isinstance(schedule, str)
+        else f"{schedule.__name__}()"
+        if isinstance(schedule, type) and issubclass(schedule, Schedule)
+        else None,
     )

@@ -10,7 +10,7 @@ What is written for a micro-batch and read later lies in a ring of slots, micro-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from ipujax.lowering.schedules.names import as_schedule
 from ipujax.lowering.schedules.schedule import Schedule, as_task_list
 from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, TaskList
 from ipujax.lowering.schedules.validate import validate
+from ipujax.runtime.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +129,10 @@ def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int,
     schedule = as_schedule(schedule)
     schedule.check(num_stages, micro_batches, training)
     given = (schedule.tasks if training else schedule.forward_tasks)(num_stages, micro_batches)
+    if not isinstance(given, Iterable):
+        raise ScheduleError(
+            f"{schedule.name!r} gives no tasks", expected="a list of Tasks for each IPU", got=repr(given)
+        )
     lists = tuple(map(as_task_list, given))
     ipus = validate(lists, num_stages, micro_batches, training)
     slots = grid(lists, num_stages, micro_batches)

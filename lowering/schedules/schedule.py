@@ -122,10 +122,17 @@ def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
     """
     if isinstance(tasks, TaskList):
         return tasks
+    if not isinstance(tasks, Iterable):
+        raise ScheduleError("a schedule gave an IPU no tasks", expected="a list of Tasks", got=repr(tasks))
     listed = list(tasks)
     for number, task in enumerate(listed):
         if not isinstance(task, Task):
             raise ScheduleError(f"number {number} of what a schedule gave an IPU is no Task", got=repr(task))
+        if not all(hasattr(part, "__index__") for part in (task.stage, task.micro_batch, task.kind)):
+            expected = "Task(stage, micro_batch, kind): whole numbers, and a Kind"
+            raise ScheduleError(
+                f"task {number} of an IPU has something else for a number", expected=expected, got=repr(task)
+            )
     return TaskList.of(listed)
 
 

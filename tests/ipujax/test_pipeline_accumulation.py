@@ -147,6 +147,14 @@ def test_several_batches_and_arguments_by_name() -> None:
     close(got, fun(BATCH["x"], PARAMS["w"], BATCH["y"], scale=2.0))
 
 
+def test_a_batch_by_name_is_the_batch() -> None:
+    w, x = jnp.ones((8, 8)), jnp.arange(32.0).reshape(4, 8)
+    split = ipu.pipeline(lambda w, batch: jnp.mean(batch @ w.T), micro_batches=4)
+    assert split(w, batch=x) == split(w, x) == split(batch=x, w=w)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        split(w, x, other=x)
+
+
 def test_closed_over_values_are_those_of_the_surroundings() -> None:
     def step(params: Any, batch: Any) -> Any:
         doubled = jax.tree.map(lambda x: 2 * x, params)

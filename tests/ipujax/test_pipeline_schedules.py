@@ -324,3 +324,14 @@ def test_pipelines_that_cannot_run_are_refused(name: str) -> None:
     make, ipus, count, match = BAD[name]
     with pytest.raises(ipu.ArgumentError, match=match):
         ipu.jit(make(), device=system(ipus))(*arguments(4, count))
+
+
+@pytest.mark.parametrize("settings", [{"schedule": "grouped"}, {"schedule": "looped-1f1b", "stages": 3}], ids=str)
+def test_what_a_schedule_refuses_is_said_of_the_pipeline_s_line(settings: Any) -> None:
+    def training_step(params: Any, rows: Any) -> Any:
+        gradients = jax.grad(lambda p, x: jnp.sum(two_layers(p, x, stage)))
+        return ipu.pipeline(gradients, micro_batches=2, **settings)(params, rows)
+
+    stage = no_stage if "stages" in settings else ipu.stage
+    with pytest.raises(ipu.ArgumentError, match=r"at: test_pipeline_schedules.py:\d+ \(training_step\)"):
+        ipu.jit(training_step, device=system(2))(parameters(2), array(8, WIDTH))

@@ -138,9 +138,23 @@ def test_a_bad_schedule_is_refused_by_its_first_bad_task(lists, message):
         plan_of(Given(*lists), 2, 2)
 
 
+class NoLists(Schedule):
+    """Forgets to return what it made."""
+
+    def tasks(self, num_stages, micro_batches):
+        return None
+
+
 def test_what_is_no_list_of_tasks_is_refused():
     with pytest.raises(ScheduleError, match=r"(?s)number 1 of what a schedule gave an IPU is no Task.*\(0, 1\)"):
         plan_of(Given([F00, (0, 1)]), 1, 1)
+    for gives_nothing in (NoLists(), Given(None)):
+        with pytest.raises(ScheduleError, match="no tasks"):
+            plan_of(gives_nothing, 1, 1)
+    with pytest.raises(ScheduleError, match="task 1 of an IPU has something else for a number"):
+        plan_of(Given([F00, Task(None, 0, Kind.FORWARD)]), 1, 1)
+    with pytest.raises(ScheduleError, match=r"(?s)this is no pipeline schedule.*try: NoLists\(\)"):
+        as_schedule(NoLists)
     with pytest.raises(ScheduleError, match="2 stages, but not as many micro_batches"):
         TaskList([0, 0], [0], [0, 0])
     with pytest.raises(ScheduleError, match="2 stages, but not as many slots"):
