@@ -85,6 +85,7 @@ def sort(
     is_stable: bool,
     prog: ProgramSequence,
     name: str,
+    has_sorted_halves: bool = False,
 ) -> list[Tensor]:
     """Sorts rows of tensors of one shape together, as `lax.sort`.
 
@@ -96,11 +97,12 @@ def sort(
         is_stable: equal keys keep their order.
         prog: program the compute set is added to.
         name: debug name.
+        has_sorted_halves: whether each half of a row is sorted already, so that they need to be merged only.
 
     Returns:
         A new tensor for each operand.
     """
-    codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable)
+    codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable, has_sorted_halves)
     results = [(x.shape[axis], x.dtype) for x in operands]
     return by_rows(graph, codelet, operands, results, axis, prog, name)
 
@@ -208,13 +210,16 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 
 
 @lru_cache(maxsize=512)
-def _sort_codelet(dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool) -> Codelet:
+def _sort_codelet(
+    dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool, has_sorted_halves: bool
+) -> Codelet:
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _rows_and_length(shapes, axis)
-        levels = np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
+        # A merge goes through its row once; that costs what a level of the sort does (assumed).
+        levels = 1 if has_sorted_halves else np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
         row = _HEAP_SORT_LEVEL_CYCLES * length * levels + _HEAP_SORT_ELEMENT_CYCLES * length + _HEAP_SORT_CYCLES
         carried = 1 if len(dtypes) == 1 else 2  # keys with values cost twice
         workers = target.worker_contexts
@@ -224,7 +229,8 @@ def _sort_codelet(dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: 
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
-    return Codelet(f"popops::HeapSort<{dtype_name(dtypes[0])}>", tuple(fields), compute, cycles, 32, 700)
+    title = f"popops::{'Merge' if has_sorted_halves else 'HeapSort'}<{dtype_name(dtypes[0])}>"
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700)
 
 
 @lru_cache(maxsize=512)

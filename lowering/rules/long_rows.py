@@ -5,9 +5,9 @@ dimension that tiles share. Running results: those of parts, and of their ends, 
 Sorting: parts are sorted, then pairs of them merged in the order of a bitonic network, each pair by one tile. Largest
 elements: those of parts, and of these.
 
-Limits: running sums and products are reassociated. A network of n parts has log2(n) (log2(n) + 1) / 2 steps, each
-charged as a sort of what it merges. A reduction by a function of the user's own is not known to be associative, so that
-its rows are not cut.
+Limits: running sums and products are reassociated. A network of n parts has log2(n) (log2(n) + 1) / 2 steps, each of
+which goes through all elements, a pair of parts on one worker. A reduction by a function of the user's own is not known
+to be associative, so that its rows are not cut.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jax import lax
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.variable import element_bytes
 
+EXTRA_KEYS = 2  # of a sort: what pads a row goes last, and equal keys keep their order
 _COPIES = 4  # operands and results, where they lie and as they are exchanged
 
 
@@ -77,8 +78,8 @@ def long_top_k(x: jax.Array, *, k: int, axis: int, parts: int) -> tuple[jax.Arra
     return jnp.moveaxis(best, -1, axis), jnp.moveaxis(places, -1, axis)
 
 
-def long_sort(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> list[jax.Array]:
-    """Rows of arrays sorted together; equal keys keep their order."""
+def sorted_parts(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> list[jax.Array]:
+    """The parts of rows that are sorted together, each sorted; of all operands, with keys by which no two are equal."""
     n, rank = operands[0].shape[axis], operands[0].ndim
     length = -(-n // parts)
     whole = parts * length
@@ -89,21 +90,18 @@ def long_sort(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> lis
     padded = [lax.pad(x, jnp.zeros((), x.dtype), padding) for x in rows]
     # What pads a row goes to its end; no two elements are equal.
     arrays = [(place >= n).astype(np.uint8), *padded[:num_keys], place, *padded[num_keys:]]
-    blocks = _sorted([x.reshape((*batch, parts, length)) for x in arrays], num_keys + 2)
-    for size in (2 << level for level in range(parts.bit_length() - 1)):
-        blocks = _merged(blocks, size, num_keys + 2, mirrored=True)
-        while (size := size // 2) > 1:
-            blocks = _merged(blocks, size, num_keys + 2, mirrored=False)
-    found = [x.reshape((*batch, whole))[..., :n] for x in blocks]
-    return [jnp.moveaxis(x, -1, axis) for x in (*found[1 : num_keys + 1], *found[num_keys + 2 :])]
+    blocks = [x.reshape((*batch, parts, length)) for x in arrays]
+    return list(lax.sort(blocks, dimension=rank, is_stable=False, num_keys=num_keys + EXTRA_KEYS))
 
 
-def _sorted(arrays: Sequence[jax.Array], num_keys: int) -> list[jax.Array]:
-    return list(lax.sort(arrays, dimension=arrays[0].ndim - 1, is_stable=False, num_keys=num_keys))
+def merges(parts: int) -> list[tuple[int, bool]]:
+    """The steps of the network: how many neighbours each one is about, and whether the second half is mirrored."""
+    levels = range(1, parts.bit_length())
+    return [(1 << step, step == level) for level in levels for step in range(level, 0, -1)]
 
 
-def _merged(blocks: Sequence[jax.Array], size: int, num_keys: int, *, mirrored: bool) -> list[jax.Array]:
-    """Merges each block of the first half of `size` neighbours with one of the other half, which gets what is larger.
+def pairs_of(*blocks: jax.Array, size: int, mirrored: bool) -> list[jax.Array]:
+    """Each block of the first half of `size` neighbours with one of the other half, as one row.
 
     Blocks lie along the last dimension but one. Mirrored, the first goes with the last, which makes halves that are
     sorted one after the other into a row that is so.
@@ -111,14 +109,26 @@ def _merged(blocks: Sequence[jax.Array], size: int, num_keys: int, *, mirrored: 
     *batch, parts, length = blocks[0].shape
     split = [x.reshape((*batch, parts // size, 2, size // 2, length)) for x in blocks]
     dim = len(batch) + 1
-
-    def turned(x: jax.Array) -> jax.Array:
-        return lax.rev(x, (dim,)) if mirrored else x
-
-    pairs = [
-        jnp.concatenate([lax.index_in_dim(x, 0, dim, False), turned(lax.index_in_dim(x, 1, dim, False))], -1)
+    return [
+        jnp.concatenate([lax.index_in_dim(x, 0, dim, False), _turned(lax.index_in_dim(x, 1, dim, False), mirrored)], -1)
         for x in split
     ]
-    done = _sorted(pairs, num_keys)
-    halves = [jnp.stack([x[..., :length], turned(x[..., length:])], dim) for x in done]
-    return [x.reshape((*batch, parts, length)) for x in halves]
+
+
+def blocks_of(*pairs: jax.Array, mirrored: bool) -> list[jax.Array]:
+    """The blocks of merged pairs where they were, those of second halves with what is larger."""
+    *batch, groups, half, double = pairs[0].shape
+    length = double // 2
+    halves = [jnp.stack([x[..., :length], _turned(x[..., length:], mirrored)], len(batch) + 1) for x in pairs]
+    return [x.reshape((*batch, groups * 2 * half, length)) for x in halves]
+
+
+def joined_parts(*blocks: jax.Array, count: int, axis: int, num_keys: int) -> list[jax.Array]:
+    """Rows of `count` elements of sorted parts, without the keys that were added."""
+    *batch, parts, length = blocks[0].shape
+    found = [x.reshape((*batch, parts * length))[..., :count] for x in blocks]
+    return [jnp.moveaxis(x, -1, axis) for x in (*found[1 : num_keys + 1], *found[num_keys + EXTRA_KEYS :])]
+
+
+def _turned(x: jax.Array, mirrored: bool) -> jax.Array:
+    return lax.rev(x, (x.ndim - 2,)) if mirrored else x

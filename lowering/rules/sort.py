@@ -13,7 +13,16 @@ from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.popops.row_functions import RowFunction, each_row
 from ipujax.lowering.popops.rows import sort, top_k
 from ipujax.lowering.rules.composed import composed
-from ipujax.lowering.rules.long_rows import long_sort, long_top_k, parts_of
+from ipujax.lowering.rules.long_rows import (
+    EXTRA_KEYS,
+    blocks_of,
+    joined_parts,
+    long_top_k,
+    merges,
+    pairs_of,
+    parts_of,
+    sorted_parts,
+)
 from ipujax.runtime.tensor import Tensor
 
 
@@ -23,8 +32,19 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
         return fallback(ctx, *operands)
     parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands])
     if parts > 1:
-        return composed(ctx, partial(long_sort, axis=dimension, num_keys=num_keys, parts=parts), operands)
+        return _sort_in_parts(ctx, operands, dimension, num_keys, parts)
     return sort(ctx.graph, operands, dimension, num_keys, is_stable, ctx.prog, ctx.name)
+
+
+def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int) -> Sequence[Tensor]:
+    """Rows sorted in parts, which are merged then; equal keys keep their order."""
+    count, keys = operands[0].shape[axis], num_keys + EXTRA_KEYS
+    blocks = composed(ctx, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
+    for size, mirrored in merges(parts):
+        pairs = composed(ctx, partial(pairs_of, size=size, mirrored=mirrored), blocks)
+        merged = sort(ctx.graph, pairs, pairs[0].ndim - 1, keys, False, ctx.prog, f"{ctx.name}/merge", True)
+        blocks = composed(ctx, partial(blocks_of, mirrored=mirrored), merged)
+    return composed(ctx, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
 
 
 def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor]:

@@ -12,6 +12,9 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
+from ipujax.lowering.popops.rows import sort
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Sequence
 from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
 
 RNG = np.random.default_rng(11)
@@ -67,3 +70,26 @@ def test_a_million_elements_fit() -> None:
     for fun in functions:
         profile = ipu.jit(fun).lower(jax.ShapeDtypeStruct((1_000_000,), np.float32)).compile().profile
         assert not profile.fallbacks
+
+
+def test_a_merge_is_charged_for_going_through_its_row_once() -> None:
+    """Linear in its length, where a sort of it is not; and the steps of a network are merges."""
+    costs: dict[bool, list[int]] = {}
+    for merges in (False, True):
+        costs[merges] = []
+        for length in (1000, 2000, 4000):
+            graph, prog = Graph(small_target(1)), Sequence()
+            x = graph.add_variable((1, length), np.float32, "x")
+            sort(graph, [x], 1, 1, False, prog, "sort", merges)
+            ((group,),) = graph.groups.values()
+            shapes = [tuple(np.asarray(n) for n in (1, length))] * 2
+            costs[merges].append(int(group.codelet.cycles(shapes, graph.target)))
+    short, longer, longest = costs[True]
+    assert longest - longer == 2 * (longer - short)
+    assert costs[False][2] > 8 * longest
+    program = lowered(jnp.sort, (TIED[0],), small_target(7, bytes_per_tile=1500))
+    names = [g.codelet.name for groups in program.graph.groups.values() for g in groups]
+    assert sum("HeapSort" in name for name in names) == 1
+    steps = sum("Merge" in name for name in names)
+    levels = int((2 * steps) ** 0.5)
+    assert steps == levels * (levels + 1) // 2 > 1
