@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ipujax.lowering.emit import emit
+from ipujax.lowering.emit import emit, placing
+from ipujax.lowering.poputil.mapping import add_like
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.program import Copy
 from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name
@@ -74,3 +76,18 @@ def add(
     except (TypeError, ValueError) as error:
         shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
         raise GraphError(f"{name}: {error}", where=user_line(), got=shapes) from error
+
+
+def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
+    """As `add`, for one result that is no view of an operand: what is written to the operand later is not seen in it.
+
+    Raises:
+        GraphError: as `add`.
+    """
+    result: Tensor = add(graph, fun, operands, prog, name)
+    if not {v for x in operands for v in x.variables()} & {v for v in result.variables() if not v.is_constant}:
+        return result
+    with placing(graph):
+        own = add_like(graph, result, name)
+    prog.add(Copy(result, own, f"{name}/copy", graph.origin))
+    return own

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, same_type
+from ipujax.library import add, add_new, same_type
 from ipujax.popops.fills import MASKED_LABEL_CODE
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -73,8 +73,7 @@ def gather(
         places = _places_last(at, index_vector_dim)
         return lax.gather(a, places, numbers, tuple(slice_sizes), mode=lax.GatherScatterMode.CLIP)
 
-    result: Tensor = add(graph, gathered, [operand, indices], prog, name)
-    return result
+    return add_new(graph, gathered, [operand, indices], prog, name)
 
 
 def scatter(
@@ -165,8 +164,7 @@ def select_scalar_from_rows(
         found = jnp.where(i < a.shape[1], found, jnp.asarray(np.nan, a.dtype))
         return jnp.where(i == np.uint32(MASKED_LABEL_CODE), jnp.zeros((), a.dtype), found)
 
-    result: Tensor = add(graph, selected, [params, indices], prog, name)
-    return result
+    return add_new(graph, selected, [params, indices], prog, name)
 
 
 def update_scalar_in_rows(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, same_type
+from ipujax.library import add, add_new, same_type
 from ipujax.lowering.emit import placing
 from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
 from ipujax.runtime.errors import GraphError
@@ -75,8 +75,7 @@ def dynamic_slice(
     Raises:
         GraphError: a box that does not fit, or not one offset a dimension.
     """
-    result: Tensor = add(graph, _slicer(x, offset, dims, sizes, name), [x, offset], prog, name)
-    return result
+    return add_new(graph, _slicer(x, offset, dims, sizes, name), [x, offset], prog, name)
 
 
 def dynamic_slice_with_output(
@@ -165,8 +164,7 @@ def multi_slice(
     def sliced(a: jax.Array, at: jax.Array) -> jax.Array:
         return lax.gather(a, at.reshape(-1, len(dims)), numbers, box, mode=lax.GatherScatterMode.CLIP)
 
-    result: Tensor = add(graph, sliced, [x, offsets], prog, name)
-    return result
+    return add_new(graph, sliced, [x, offsets], prog, name)
 
 
 def multi_update(

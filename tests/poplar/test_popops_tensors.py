@@ -147,10 +147,22 @@ def test_slices_in_several_dimensions():
     assert not graph.fallbacks
 
 
+def test_slices_at_known_places_are_no_views():
+    graph, prog = new_graph(), Sequence()
+    x = variable(graph, [3, 4, 5], value=X)
+    sliced = popops.dynamic_slice(graph, x, indices(graph, [1]), [0], [1], prog)
+    rows = popops.multi_slice(graph, variable(graph, [3, 4], value=X[:, :, 0]), indices(graph, [[2]]), [0], [1], prog)
+    popops.dynamic_update(graph, x, constant(graph, np.zeros((1, 4, 5))), indices(graph, [1]), [0], [1], prog)
+    found = both(graph, prog, {"sliced": sliced, "rows": rows, "x": x})
+    np.testing.assert_array_equal(found["sliced"], X[1:2])
+    np.testing.assert_array_equal(found["rows"].reshape(4), X[2, :, 0])
+    np.testing.assert_array_equal(found["x"][1], 0)
+
+
 def test_a_sliceable_tensor_is_sliced_where_it_lies():
     def exchange_cycles(make):
         graph, prog = new_graph(), Sequence()
-        at = graph.add_constant(poplar.UNSIGNED_INT, [1], 2)
+        at = graph.add_variable(poplar.UNSIGNED_INT, [1])
         graph.set_tile_mapping(at, 0)
         popops.dynamic_slice(graph, make(graph), at, [0], [1], prog)
         return poplar.Engine(graph, prog).profile.phase_cycles["exchange"]
