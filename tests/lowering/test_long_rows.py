@@ -36,7 +36,7 @@ def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_ti
         assert_same(got, expected, rtol, rtol, what)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_running_results(reverse: bool) -> None:
     kinds = (lax.cumsum, lax.cummax, lax.cummin, lax.cumprod)
     compare(lambda x: [f(x, 1, reverse=reverse) for f in kinds], TIED)
@@ -47,6 +47,10 @@ def test_running_results(reverse: bool) -> None:
 
 def test_sorting() -> None:
     compare(lambda x, y: lax.sort((x.T, y.T), dimension=0, num_keys=1), FLOATS, NAMES)
+
+
+@pytest.mark.slow
+def test_sorting_by_several_keys() -> None:
     compare(lambda x, y: lax.sort((x % 3, y % 5, y), dimension=1, num_keys=2), TIED, NAMES)
 
 
