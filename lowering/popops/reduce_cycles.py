@@ -23,7 +23,7 @@ _CONTINUOUS_OUTPUT_CYCLES = 12
 _CONTINUOUS_CYCLES = 17
 # Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
 # Poplibs puts answers together ("only") by adding them up.
-_EXTRA_CYCLES = {"add": 0, "only": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
+_EXTRA_CYCLES = {"add": 0, "only": 0, "signed_add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
 _KINDS: dict[str, Kind] = {"mul": "multiply", "and": "move", "or": "move", "xor": "move"}
 
 

@@ -3,6 +3,8 @@
 "only" puts answers together of which all but one are made of zero bits, see `nothing`: adds them up as whole numbers.
 So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
 
+"signed_add" adds from −0.0, which changes no number that it is added to, as 0.0 changes −0.0.
+
 Source of the cost: `reduce_cycles`.
 """
 
@@ -34,6 +36,13 @@ def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return lax.reduce_or(x, axes) if x.dtype == np.bool_ else lax.reduce_sum(x, axes)
 
 
+def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The sum along some dimensions, of nothing −0.0; of floats or complex numbers."""
+    zero = complex(-0.0, -0.0) if jnp.issubdtype(x.dtype, jnp.complexfloating) else -0.0
+    # JAX takes a reduction by `lax.add` itself for a sum from 0.0.
+    return lax.reduce(x, np.asarray(zero, x.dtype), lambda a, b: lax.add(a, b), tuple(axes))
+
+
 def nothing(dtype: Any) -> jax.Array:
     """The scalar made of zero bits."""
     if jnp.issubdtype(dtype, jnp.floating):
@@ -55,6 +64,7 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "or": lax.reduce_or,
     "xor": lax.reduce_xor,
     "only": reduce_only,
+    "signed_add": reduce_signed_add,
 }
 
 

@@ -25,6 +25,7 @@ from math import prod
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -54,8 +55,14 @@ from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import element_bytes
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
 
-# How the table is combined with what the updates made of a neutral one.
-_COMBINE: dict[str, Callable[..., jax.Array]] = {"add": lax.add, "mul": lax.mul, "min": lax.min, "max": lax.max}
+# How the table is combined with what the updates made of a neutral one, by monoid: name of the operation, function.
+_COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
+    "add": ("add", lax.add),
+    "signed_add": ("add", lax.add),
+    "mul": ("mul", lax.mul),
+    "min": ("min", lax.min),
+    "max": ("max", lax.max),
+}
 _WITHOUT_TABLE = 3  # fields of a vertex that makes its table itself
 _FEW = 8  # updates that take less than this part of what planners may use are not what a tile lacks room for, assumed
 
@@ -162,8 +169,14 @@ class _Form:
 
     @property
     def monoid(self) -> str | None:
-        """By what parts combine; None where updates are whole."""
-        return None if self.cut is None else self.spec.monoid()
+        """By what parts combine; None where updates are whole.
+
+        A row of −0.0 that no update reaches stays so; of a table of 0.0 alone there is none.
+        """
+        monoid, constant = None if self.cut is None else self.spec.monoid(), immediate_of(self.table)
+        is_zero = constant is not None and freeze(constant) == freeze(np.zeros((), self.table.dtype))
+        is_signed = monoid == "add" and jnp.issubdtype(self.table.dtype, jnp.inexact) and not is_zero
+        return "signed_add" if is_signed else monoid
 
     def _parts(self) -> list[tuple[Tensor, Tensor]]:
         """The indices and updates of each step."""
@@ -187,7 +200,7 @@ class _Form:
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
         """What is left to be combined with what the updates make."""
         constant, own = immediate_of(self.table), self._constant()
-        if self.monoid is None or (constant is not None and own is not None and constant.item() == own.item()):
+        if self.monoid is None or (constant is not None and own is not None and freeze(constant) == freeze(own)):
             return "neutral"
         if constant is not None:
             return "constant"
@@ -227,7 +240,7 @@ class _Form:
         if source == "free" and isinstance(mapping, Blocked):
             map_by_plan(graph, self.table, mapping.cuts, mapping.tile)
         out = graph.add_variable(made.shape, made.dtype, self.name, mapping)
-        op = Op(self.monoid, _COMBINE[self.monoid], made.dtype)
+        op = Op(*_COMBINE[self.monoid], made.dtype)
         return elementwise(graph, op, [self.table, made], prog, self.name, out)
 
     def _add_vertices(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
@@ -345,7 +358,7 @@ class _After:
             return crowding + cycles
         constants = int(self.table == "constant")
         elements = np.array([prod(longest) for _, longest in made], np.int64)
-        compute = elementwise_cycles(self.monoid, self.dtype, 2 - constants, constants, elements, target)
+        compute = elementwise_cycles(_COMBINE[self.monoid][0], self.dtype, 2 - constants, constants, elements, target)
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
         receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
         exchange = exchange_cycles(receiving, np.zeros_like(elements), target)

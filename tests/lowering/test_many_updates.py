@@ -133,6 +133,25 @@ def test_cut_updates_of_rows(mode: str) -> None:
     check(fun, table.astype(I32), indices, updates, tiles=(7,))
 
 
+@pytest.mark.parametrize("dtype", [F32, np.complex64])
+def test_cut_updates_leave_signs_of_zeros(dtype: Any) -> None:
+    indices, updates = RNG.integers(0, 6, 3000).astype(I32), np.zeros(3000, dtype)
+    updates[indices == 5] = -updates[indices == 5]
+    table = np.array([0, 1] * 5, dtype) * dtype(-0.0)
+    cases: list[tuple[Any, Any]] = [
+        (add_rows, (table, indices, updates)),
+        (lambda i, u: jnp.zeros(10, dtype).at[i].add(u), (indices, updates)),
+    ]
+    if dtype == F32:  # XLA takes a complex constant with a zero of either sign for 0
+        cases.append((lambda i, u: jnp.full(10, table[1]).at[i].add(u), (indices, updates)))
+    for fun, args in cases:
+        program = lowered(fun, args, small_target(16))
+        assert blocks_of_updates(program) > 1
+        (expected,) = jax.tree.leaves(jax.jit(fun)(*args))
+        for run in (run_engine(program, args), run_engine(program, args, exact_splits=True), run_tiles(program, args)):
+            assert np.asarray(run[0]).tobytes() == np.asarray(expected).tobytes()
+
+
 def test_cut_updates_of_constant_tables() -> None:
     """One neutral, one not."""
     indices, updates = updates_of(3000)
