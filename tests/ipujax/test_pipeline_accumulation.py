@@ -285,6 +285,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "one stage": ({"stages": 1}, "at least 2"),
     "stages by another name": ({"stages": "automatic"}, "got: 'automatic'"),
     "device mapping": ({"device_mapping": [0, -1]}, "device_mapping of ipu.pipeline"),
+    "a mapping to half an IPU": ({"device_mapping": [0, 0.5]}, "IPUs of stages, from 0\n  got: list of float, int"),
     "a schedule": ({"schedule": "gpip"}, "try: 'gpipe'"),
 }
 

@@ -299,6 +299,11 @@ def in_a_loop(params: Any, key: Any, rows: Any) -> Any:
     return lax.scan(body, jnp.float32(0), None, 3)[0]
 
 
+def in_a_branch(params: Any, key: Any, rows: Any) -> Any:
+    value = gradients("mlp", 2, 4)
+    return lax.cond(jax.random.bernoulli(key), lambda: value(params, key, rows)[0], lambda: jnp.float32(0))
+
+
 BAD: dict[str, tuple[Any, int, int, str]] = {
     "too few micro-batches": (lambda: gradients("mlp", 4, 4, "grouped"), 4, 4, "needs at least 7 micro-batches"),
     "no multiple": (lambda: gradients("mlp", 4, 6, "interleaved"), 4, 6, "multiple of 4 micro-batches"),
@@ -315,7 +320,13 @@ BAD: dict[str, tuple[Any, int, int, str]] = {
         4,
         "stage 1 .* has no IPU 7",
     ),
-    "in a loop": (lambda: in_a_loop, 4, 4, "a pipeline with stages is inside a scan"),
+    "in a loop": (lambda: in_a_loop, 4, 4, r"a pipeline with stages is inside a scan[\s\S]*one turn of the loop"),
+    "in a branch": (
+        lambda: in_a_branch,
+        4,
+        4,
+        r"is inside a cond[\s\S]*apart from what is around",
+    ),
 }
 
 
