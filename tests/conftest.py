@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,11 +23,34 @@ os.environ["KERAS_BACKEND"] = "jax"
 import jax
 
 TESTS = Path(__file__).resolve().parent
+_CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
+_own_folders: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds `--update-golden`."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ instead of comparing with it")
+
+
+def pytest_configure() -> None:
+    """Lets tests find what others have compiled, in a folder of this run: half of the time would be XLA's."""
+    if _CACHE_DIR not in os.environ:  # workers, and what tests start, use that of the process that started them
+        _own_folders.append(tempfile.mkdtemp(prefix="ipujax-tests-"))
+        os.environ[_CACHE_DIR] = _own_folders[0]
+    options = {
+        _CACHE_DIR: os.environ[_CACHE_DIR],
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
+    }
+    for name, value in options.items():
+        os.environ[name] = str(value)
+        jax.config.update(name.lower(), value)
+
+
+def pytest_unconfigure() -> None:
+    """Removes what this run has compiled."""
+    for folder in _own_folders:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True, scope="module")
