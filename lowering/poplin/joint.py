@@ -22,7 +22,7 @@ import numpy as np
 from ipujax.lowering.poplin.aligned import OUT, RHS, plan_where
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.following import Operation, elementwise_cycles_on, moving_cycles
-from ipujax.lowering.poplin.plan import Plan, PlanCost, plan_convolution
+from ipujax.lowering.poplin.plan import MATMUL_STEP_AXES, Plan, PlanCost, plan_convolution
 from ipujax.lowering.poplin.spec import FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.mapping import Blocked, blocked_mapping
@@ -195,7 +195,7 @@ def _turned(boxes: Blocked) -> Blocked:
 
 
 def _free_cycles(spec: ConvSpec, target: Target) -> int:
-    return plan_convolution(spec, target, None, (OUT_CHANNELS, FIELD)).total_cycles
+    return plan_convolution(spec, target, None, MATMUL_STEP_AXES).total_cycles
 
 
 def _cycles_where(spec: ConvSpec, dims: Any, boxes: Blocked | None, target: Target, bound_bytes: float) -> float:

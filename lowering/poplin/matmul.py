@@ -16,13 +16,23 @@ import numpy as np
 from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.following import elementwise_cycles_on, thinness_weight
+from ipujax.lowering.poplin.few_examples import FEWEST_EXAMPLES, batch_axis, cut_down, operands_of, with_batch
+from ipujax.lowering.poplin.following import THINNESS_WEIGHT, elementwise_cycles_on
 from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
-from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
+from ipujax.lowering.poplin.plan import (
+    MATMUL_STEP_AXES,
+    Grid,
+    Plan,
+    contenders,
+    of_all_steps,
+    plan_convolution,
+    plan_matmul,
+)
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
+from ipujax.lowering.poputil.thinness import thinness_weight
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Copy, Execute
@@ -93,9 +103,30 @@ def matmul(
     )
     wanted = [laid_as.reshape((groups, m, n))] if laid_as is not None and graph.is_mapped(laid_as) else []
     operands = [Operand.of(graph, x) for x in (a, b, *wanted)]
-    plan = _chosen(plan, graph.target, available_memory_proportion, tuple(operands), later)
+    plan = _planned(plan, graph.target, available_memory_proportion, tuple(operands), later)
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
+
+
+def _planned(
+    plan: Plan,
+    target: Target,
+    available_memory_proportion: float | None,
+    operands: tuple[Operand, ...],
+    later: Later | None,
+) -> Plan:
+    """The plan that is chosen, of a layer with few examples for a few more."""
+    spec, is_update = of_all_steps(plan), len(operands) > 2
+    if later is not None:
+        axis = batch_axis(later, is_update=is_update)
+        if list(spec.extents)[axis] <= FEWEST_EXAMPLES:
+            more = with_batch(spec, axis, FEWEST_EXAMPLES)
+            free = plan_convolution(more, target, available_memory_proportion, MATMUL_STEP_AXES)
+            larger = operands_of(more, operands, 2 if is_update else later.side, target)
+            chosen = _chosen(free, target, available_memory_proportion, larger, later)
+            if free.memory_bound_met and chosen.steps == 1:
+                return cut_down(chosen, spec, axis)
+    return _chosen(plan, target, available_memory_proportion, operands, later)
 
 
 @lru_cache(maxsize=4096)
@@ -151,7 +182,7 @@ def _with_elementwise(later: Later, graph: Graph, tensors: Sequence[Tensor], out
     mapping, out_bytes = graph.mappings[variable], out.size * element_bytes(out.dtype)
     num_tiles = int(np.count_nonzero(mapping.elements_per_tile(target.num_tiles)))
     following = elementwise_cycles_on(mapping, out.size, out.dtype, later.elementwise, target)
-    return int(cycles * thinness_weight(num_tiles, out_bytes, target)) + following
+    return int(cycles * thinness_weight(num_tiles, out_bytes, target, THINNESS_WEIGHT)) + following
 
 
 def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:

@@ -43,6 +43,7 @@ from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
+MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)
 _STEPS = (2, 4, 8, 16)
 _LITTLE_SLOWER = 1.5  # what is worth a trial of `contenders`:
 _FEW_CYCLES = 500  # that many times the cycles of the best, and so many more
@@ -193,7 +194,7 @@ def plan_matmul(
     dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
     free = lhs_is_free, rhs_is_free
     spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *free)
-    return plan_convolution(spec, target, available_memory_proportion, (OUT_CHANNELS, FIELD))
+    return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
 @lru_cache(maxsize=4096)

@@ -49,6 +49,13 @@ class Operand:
         view = affine.variable.shape, affine.offset, affine.dims
         return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
 
+    def resized(self, shape: tuple[int, ...], target: Target) -> Operand:
+        """An operand of another shape: one that may be placed if this one may be, else one that lies linearly."""
+        if self.view is None or self.mapping is not None:
+            return Operand(shape, self.dtype, None, None)
+        graph = Graph(target)
+        return Operand.of(graph, graph.add_variable(shape, self.dtype, "operand"))
+
     def add_to(self, graph: Graph) -> Tensor:
         """Adds such an operand; one of several variables lies linearly."""
         if self.view is None:

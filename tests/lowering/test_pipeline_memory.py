@@ -46,7 +46,7 @@ def machine(bytes_per_tile: int) -> Target:
     return small_target(TILES, num_ipus=2, bytes_per_tile=bytes_per_tile)
 
 
-TIGHT = machine(38_000)
+TIGHT = machine(35_000)
 
 
 @pytest.fixture(scope="module")
