@@ -18,6 +18,7 @@ from ipujax.runtime.mapping import owners
 from ipujax.runtime.program import Copy, walk
 from tests.ipujax.pipeline_models import MODELS, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.marks import slow_but
 
 TILES = 5
 ADAM = optax.adam(1e-2)
@@ -44,7 +45,7 @@ def arguments(stages: int, optimizer: Any = ADAM) -> tuple[Any, ...]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("stages", slow_but([4], [2, 4]))
 @pytest.mark.parametrize("name", MODELS)
 def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
     """Of the engine, the literal engine and the tile interpreter."""

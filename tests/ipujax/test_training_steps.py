@@ -13,6 +13,7 @@ import pytest
 
 import ipujax as ipu
 from tests.ipujax.models import MODELS, PLAIN, TrainingStep, training_step
+from tests.marks import slow_unless
 
 STEPS = 20
 STEP_RTOL = 1e-5  # of the loss of one step from the same state
@@ -22,10 +23,6 @@ STATE_RTOL = 1e-4  # of the distance of two new states, to the size of what the 
 FEW, MK2 = 16, 1472
 FAST = {("plain-mlp_sgd", FEW), ("plain-mlp_sgd", MK2), ("plain-lstm_rmsprop", FEW), ("plain-transformer_adamw", FEW)}
 FAST_PROFILES = {name for name, _ in FAST} | {"plain-cnn_batch_norm_adam", "plain-cnn_layer_norm_momentum"}
-
-
-def slow_unless(fast: bool, *values: Any) -> Any:
-    return pytest.param(*values, marks=() if fast else pytest.mark.slow, id="-".join(map(str, values)))
 
 
 NUMBERS = [slow_unless((name, tiles) in FAST, name, tiles) for name in MODELS for tiles in (FEW, MK2)]

@@ -28,6 +28,7 @@ from ipujax.runtime.program import Sequence as Program
 from ipujax.runtime.steps import distinct
 from ipujax.runtime.target import Target
 from tests.lowering.replica_helpers import SAME, SPLIT, assert_ways, device, lowered
+from tests.marks import slow_but
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
@@ -288,7 +289,7 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
             )
 
 
-@pytest.mark.parametrize("ipus_each", [1, 2])
+@pytest.mark.parametrize("ipus_each", slow_but([1], [1, 2]))
 @pytest.mark.parametrize("name", ["ring", "ring along the ladder", "two-phase", "doubling"])
 @pytest.mark.parametrize("groups", [None, [[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 5, 3, 1], [0, 2, 4, 6]]], ids=str)
 def test_every_schedule_gives_the_same(

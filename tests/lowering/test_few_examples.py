@@ -20,6 +20,7 @@ from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.presets import preset
 from ipujax.runtime.program import Sequence as ProgramSequence
 from tests.lowering.helpers import assert_same, check, lowered, run_tiles, small_target
+from tests.marks import slow_but
 
 MK2 = preset("mk2")
 
@@ -93,8 +94,9 @@ def test_weights_lie_alike_for_each_small_batch() -> None:
     assert mappings(64 * FEWEST_EXAMPLES) != alike[0]  # it is not that there is only one way
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 7])
-@pytest.mark.parametrize("tiles", [4, 7, 16])
+@pytest.mark.parametrize(
+    ("batch", "tiles"), slow_but([(1, 7), (2, 4), (3, 16)], [(b, t) for b in (1, 2, 3, 7) for t in (4, 7, 16)])
+)
 def test_numbers(batch: int, tiles: int) -> None:
     key = jax.random.key(batch)
     params = [

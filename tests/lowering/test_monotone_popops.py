@@ -29,6 +29,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, grid
 from ipujax.runtime.profile import Profile
 from tests.lowering.helpers import lowered, small_target
+from tests.marks import slow_but
 
 TILES = (*range(1, 18), 31, 32, 33, 64, 100, 256, 777, 1472)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -197,8 +198,10 @@ OPERATIONS: dict[str, Call] = {
     "pad": of(lambda x: lax.pad(x, np.float32(0), ((1, 2, 0), (3, 0, 1))), 300, 100),
 }
 
+LONG = {"update-odd", "update-few-rows", "update-one-column", "update-wide", "update-narrow", "update-large"}
 
-@pytest.mark.parametrize("name", OPERATIONS)
+
+@pytest.mark.parametrize("name", slow_but(OPERATIONS.keys() - LONG, OPERATIONS))
 def test_more_tiles_never_slow_an_operation(name: str) -> None:
     cycles = [cost(OPERATIONS[name], tiles)[0] for tiles in TILES]
     slower = [(a, b) for a, b in pairwise(zip(TILES, cycles, strict=True)) if b[1] > a[1]]
@@ -255,7 +258,7 @@ ESTIMATED = {
 }
 
 
-@pytest.mark.parametrize("tiles", [3, 17, 100])
+@pytest.mark.parametrize("tiles", slow_but([17], [3, 17, 100]))
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the best grids and of any: the choice among them knows what each costs."""

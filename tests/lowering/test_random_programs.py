@@ -58,7 +58,7 @@ def test_engine(program: Program) -> None:
 
 
 @seed(2)
-@settings(EVERY, max_examples=8)
+@settings(EVERY, max_examples=5)
 @given(programs(4, 7))
 def test_interpreter(program: Program) -> None:
     compare(program, on_tiles=True)

@@ -23,6 +23,7 @@ from ipujax.runtime.program import Execute, HostStream, Sequence, StreamIn, Stre
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import check as check_on
 from tests.lowering.helpers import lowered, small_target
+from tests.marks import slow_but
 
 check = partial(check_on, tiles=(16,))  # the op table tries other sizes of target
 NUMPY: dict[str, Callable[..., Any]] = {
@@ -138,8 +139,11 @@ def test_any_box_layout(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, x.sum(axes))
 
 
+STAGES = [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)]
+
+
 @pytest.mark.parametrize("combination", [reduce_partials, reduce_partials_in_place])
-@pytest.mark.parametrize(("slots", "stages"), [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)])
+@pytest.mark.parametrize(("slots", "stages"), slow_but([(15, 1), (16, 2), (125, 3)], STAGES))
 def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages: int) -> None:
     x = whole_numbers(slots, 7, 30)
     graph, prog = Graph(small_target(64)), Sequence()

@@ -22,6 +22,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError, VerifyError
 from ipujax.runtime.program import ComputeSet, Execute, Program, Sequence
 from ipujax.runtime.tensor import Tensor
+from tests.marks import slow_but
 from tests.poplar.helpers import TILES, compiled, placed, run_both, small_graph, streamed
 
 
@@ -286,7 +287,7 @@ class ScaledSumVertex(Vertex):
         return jnp.sum(in_) * scale
 
 
-@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("has_state", slow_but([True], [False, True]))
 def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     """Allowed are 20 s; a loop over vertices that is quadratic, or one traced call a vertex, takes far longer."""
     number, start = 100_000, time.perf_counter()

@@ -800,7 +800,7 @@ class RandomProgram:
 
 
 @given(st.data())
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_random_programs(data: st.DataObject) -> None:
     random = RandomProgram(data)
     program, run = random.sequence(3)
