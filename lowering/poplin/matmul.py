@@ -102,6 +102,8 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     wanted = [laid_as.reshape((groups, m, n))] if laid_as is not None and graph.is_mapped(laid_as) else []
+    if laid_as is not None and not wanted:
+        later = None  # what follows an update is judged by where the weights lie
     operands = [Operand.of(graph, x) for x in (a, b, *wanted)]
     plan = _planned(plan, graph.target, available_memory_proportion, tuple(operands), later)
     report_unmet_bound(graph, plan, available_memory_proportion, name)

@@ -43,7 +43,7 @@ from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import element_bytes
 
-MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)
+MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _STEPS = (2, 4, 8, 16)
 _LITTLE_SLOWER = 1.5  # what is worth a trial of `contenders`:
 _FEW_CYCLES = 500  # that many times the cycles of the best, and so many more
