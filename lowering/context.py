@@ -33,7 +33,7 @@ class Context:
         functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
         into_tensor: where the result may be written at once; a rule that does so returns it.
         later: what follows a product that is the forward pass of a dense layer, or the update of its weights.
-        laid_as: of an update, the weights seen in the order of the result.
+        laid_as: where the result is wanted: of an update the weights, of a scatter what it is added to; in its order.
     """
 
     graph: Graph

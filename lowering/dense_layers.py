@@ -20,24 +20,7 @@ from typing import Any
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.poplin.joint import Later
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What a product is to a dense layer.
-
-    Args:
-        later: what follows: after a forward pass the other passes, after an update the optimizer.
-        gradient_of: of an update, the weights.
-        is_transposed: whether the update comes with the weights' dimensions exchanged.
-    """
-
-    later: Later | None = None
-    gradient_of: Var | None = None
-    is_transposed: bool = False
-
-
-NO_ROLE = Role()
+from ipujax.lowering.role import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +36,8 @@ class _Use:
         return self.eqn.invars[1 - self.side]
 
 
-def roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
-    """The roles of the equations of a jaxpr, by the `id` of the equation."""
+def layer_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
+    """The roles of the products of a jaxpr, by the `id` of the equation."""
     uses: dict[Var, list[_Use]] = {}
     for use in _uses(jaxpr):
         operand = use.eqn.invars[use.side]

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.dense_layers import NO_ROLE, Role, roles
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.role import NO_ROLE, Role
+from ipujax.lowering.roles import roles
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -51,13 +52,13 @@ class Lowering:
 
         Args:
             eqns: the equations.
-            env: the tensors of what they read, and of weights that their roles name; theirs are added.
+            env: the tensors of what they read, and of what their roles name; theirs are added.
             prog: program to add to.
-            known: roles of equations, see `dense_layers.roles`.
+            known: roles of equations, see `roles`.
         """
         for eqn in eqns:
             role = known.get(id(eqn), NO_ROLE)
-            laid_as = None if role.gradient_of is None else env.get(role.gradient_of)
+            laid_as = None if role.laid_as is None else env.get(role.laid_as)
             if laid_as is not None and role.is_transposed:
                 laid_as = laid_as.transpose((1, 0))
             operands = [self.read(env, atom) for atom in eqn.invars]
@@ -71,7 +72,7 @@ class Lowering:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            **layer: what `Context` says of products of dense layers.
+            **layer: what `Context` says of its role.
         """
         outer = self._graph.origin
         with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import jax
 
-from ipujax.lowering.dense_layers import Role
 from ipujax.lowering.ipu_view import IpuView
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.placement import variables
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
+from ipujax.lowering.role import Role
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Copy
@@ -85,18 +85,18 @@ class Ipus:
 
         Args:
             eqn: the equation.
-            env: tensors anywhere, of what it reads and of weights.
+            env: tensors anywhere, of what it reads and of what its role names.
             ipu: where.
             prog: program to add to.
-            known: roles of equations, see `dense_layers.roles`.
+            known: roles of equations, see `roles`.
 
         Returns:
             The tensors of its results.
         """
         local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
-        weights = known[id(eqn)].gradient_of if id(eqn) in known else None
-        if weights is not None and self.is_on(env[weights], ipu):
-            local[weights] = env[weights]
+        laid_as = known[id(eqn)].laid_as if id(eqn) in known else None
+        if laid_as is not None and self.is_on(env[laid_as], ipu):
+            local[laid_as] = env[laid_as]
         self.lowering(ipu).equations([eqn], local, prog, known)
         return [local[var] for var in variables(eqn.outvars)]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.ipus import Ipus, MakeLowering
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import place
+from ipujax.lowering.roles import roles
 from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError

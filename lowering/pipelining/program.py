@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.ipus import Ipus
 from ipujax.lowering.jax_compat import Atom, Var, is_float0
 from ipujax.lowering.loop_state import (
@@ -46,6 +45,7 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
 from ipujax.lowering.placement import variables
 from ipujax.lowering.popops.dynamic import map_for_slicing
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.lowering.roles import roles
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.lowering.schedules.blocks import Slot
 from ipujax.runtime.program import Call, Copy, Function, Program, Repeat
@@ -211,7 +211,7 @@ class _PipelineLowering:
         given = [self._input(var, turn) for var in invars]
         env = dict(zip(invars, given, strict=True))
         for eqn in part.jaxpr.eqns:  # an update is laid out as its weights, which it need not read
-            weights = self.layers[id(eqn)].gradient_of if id(eqn) in self.layers else None
+            weights = self.layers[id(eqn)].laid_as if id(eqn) in self.layers else None
             if weights in self.same and self.ipus.is_on(self.same[weights], ipu):
                 env.setdefault(weights, self.same[weights])
         self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, turn.body, self.layers)

@@ -13,13 +13,13 @@ import optax
 import pytest
 
 from ipujax.lowering import equations
-from ipujax.lowering.dense_layers import roles
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.plan import plan_matmul
 from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.roles import roles
 from ipujax.runtime.compile import compile
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.exchange import traffic
@@ -63,11 +63,12 @@ def known_roles(fun: Any, *args: Any) -> list[tuple[str, int, bool, tuple[str, .
             role = found.get(id(eqn))
             if role is None:
                 rows.append(("other", 0, False, ()))
-            elif role.gradient_of is None:
+            elif role.laid_as is None:
                 assert role.later is not None
-                rows.append(("forward", role.later.side, role.later.has_backward, _names(role)))
+                name = "forward" if role.later.elementwise else "backward"
+                rows.append((name, role.later.side, role.later.has_backward, _names(role)))
             else:
-                number = list(body.invars).index(role.gradient_of)
+                number = list(body.invars).index(role.laid_as)
                 rows.append(("update", number, role.is_transposed, _names(role)))
     return rows
 
@@ -284,7 +285,7 @@ def test_an_update_may_come_before_its_weights_lie_anywhere() -> None:
         return update * 2, jax.lax.dot_general(dy, w, (((1,), (1,)), ((), ())))
 
     jaxpr = trace(fun, (struct(16, 256), struct(16, 64), struct(256, 64)), {}, ()).jaxpr
-    assert any(role.gradient_of is jaxpr.jaxpr.invars[2] for role in roles(jaxpr.jaxpr).values())
+    assert any(role.laid_as is jaxpr.jaxpr.invars[2] for role in roles(jaxpr.jaxpr).values())
     rng = np.random.default_rng(0)
     args = (rng.normal(size=shape).astype(FLOAT) for shape in ((16, 256), (16, 64), (256, 64)))
     check(fun, *args, tiles=(16,), rtol=1e-5, atol=1e-5, split_rtol=1e-4, split_atol=1e-4)

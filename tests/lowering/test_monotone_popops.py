@@ -265,9 +265,17 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
     compared = 0
 
     def compare(
-        graph: Graph, shape: Any, order: Any, work: Work, operands: Any, add: Any, after: Any = None
+        graph: Graph,
+        shape: Any,
+        order: Any,
+        work: Work,
+        operands: Any,
+        add: Any,
+        after: Any = None,
+        laid_as: Any = None,
     ) -> Blocked:
         nonlocal compared
+        assert laid_as is None
         grids = even_grids(tuple(shape), tuple(order), tiles)
         estimates = work.cycles(grids, graph.target)
         if after is not None:

@@ -1,0 +1,26 @@
+"""The role of an equation: what its rule is told of the equations around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipujax.lowering.jax_compat import Var
+from ipujax.lowering.poplin.joint import Later
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an equation is to a dense layer, or to the array that its result is added to.
+
+    Args:
+        later: what follows: after a forward pass the other passes, after an update the optimizer.
+        laid_as: the array as which the result is best laid: of an update the weights, of a scatter what it is added to.
+        is_transposed: whether the result comes with that array's two dimensions exchanged.
+    """
+
+    later: Later | None = None
+    laid_as: Var | None = None
+    is_transposed: bool = False
+
+
+NO_ROLE = Role()

@@ -1,0 +1,18 @@
+"""What an equation is to those around it, where that decides how its result should lie.
+
+Input: a jaxpr. Output: the `Role` of each equation that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ipujax.lowering.dense_layers import layer_roles
+from ipujax.lowering.jax_compat import Jaxpr
+from ipujax.lowering.role import Role
+from ipujax.lowering.summed_scatters import scatter_roles
+
+
+def roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
+    """The roles of the equations of a jaxpr, by the `id` of the equation."""
+    return {**layer_roles(jaxpr), **scatter_roles(jaxpr)}
