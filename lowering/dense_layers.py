@@ -47,10 +47,12 @@ def layer_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     alike = Counter(_shape(weights) for weights, *_ in layers)
     found: dict[int, Role] = {}
     for weights, forward, update in layers:
-        backward = any(use.contracted == (1 - forward.contracted[0],) for use in uses[weights][1:])
+        backward = [use for use in uses[weights][1:] if use.contracted == (1 - forward.contracted[0],)]
         # Those of all weights of a shape come mixed: each has its share.
         elementwise = _elementwise(jaxpr, weights, update.eqn)[:: alike[_shape(weights)]]
-        found.setdefault(id(forward.eqn), Role(Later(forward.side, backward, elementwise)))
+        found.setdefault(id(forward.eqn), Role(Later(forward.side, bool(backward), elementwise)))
+        for use in backward:
+            found.setdefault(id(use.eqn), Role(Later(use.side, False, ())))
         # An update has what is left of its left operand first: the dimension that inputs and weights share, or not.
         shared_first = update.side == 0
         found.setdefault(

@@ -13,7 +13,8 @@ class Role:
     """What an equation is to a dense layer, or to the array that its result is added to.
 
     Args:
-        later: what follows: after a forward pass the other passes, after an update the optimizer.
+        later: what follows a product of a layer: a forward pass the other passes, an update the optimizer, a backward
+            pass neither.
         laid_as: the array as which the result is best laid: of an update the weights, of a scatter what it is added to.
         is_transposed: whether the result comes with that array's two dimensions exchanged.
     """

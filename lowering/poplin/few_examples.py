@@ -68,4 +68,4 @@ def cut_down(plan: Plan, spec: ConvSpec, axis: int) -> Plan:
     if grid is not None:  # where weights lie: the batch is whole
         cuts = [frozen([0, batch], np.int64) if n == axis else cut for n, cut in enumerate(grid.cuts)]
         grid = Grid(tuple(cuts), grid.tile)
-    return replace(plan, spec=spec, splits=Dims.of(splits), own_grid=grid)
+    return replace(plan, spec=spec, splits=Dims.of(splits), own_grid=grid, planned_spec=plan.spec)

@@ -8,7 +8,9 @@ used. What does not fit at once is done in several steps, along M or N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poputil.thinness import thinness_weight
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import MIN_BYTES_PER_TILE
 from ipujax.runtime.program import Copy, Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -203,8 +206,9 @@ def _in_steps(
     """Maps the operands and adds all steps of a plan."""
     step_axis = _N if plan.step_axis == OUT_CHANNELS else _M
     cuts, tile = repeated(_grid(plan), step_axis, plan.steps)
-    place_operand(graph, a, plan, [cuts[axis] for axis in (_G, _M, _K)], tile)
-    place_operand(graph, b, plan, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)))
+    least = [_least_block_bytes(plan, (axis, IN_CHANNELS)) for axis in (FIELD, OUT_CHANNELS)]
+    place_operand(graph, a, plan, [cuts[axis] for axis in (_G, _M, _K)], tile, least[0])
+    place_operand(graph, b, plan, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)), least[1])
     if plan.steps == 1:
         return _step(graph, a, b, plan, precision, prog, name)
     rows = parts(a, 1, plan.steps) if step_axis == _M else [a] * plan.steps
@@ -214,6 +218,13 @@ def _in_steps(
         for number, (left, right) in enumerate(zip(rows, columns, strict=True))
     ]
     return joined(graph, results, 1 if step_axis == _M else 2, prog, name)
+
+
+def _least_block_bytes(plan: Plan, axes: tuple[int, int]) -> int:
+    """What a block of an operand of these axes is worth a tile from: as large a part as of what it was planned for."""
+    planned = plan.planned_spec or plan.spec
+    ratio = prod(Fraction(list(plan.spec.extents)[axis], list(planned.extents)[axis]) for axis in axes)
+    return int(ratio * MIN_BYTES_PER_TILE)
 
 
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:

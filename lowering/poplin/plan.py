@@ -89,6 +89,7 @@ class Plan:
         join_cycles: expected cycles of bringing the results of the steps together.
         lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
         own_grid: its blocks and their tiles, where they are not even blocks on the first tiles.
+        planned_spec: what it was made for, where that is more than `spec`.
     """
 
     spec: ConvSpec
@@ -104,6 +105,7 @@ class Plan:
     join_cycles: int = 0
     lays_linearly: bool = False
     own_grid: Grid | None = None
+    planned_spec: ConvSpec | None = None
 
     @property
     def total_cycles(self) -> int:

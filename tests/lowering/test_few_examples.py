@@ -15,6 +15,8 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.poplin.few_examples import FEWEST_EXAMPLES
 from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.runtime.compile import compile
+from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.presets import preset
@@ -93,6 +95,29 @@ def test_weights_lie_alike_for_each_small_batch(sizes: Sequence[int]) -> None:
     alike = [mappings(batch) for batch in (1, 2, 3, 5, FEWEST_EXAMPLES)]
     assert all(found == alike[0] for found in alike)
     assert mappings(64 * FEWEST_EXAMPLES) != alike[0]  # it is not that there is only one way
+
+
+def products(sizes: Sequence[int], batch: int) -> list[tuple[int, int]]:
+    """Tiles and cycles of each product of a training step, in order."""
+    program = lowered(sgd, (layers(sizes, np.float32), jax.ShapeDtypeStruct((batch, sizes[0]), np.float32)), MK2)
+    executable = compile(program.graph, program.program)
+    return [
+        (int(np.count_nonzero(cost.vertices)), int(executable.steps[leaf].cycles.max()))
+        for leaf, cost in executable.costs.items()
+        if isinstance(cost, ComputeSetCost) and cost.compute_set.name.endswith("dot_general")
+    ]
+
+
+def test_backward_passes_take_as_many_tiles_for_each_small_batch() -> None:
+    """Two examples had been given to twice as many tiles, one to each."""
+    small, large = products((200, 40, 200), 2), products((200, 40, 200), FEWEST_EXAMPLES)
+    assert len(small) == 5 and [tiles for tiles, _ in small] == [tiles for tiles, _ in large]
+
+
+def test_inputs_of_small_batches_lie_in_blocks_too() -> None:
+    """A block of two examples has 64 bytes: not worth a tile, but then vertices had to join its rows."""
+    forward = [products((31, 20), batch)[0][1] for batch in (1, 2, 4)]
+    assert forward == sorted(forward)
 
 
 @pytest.mark.parametrize(

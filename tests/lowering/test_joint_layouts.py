@@ -84,7 +84,7 @@ def test_roles_of_a_training_step():
         ("forward", 1, False, after),
         ("forward", 1, True, after),
         ("update", 1, True, after),
-        ("other", 0, False, ()),
+        ("backward", 1, False, ()),
         ("update", 0, True, after),
     ]
 
