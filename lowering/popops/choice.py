@@ -149,7 +149,7 @@ def _leaving(work: Work, grids: Grids, target: Target) -> np.ndarray:
 
 def crowding_cycles(needed_bytes: np.ndarray, target: Target) -> np.ndarray:
     """More than any cycles, for each doubling by which a need exceeds what planners may use of a tile's memory."""
-    most = target.available_memory_proportion * target.bytes_per_tile
+    most = max(1.0, target.available_memory_proportion * target.bytes_per_tile)
     return np.ceil(np.log2(np.maximum(needed_bytes, most) / most)) * _CROWDED_CYCLES
 
 

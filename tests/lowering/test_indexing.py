@@ -80,6 +80,13 @@ def test_every_bit_comes_back_with_rows_cut(dtype: str) -> None:
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
+def test_planners_without_memory() -> None:
+    """They take the least there is."""
+    grad = jax.grad(lambda t, i: (t[i] ** 2).sum())
+    program = lowered(grad, (TABLE, IDS), small_target(4, available_memory_proportion=0.0))
+    np.testing.assert_allclose(run_tiles(program, (TABLE, IDS))[0], jax.jit(grad)(TABLE, IDS), rtol=1e-6)
+
+
 def test_labels() -> None:
     logits, labels = RNG.normal(size=(9, 10)).astype(np.float32), RNG.integers(0, 10, 9).astype(np.int32)
 
