@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.elementwise import Op, best_layout, elementwise, immediate_of
+from ipujax.lowering.popops.elementwise import Op, elementwise, immediate_of
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import TileMapping, grid, on_one_tile, owners
+from ipujax.runtime.mapping import Flat, TileMapping, blocked_mapping, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.program import Execute, Sequence
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import check as check_on
@@ -31,9 +31,11 @@ def variable(graph: Graph, shape: tuple[int, ...], mapping: TileMapping | None) 
     return graph.add_variable(shape, np.float32, "x", mapping)
 
 
-def added(*placed: tuple[tuple[int, ...], TileMapping | None]) -> tuple[Graph, Tensor, list[Tensor], Sequence]:
-    """The sum of variables laid out as told, on 16 tiles."""
-    graph, prog = Graph(small_target(16)), Sequence()
+def added(
+    *placed: tuple[tuple[int, ...], TileMapping | None], tiles: int = 16
+) -> tuple[Graph, Tensor, list[Tensor], Sequence]:
+    """The sum of variables laid out as told."""
+    graph, prog = Graph(small_target(tiles)), Sequence()
     tensors = [variable(graph, shape, mapping) for shape, mapping in placed]
     return graph, elementwise(graph, ADD, tensors, prog, "add"), tensors, prog
 
@@ -84,11 +86,26 @@ def test_only_repeated_operands_still_spread_over_tiles() -> None:
     assert len(np.unique(tiles_of(graph, out))) == 16
 
 
-def test_best_layout_without_any_is_none() -> None:
-    graph = Graph(small_target(4))
-    lump = variable(graph, (5,), on_one_tile(5, 0)).broadcast_in_dim((3, 5), (1,))
-    assert best_layout(graph, [lump]) is None
-    assert best_layout(graph, []) is None
+def test_an_operand_that_lies_evenly_is_followed_unless_another_is_much_faster() -> None:
+    def tiles(elements: int, other: int) -> int:
+        cut = even_cuts(elements, other)
+        placed = [((elements,), None), ((elements,), blocked_mapping((cut,), np.arange(other)))]
+        found = {len(np.unique(tiles_of(*added(*order, tiles=1472)[:2]))) for order in (placed, placed[::-1])}
+        (only,) = found
+        return only
+
+    assert tiles(3200, 130) == 100  # 25 elements take as long as 32
+    assert tiles(3200, 400) == 400  # 8 take much less
+    assert tiles(3200, 50) == 100
+
+
+def test_many_pieces_on_each_tile_are_not_followed() -> None:
+    """Each would be a vertex, one after the other: as of the state of a loop that starts as a transposed product."""
+    torn = Flat(512, np.arange(512), np.arange(512) % 128)
+    graph, out, _, _ = added(((512,), torn), ((512,), torn), tiles=1472)
+    assert len(np.unique(tiles_of(graph, out))) == 16
+    graph, out, _, _ = added(((512,), Flat(512, np.arange(0, 512, 4), np.arange(128))), tiles=1472)
+    assert len(np.unique(tiles_of(graph, out))) == 128
 
 
 @pytest.mark.parametrize("shapes", [((3,), (4,)), ((3, 1), (3,)), ((2, 3), (3, 2))])
