@@ -32,7 +32,7 @@ class Context:
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
         into_tensor: where the result may be written at once; a rule that does so returns it.
-        later: what follows a product that is the forward pass of a dense layer, or the update of its weights.
+        later: what follows a product that is a pass of a dense layer.
         laid_as: where the result is wanted: of an update the weights, of a scatter what it is added to; in its order.
     """
 

@@ -74,8 +74,7 @@ def choose(
     wanted = None if laid_as is None else follow(graph, laid_as, work.fields[-1], shape, order)
     by_estimate = laid_as is None and (work.is_exact or "elsewhere" in work.sources)
     few = 1 if by_estimate else _MOST_TRIALS
-    leaves = laid_as is not None
-    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few, leaves)
+    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few, laid_as is not None)
     candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
     is_exact = [by_estimate] * len(candidates)
     for placement in dict.fromkeys(p for p in (*followed.values(), wanted) if p is not None):
@@ -83,7 +82,7 @@ def choose(
         candidates.append(placement)
         leaves = laid_as is not None and placement is not wanted
         bounds.append(estimated_cycles(placement, at_home, after, graph.target, leaves))
-        is_exact.append(by_estimate or at_home.is_exact)
+        is_exact.append(by_estimate or (laid_as is None and at_home.is_exact))
     return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
 
 
