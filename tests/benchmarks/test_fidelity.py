@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ipujax import poplar
+from tests.marks import slow_but
 from tests.poplar.helpers import run_both
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +102,7 @@ def convolved(image: np.ndarray) -> np.ndarray:
     return sum(weight * padded[dy : dy + height, dx : dx + width] for dy, dx, weight in shifts)
 
 
-@pytest.mark.parametrize("name", ["half4", "float2"])
+@pytest.mark.parametrize("name", slow_but(["half4"], ["half4", "float2"]))
 def test_the_blur_blurs(case, name):
     target = poplar.IPUModel("ipu1", tiles_per_ipu=2).create_device().get_target()
     graph, picture, result, program = case("blur").blur(target, 7, 13, name)

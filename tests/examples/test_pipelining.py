@@ -42,6 +42,7 @@ def read_png(path: Path) -> np.ndarray:
     return rows[:, 1:].reshape(height, width, 3)
 
 
+@pytest.mark.slow
 def test_it_compares_and_draws(pipelining: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipelining.main([*SMALL, "--steps", "0", "--pictures", str(tmp_path)])
     printed = capsys.readouterr().out

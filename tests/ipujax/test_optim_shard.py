@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from tests.lowering.replica_helpers import ways
+from tests.marks import slow_but
 
 RNG = np.random.default_rng(5)
 REPLICAS, STEPS, BATCH = 4, 20, 8
@@ -112,7 +113,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(["adam", "masked", "global norm", "every third"], OPTIMIZERS))
 def test_losses_are_those_of_the_whole_optimizer(name: str) -> None:
     expected, whole_state = whole_run(OPTIMIZERS[name])
     optimizer = shard(OPTIMIZERS[name])

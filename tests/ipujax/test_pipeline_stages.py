@@ -45,8 +45,9 @@ def arguments(stages: int, optimizer: Any = ADAM) -> tuple[Any, ...]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stages", slow_but([4], [2, 4]))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "stages"), slow_but([("mlp", 4), ("dropout", 4)], [(name, stages) for name in MODELS for stages in (2, 4)])
+)
 def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
     """Of the engine, the literal engine and the tile interpreter."""
     args = arguments(stages)

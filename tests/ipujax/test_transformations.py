@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 
 import ipujax as ipu
+from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 RNG = np.random.default_rng(4)
@@ -126,7 +127,7 @@ def assert_equal(got: Any, want: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", slow_but([*INSIDE][::2], INSIDE))
 def test_inside(name: str) -> None:
     assert_equal(ipu.jit(INSIDE[name], device=DEVICE)(X), jax.jit(INSIDE[name])(X))
 

@@ -16,6 +16,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
 from tests.lowering.helpers import assert_same, check, lowered, run_engine, run_tiles, small_target
+from tests.marks import slow_but
 
 Struct = jax.ShapeDtypeStruct
 RNG = np.random.default_rng(7)
@@ -119,7 +120,7 @@ def test_cut_updates_combine_to_the_same(kind: str, dtype: Any, is_cut: bool) ->
     check(fun, table, indices, updates, tiles=(16,))
 
 
-@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+@pytest.mark.parametrize("mode", slow_but(["drop"], ["clip", "drop", "promise_in_bounds"]))
 def test_cut_updates_of_rows(mode: str) -> None:
     indices, updates = updates_of(2000, 3) if mode != "promise_in_bounds" else updates_of(2000, 3, low=0, high=10)
     table = RNG.normal(size=(10, 3)).astype(F32)
@@ -233,7 +234,7 @@ def test_steps_of_functions_and_of_windows_that_replace() -> None:
     same_as_plain(halved, args, program)
 
 
-@pytest.mark.parametrize("mode", ["clip", "drop"])
+@pytest.mark.parametrize("mode", slow_but(["drop"], ["clip", "drop"]))
 def test_the_last_update_of_a_row_is_looked_up(mode: str) -> None:
     rows, columns = (RNG.integers(-2, n + 2, (40, 10)).astype(I32) for n in (6, 5))
     table, updates = RNG.normal(size=(6, 3, 5)).astype(F32), RNG.normal(size=(40, 10, 3)).astype(F32)

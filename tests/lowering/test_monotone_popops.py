@@ -201,7 +201,7 @@ OPERATIONS: dict[str, Call] = {
 LONG = {"update-odd", "update-few-rows", "update-one-column", "update-wide", "update-narrow", "update-large"}
 
 
-@pytest.mark.parametrize("name", slow_but(OPERATIONS.keys() - LONG, OPERATIONS))
+@pytest.mark.parametrize("name", slow_but({*list(OPERATIONS)[::2]} - LONG, OPERATIONS))
 def test_more_tiles_never_slow_an_operation(name: str) -> None:
     cycles = [cost(OPERATIONS[name], tiles)[0] for tiles in TILES]
     slower = [(a, b) for a, b in pairwise(zip(TILES, cycles, strict=True)) if b[1] > a[1]]

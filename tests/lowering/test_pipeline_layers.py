@@ -127,6 +127,7 @@ def test_the_engine_gives_the_numbers_of_plain_jax(name: str) -> None:
     assert program.pipelines[0].plan.num_stages == 3
 
 
+@pytest.mark.slow
 def test_training_with_layers_on_four_ipus() -> None:
     """State and gradients of each layer stay on its IPU: nothing but activations and what all layers share moves."""
     optimizer, length = optax.adam(1e-2), 6

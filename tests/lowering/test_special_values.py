@@ -17,6 +17,7 @@ from jax import lax
 from tests.lowering.helpers import lowered, run_engine, run_tiles, small_target
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_rows_elementwise import binary, unary
+from tests.marks import slow_but
 
 TILES = 5
 FLOATS = (
@@ -96,7 +97,7 @@ def test_unary(quarter: int) -> None:
         compare(case.fun, [specials("float32")], max(case.rtol, 1e-6))
 
 
-@pytest.mark.parametrize("quarter", range(4))
+@pytest.mark.parametrize("quarter", slow_but([0], range(4)))
 def test_binary(quarter: int) -> None:
     """Every special value with every other."""
     left, right = (x.reshape(-1) for x in np.meshgrid(specials("float32"), specials("float32")))
@@ -169,7 +170,7 @@ NARROW = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:]]
 
 
 @pytest.mark.parametrize("dtype", [DTYPES[0], *NARROW])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but([*FAMILIES][::2], FAMILIES))
 def test_families(name: str, dtype: str) -> None:
     fun, rounds = FAMILIES[name]
     narrow = {"float32": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}[dtype]

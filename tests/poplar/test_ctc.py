@@ -60,6 +60,7 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     assert [node.count for node in walk(prog) if isinstance(node, Repeat)] == [TIME] * 3
 
 
+@pytest.mark.slow
 def test_gradient_of_log_probabilities_and_of_their_softmax():
     logs = np.asarray(jax.nn.log_softmax(LOGITS))
     graph, prog = new_graph(), Sequence()

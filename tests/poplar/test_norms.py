@@ -10,6 +10,7 @@ import pytest
 from ipujax import poplar, popnn
 from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
+from tests.marks import slow_but
 from tests.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.poplar.recurrent_helpers import assert_all_close, numbers
 
@@ -41,7 +42,7 @@ def statistics(kind, *arguments, **settings):
     return getattr(popnn, f"{kind}_norm_statistics")(*arguments, **groups, **settings)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["batch", "group"], KINDS))
 def test_layer_and_its_gradients(kind):
     graph, prog = new_graph(), Sequence()
     x, d_out = variable(graph, list(X.shape), value=X), constant(graph, D_OUT)

@@ -10,6 +10,7 @@ from jax import lax
 from ipujax import poplar, poplin
 from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
+from tests.marks import slow_but
 from tests.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.poplar.recurrent_helpers import numbers
 
@@ -34,7 +35,7 @@ def plain(params, x, w):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("case", slow_but(["plain", "strided groups"], CONVOLUTIONS))
 def test_passes_of_a_convolution(case):
     params = CONVOLUTIONS[case]
     a, b = numbers(params.input_shape, 1), numbers(params.weights_shape, 2)

@@ -16,6 +16,7 @@ from ipujax.poplar.streams import StreamPart
 from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.program import StreamIn, Sync
 from ipujax.runtime.steps import distinct
+from tests.marks import slow_but
 from tests.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
 
 N = 4
@@ -100,7 +101,7 @@ def test_engine_and_interpreter_agree_on_streams():
     np.testing.assert_array_equal(found["total"], [0 + 1 + 2 + 3] * N)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.parametrize("depth", slow_but([1], [0, 1, 4]))
 def test_10000_transfers_come_once_each_and_in_order(depth):
     count = 10_000
     graph, program = echo(count)
