@@ -291,7 +291,7 @@ def test_names_and_lines() -> None:
 
 
 def test_saved_code_and_added_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four blocks' code one stays; the cycles that are added are those of copies."""
+    """Of four blocks' code one stays; hardly more cycles are added than those of copies."""
     device = ipu.IPUModel(tiles_per_ipu=64)
     args = [RNG.normal(size=(64, 64)).astype(np.float32) for _ in range(4)], np.ones((32, 64), np.float32)
     shared = ipu.jit(chain, device=device).lower(*args).compile().profile
@@ -304,7 +304,8 @@ def test_saved_code_and_added_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
         for step in shared.timeline.walk()
         if isinstance(step.program, Copy) and step.program.name.startswith("block/")
     )
-    assert inlined.cycles <= shared.cycles <= inlined.cycles + copied
+    # Inlined, each block is laid out for its own operands; shared, all are laid out for those of the first call.
+    assert inlined.cycles <= shared.cycles <= 1.05 * inlined.cycles + copied
 
 
 def test_functions_are_lowered_once() -> None:
