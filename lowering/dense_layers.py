@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ipujax.lowering.followers import operations_on
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.lowering.role import Role
 
 
@@ -72,15 +73,10 @@ def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[_Use]]) -> Iterator[tuple[Var,
                 yield weights, of_weights[0], update
 
 
-def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[tuple[str, int, int], ...]:
-    """The elementwise operations on arrays of the weights' shape that follow an update: name, arrays, scalars."""
+def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[Operation, ...]:
+    """The elementwise operations on arrays of the weights' shape that follow an update."""
     first = next(n for n, eqn in enumerate(jaxpr.eqns) if eqn is update) + 1
-    rows, shape = [], _shape(weights)
-    for eqn in jaxpr.eqns[first:]:
-        if eqn.primitive.name in OP_COSTS and _shape(eqn.outvars[0]) == shape:
-            arrays = sum(_shape(atom) == shape for atom in eqn.invars)
-            rows.append((eqn.primitive.name, arrays, len(eqn.invars) - arrays))
-    return tuple(rows)
+    return operations_on(_shape(weights), jaxpr.eqns[first:])
 
 
 def _uses(jaxpr: Jaxpr) -> Iterator[_Use]:

@@ -62,7 +62,7 @@ class Lowering:
             if laid_as is not None and role.is_transposed:
                 laid_as = laid_as.transpose((1, 0))
             operands = [self.read(env, atom) for atom in eqn.invars]
-            results = self.equation(eqn, operands, prog, later=role.later, laid_as=laid_as)
+            results = self.equation(eqn, operands, prog, later=role.later, laid_as=laid_as, on_result=role.on_result)
             env.update(zip(eqn.outvars, results, strict=True))
 
     def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:

@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import Var
+from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an equation is to a dense layer, or to the array that its result is added to.
+    """What an equation is to a dense layer, to the array that its result is added to, or to what follows a product.
 
     Args:
         later: what follows a product of a layer: a forward pass the other passes, an update the optimizer, a backward
             pass neither.
         laid_as: the array as which the result is best laid: of an update the weights, of a scatter what it is added to.
         is_transposed: whether the result comes with that array's two dimensions exchanged.
+        on_result: of a product the elementwise operations that follow it on arrays of its result's shape.
     """
 
     later: Later | None = None
     laid_as: Var | None = None
     is_transposed: bool = False
+    on_result: tuple[Operation, ...] = ()
 
 
 NO_ROLE = Role()

@@ -6,13 +6,18 @@ Input: a jaxpr. Output: the `Role` of each equation that has one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ipujax.lowering.dense_layers import layer_roles
+from ipujax.lowering.followers import followers
 from ipujax.lowering.jax_compat import Jaxpr
-from ipujax.lowering.role import Role
+from ipujax.lowering.role import NO_ROLE, Role
 from ipujax.lowering.summed_scatters import scatter_roles
 
 
 def roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     """The roles of the equations of a jaxpr, by the `id` of the equation."""
-    return {**layer_roles(jaxpr), **scatter_roles(jaxpr)}
+    found = {**layer_roles(jaxpr), **scatter_roles(jaxpr)}
+    for product, operations in followers(jaxpr).items():
+        found[product] = replace(found.get(product, NO_ROLE), on_result=operations)
+    return found

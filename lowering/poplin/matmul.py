@@ -8,6 +8,7 @@ used. What does not fit at once is done in several steps, along M or N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import prod
@@ -19,7 +20,7 @@ from ipujax.lowering.poplin.aligned import LHS, OUT, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.few_examples import FEWEST_EXAMPLES, batch_axis, cut_down, operands_of, with_batch
-from ipujax.lowering.poplin.following import THINNESS_WEIGHT, elementwise_cycles_on
+from ipujax.lowering.poplin.following import THINNESS_WEIGHT, Operation, elementwise_cycles_on, least_cycles
 from ipujax.lowering.poplin.joint import Later, joint_plan, later_cycles, spread_plans
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
 from ipujax.lowering.poplin.partials import combine
@@ -33,7 +34,7 @@ from ipujax.lowering.poplin.plan import (
     plan_matmul,
 )
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
-from ipujax.lowering.poplin.trial import Operand, cheapest
+from ipujax.lowering.poplin.trial import Judge, Operand, cheapest
 from ipujax.lowering.poputil.thinness import thinness_weight
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -61,6 +62,7 @@ def matmul(
     available_memory_proportion: float | None = None,
     later: Later | None = None,
     laid_as: Tensor | None = None,
+    on_result: tuple[Operation, ...] = (),
 ) -> Tensor:
     """Multiplies matrices, group by group.
 
@@ -76,6 +78,7 @@ def matmul(
         available_memory_proportion: of a tile's memory the plan may use, default the target's.
         later: what follows, if this is the forward pass of a dense layer or the update of its weights.
         laid_as: of an update, the weights in the order of the result; it says nothing while they lie nowhere.
+        on_result: the elementwise operations that follow on arrays of the result's shape: name, arrays, scalars read.
 
     Returns:
         A new tensor [G, M, N] of `out_dtype`.
@@ -107,59 +110,57 @@ def matmul(
     wanted = [laid_as.reshape((groups, m, n))] if laid_as is not None and graph.is_mapped(laid_as) else []
     if laid_as is not None and not wanted:
         later = None  # what follows an update is judged by where the weights lie
-    operands = [Operand.of(graph, x) for x in (a, b, *wanted)]
-    plan = _planned(plan, graph.target, available_memory_proportion, tuple(operands), later)
+    operands = tuple(Operand.of(graph, x) for x in (a, b, *wanted))
+    plan = _planned(plan, operands, _Surroundings(graph.target, available_memory_proportion, later, on_result))
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 
-def _planned(
-    plan: Plan,
-    target: Target,
-    available_memory_proportion: float | None,
-    operands: tuple[Operand, ...],
-    later: Later | None,
-) -> Plan:
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a plan is chosen for beside its operands: the machine, its memory for the product, and what follows."""
+
+    target: Target
+    available_memory_proportion: float | None
+    later: Later | None
+    on_result: tuple[Operation, ...]
+
+
+def _planned(plan: Plan, operands: tuple[Operand, ...], around: _Surroundings) -> Plan:
     """The plan that is chosen, of a layer with few examples for a few more."""
-    spec, is_update = of_all_steps(plan), len(operands) > 2
+    spec, is_update, later, target = of_all_steps(plan), len(operands) > 2, around.later, around.target
     if later is not None:
         axis = batch_axis(later, is_update=is_update)
         if list(spec.extents)[axis] <= FEWEST_EXAMPLES:
             more = with_batch(spec, axis, FEWEST_EXAMPLES)
-            free = plan_convolution(more, target, available_memory_proportion, MATMUL_STEP_AXES)
+            free = plan_convolution(more, target, around.available_memory_proportion, MATMUL_STEP_AXES)
             larger = operands_of(more, operands, 2 if is_update else later.side, target)
-            chosen = _chosen(free, target, available_memory_proportion, larger, later)
+            chosen = _chosen(free, larger, around)
             if free.memory_bound_met and chosen.steps == 1:
                 return cut_down(chosen, spec, axis)
-    return _chosen(plan, target, available_memory_proportion, operands, later)
+    return _chosen(plan, operands, around)
 
 
 @lru_cache(maxsize=4096)
-def _chosen(
-    plan: Plan,
-    target: Target,
-    available_memory_proportion: float | None,
-    operands: tuple[Operand, ...],
-    later: Later | None,
-) -> Plan:
+def _chosen(plan: Plan, operands: tuple[Operand, ...], around: _Surroundings) -> Plan:
     """The plan, or one that turns out cheaper for operands that lie and are seen as these, and what follows."""
-    share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    target, share, later = around.target, around.available_memory_proportion, around.later
+    plans, spec = list(contenders(plan, target, share)), of_all_steps(plan)
+    share = target.available_memory_proportion if share is None else share
     bound_bytes = share * target.bytes_per_tile
-    plans, spec = list(contenders(plan, target, available_memory_proportion)), of_all_steps(plan)
     if share > 0:
         plans += _where_they_lie(spec, target, bound_bytes, operands)
-    judge, least_after = None, 0
+    judge: Judge = partial(_with_activation, around.on_result)
+    least_after = least_cycles(_result_size(spec), spec.out_dtype, around.on_result, target)
     if later is not None and len(operands) > 2:
-        judge = partial(_with_elementwise, later)
+        judge, least_after = partial(_with_elementwise, later), 0
         plans += spread_plans(spec, target, bound_bytes) if share > 0 else ()
     elif later is not None and share > 0 and (spec.lhs_is_free, spec.rhs_is_free)[later.side]:
-        joint, apart = (
-            joint_plan(spec, later, target, bound_bytes),
-            later_cycles(spec, later, None, target, bound_bytes),
-        )
+        joint = joint_plan(spec, later, target, bound_bytes)
+        apart = later_cycles(spec, later, None, target, bound_bytes)
         plans += [] if joint is None else [joint[0]]
-        least_after = apart if joint is None else min(apart, joint[1])
-        judge = partial(_with_later_passes, spec, later, bound_bytes)
+        least_after += apart if joint is None else min(apart, joint[1])
+        judge = partial(_with_later_passes, spec, later, bound_bytes, judge)
 
     def add(graph: Graph, tensors: Sequence[Tensor], plan: Plan, prog: ProgramSequence) -> Tensor:
         a, b, *wanted = tensors
@@ -168,16 +169,38 @@ def _chosen(
             prog.add(Copy(out, tensor, "wanted"))
         return out
 
+    plans = [replace(plan, keeps_rows=bool(around.on_result)) for plan in plans]
     return cheapest(plans, operands, add, target, judge, least_after)
 
 
+def _result_size(spec: ConvSpec) -> int:
+    return spec.extents.groups * spec.extents.field[0] * spec.extents.out_channels
+
+
 def _with_later_passes(
-    spec: ConvSpec, later: Later, bound_bytes: float, graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int
+    spec: ConvSpec,
+    later: Later,
+    bound_bytes: float,
+    judge: Judge,
+    graph: Graph,
+    tensors: Sequence[Tensor],
+    out: Tensor,
+    cycles: int,
 ) -> int:
     """Cycles of a forward pass with those expected of the others, with the weights where it has put them."""
-    del out
     matrix = tensors[1] if later.side else tensors[0].transpose((0, 2, 1))
-    return cycles + later_cycles(spec, later, boxes_of(graph, matrix), graph.target, bound_bytes)
+    others = later_cycles(spec, later, boxes_of(graph, matrix), graph.target, bound_bytes)
+    return judge(graph, tensors, out, cycles) + others
+
+
+def _with_activation(
+    on_result: tuple[Operation, ...], graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int
+) -> int:
+    """Cycles of a product with those expected of the elementwise operations on arrays that lie as its result does."""
+    del tensors
+    variables = out.variables()
+    mapping = graph.mappings[variables[0]] if len(variables) == 1 else None
+    return cycles + elementwise_cycles_on(mapping, out.size, out.dtype, on_result, graph.target)
 
 
 def _with_elementwise(later: Later, graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int) -> int:
@@ -230,7 +253,10 @@ def _least_block_bytes(plan: Plan, axes: tuple[int, int]) -> int:
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
     out = _add_products(graph, a, b, plan, precision, prog, name)
-    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used) if plan.slots > 1 else out
+    if plan.slots == 1:
+        return out
+    row = out.shape[-1] if plan.keeps_rows else None
+    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used, row)
 
 
 @lru_cache(maxsize=4096)

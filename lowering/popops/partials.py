@@ -1,6 +1,7 @@
 """Combination of partial results by a monoid, in one to three stages, and what that is charged.
 
-Two layouts. `reduce_partials` spreads the results of a stage evenly over all tiles of the IPU, wherever partials lie.
+Two layouts. `reduce_partials` spreads the results of a stage evenly over all tiles of the IPU, wherever partials lie,
+if asked to in whole rows where that is hardly less even.
 Results of `reduce_partials_in_place` lie among the partials they come from: every box of results is cut in parts, and
 each part is combined on one of the tiles that hold a partial of it. That needs no tile that has none, so what it is
 charged does not depend on how many tiles there are.
@@ -24,7 +25,14 @@ from ipujax.lowering.poputil.grids import cut_again
 from ipujax.lowering.poputil.mapping import mapping_like
 from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
+from ipujax.runtime.mapping import (
+    Blocked,
+    TileMapping,
+    blocked_mapping,
+    even_cuts,
+    flat_mapping,
+    frozen,
+)
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -80,7 +88,12 @@ def _grain(dtype: Any) -> int:
 
 
 def reduce_partials(
-    graph: Graph, partials: Tensor, prog: ProgramSequence, name: str, most_tiles: int | None = None
+    graph: Graph,
+    partials: Tensor,
+    prog: ProgramSequence,
+    name: str,
+    most_tiles: int | None = None,
+    row: int | None = None,
 ) -> Tensor:
     """Combines dimension 0 of a tensor of partial results by its variable's monoid, spread evenly over tiles.
 
@@ -90,6 +103,8 @@ def reduce_partials(
         prog: program the compute sets are added to.
         name: debug name.
         most_tiles: how many tiles may combine, default those of one IPU.
+        row: results that are kept together, or cut in equal parts, where that is hardly less even, default none; it
+            divides their number.
 
     Returns:
         A new tensor of shape `partials.shape[1:]`.
@@ -101,6 +116,8 @@ def reduce_partials(
         slot_cuts = even_cuts(slots, keep)
         kept = len(slot_cuts) - 1
         cuts = even_cuts(size, int(spread_blocks(size, slots, kept, flat.dtype, tiles)), _grain(flat.dtype))
+        if row is not None and size:
+            cuts = _in_rows(cuts, row, -(-slots // kept), flat.dtype)
         counts = kept, len(cuts) - 1
         tile = frozen(np.arange(prod(counts)).reshape(counts) % tiles, np.int32)
         is_last = keep == 1
@@ -109,6 +126,22 @@ def reduce_partials(
             placed = flat_mapping(size, cuts[:-1], tile[0])
         flat = _stage(graph, flat, monoid, (slot_cuts, cuts), tile, placed, shape if is_last else None, prog, name)
     return flat
+
+
+def _in_rows(even: np.ndarray, row: int, depth: int, dtype: Any) -> np.ndarray:
+    """Boundaries of whole rows, or of equal parts of each, instead of even ones unless a tile then receives much more.
+
+    What follows often needs rows, or something of each of their elements, which then lies on the same tile: an exchange
+    less.
+    """
+    size, blocks = int(even[-1]), len(even) - 1
+    rows = size // row
+    parts = max(1, blocks // rows)
+    if parts > 1 and row % (parts * _grain(dtype)):
+        return even
+    in_rows = even_cuts(rows, blocks) * row if parts == 1 else np.arange(0, size + 1, row // parts)
+    more_bytes = (np.diff(in_rows).max() - np.diff(even).max()) * depth * element_bytes(dtype)
+    return frozen(in_rows, np.int64) if more_bytes <= _MIN_RECEIVED_BYTES else even
 
 
 def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequence, name: str) -> Tensor:

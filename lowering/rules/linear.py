@@ -29,8 +29,18 @@ def dot_general_rule(
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     a, lhs_free = _matrices(lhs, lhs_batch, lhs_contract, contracted_last=True)
     b, rhs_free = _matrices(rhs, rhs_batch, rhs_contract, contracted_last=False)
-    settings = {"out_dtype": aval.dtype, "precision": precision}
-    out = matmul(ctx.graph, a, b, ctx.prog, ctx.name, later=ctx.later, laid_as=ctx.laid_as, **settings)
+    out = matmul(
+        ctx.graph,
+        a,
+        b,
+        ctx.prog,
+        ctx.name,
+        out_dtype=aval.dtype,
+        precision=precision,
+        later=ctx.later,
+        laid_as=ctx.laid_as,
+        on_result=ctx.on_result,
+    )
     return out.reshape((*(lhs.shape[d] for d in lhs_batch), *lhs_free, *rhs_free)) if aval.shape else out.reshape(())
 
 
