@@ -36,7 +36,8 @@ def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_ti
         assert_same(got, expected, rtol, rtol, what)
 
 
-@pytest.mark.parametrize("reverse", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("reverse", [False, True])
 def test_running_results(reverse: bool) -> None:
     kinds = (lax.cumsum, lax.cummax, lax.cummin, lax.cumprod)
     compare(lambda x: [f(x, 1, reverse=reverse) for f in kinds], TIED)

@@ -22,6 +22,7 @@ from ipujax.lowering.rules import RULES
 from tests.lowering.helpers import TILES, assert_same, lowered, run_engine, run_tiles, small_target
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_table import CASES, FAMILIES
+from tests.marks import slow_but
 
 GRADIENT_TILES = (4, 7)
 BY_NAME = {case.id: case for case in CASES}
@@ -123,7 +124,7 @@ def test_forward(family: str, tiles: int) -> None:
     forward(turn(FAMILIES[family], TILES.index(tiles), len(TILES)), tiles)
 
 
-@pytest.mark.parametrize("tiles", GRADIENT_TILES)
+@pytest.mark.parametrize("tiles", slow_but([4], GRADIENT_TILES))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient(family: str, tiles: int) -> None:
     cases = [case for case in FAMILIES[family] if case.grad]
