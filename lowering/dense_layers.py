@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ipujax.lowering.followers import operations_on
+from ipujax.lowering.followers import operations
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
@@ -76,7 +76,7 @@ def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[_Use]]) -> Iterator[tuple[Var,
 def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[Operation, ...]:
     """The elementwise operations on arrays of the weights' shape that follow an update."""
     first = next(n for n, eqn in enumerate(jaxpr.eqns) if eqn is update) + 1
-    return operations_on(_shape(weights), jaxpr.eqns[first:])
+    return tuple(operations(jaxpr.eqns[first:])[_shape(weights)])
 
 
 def _uses(jaxpr: Jaxpr) -> Iterator[_Use]:

@@ -8,7 +8,7 @@ a shape share the operations on arrays of it alike, wherever those are, so that 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,23 +19,21 @@ from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 
 def followers(jaxpr: Jaxpr) -> Mapping[int, tuple[Operation, ...]]:
     """The share of each product of a jaxpr, by the `id` of the equation."""
-    products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
-    alike = Counter(_shape(eqn.outvars[0]) for eqn in products)
-    elementwise: dict[tuple[int, ...], list[JaxprEqn]] = {shape: [] for shape in alike}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in OP_COSTS and (shape := _shape(eqn.outvars[0])) in elementwise:
-            elementwise[shape].append(eqn)
-    shares = {shape: operations_on(shape, elementwise[shape])[::number] for shape, number in alike.items()}
-    return {id(eqn): shares[_shape(eqn.outvars[0])] for eqn in products}
+    results = {id(eqn): _shape(eqn.outvars[0]) for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"}
+    alike, elementwise = Counter(results.values()), operations(jaxpr.eqns)
+    shares = {shape: tuple(elementwise[shape][::number]) for shape, number in alike.items()}
+    return {product: shares[shape] for product, shape in results.items()}
 
 
-def operations_on(shape: tuple[int, ...], eqns: Iterable[JaxprEqn]) -> tuple[Operation, ...]:
-    """The elementwise operations among some equations whose results have a shape."""
-    return tuple(
-        (eqn.primitive.name, arrays := sum(_shape(atom) == shape for atom in eqn.invars), len(eqn.invars) - arrays)
-        for eqn in eqns
-        if eqn.primitive.name in OP_COSTS and _shape(eqn.outvars[0]) == shape
-    )
+def operations(eqns: Iterable[JaxprEqn]) -> defaultdict[tuple[int, ...], list[Operation]]:
+    """The elementwise operations among some equations, in order, by the shape of their results."""
+    found: defaultdict[tuple[int, ...], list[Operation]] = defaultdict(list)
+    for eqn in eqns:
+        if eqn.primitive.name in OP_COSTS:
+            shape = _shape(eqn.outvars[0])
+            arrays = sum(_shape(atom) == shape for atom in eqn.invars)
+            found[shape].append((eqn.primitive.name, arrays, len(eqn.invars) - arrays))
+    return found
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

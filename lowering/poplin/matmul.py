@@ -150,7 +150,7 @@ def _chosen(plan: Plan, operands: tuple[Operand, ...], around: _Surroundings) ->
     bound_bytes = share * target.bytes_per_tile
     if share > 0:
         plans += _where_they_lie(spec, target, bound_bytes, operands)
-    judge: Judge = partial(_with_activation, around.on_result)
+    judge: Judge = partial(_with_followers, around.on_result)
     least_after = least_cycles(_result_size(spec), spec.out_dtype, around.on_result, target)
     if later is not None and len(operands) > 2:
         judge, least_after = partial(_with_elementwise, later), 0
@@ -193,14 +193,13 @@ def _with_later_passes(
     return judge(graph, tensors, out, cycles) + others
 
 
-def _with_activation(
+def _with_followers(
     on_result: tuple[Operation, ...], graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int
 ) -> int:
     """Cycles of a product with those expected of the elementwise operations on arrays that lie as its result does."""
     del tensors
-    variables = out.variables()
-    mapping = graph.mappings[variables[0]] if len(variables) == 1 else None
-    return cycles + elementwise_cycles_on(mapping, out.size, out.dtype, on_result, graph.target)
+    (variable,) = out.variables()
+    return cycles + elementwise_cycles_on(graph.mappings[variable], out.size, out.dtype, on_result, graph.target)
 
 
 def _with_elementwise(later: Later, graph: Graph, tensors: Sequence[Tensor], out: Tensor, cycles: int) -> int:

@@ -25,14 +25,7 @@ from ipujax.lowering.poputil.grids import cut_again
 from ipujax.lowering.poputil.mapping import mapping_like
 from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import (
-    Blocked,
-    TileMapping,
-    blocked_mapping,
-    even_cuts,
-    flat_mapping,
-    frozen,
-)
+from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
 from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.followers import operations_on
+from ipujax.lowering.followers import operations
 from ipujax.lowering.jax_compat import Jaxpr, trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.poplin import matmul
@@ -18,6 +18,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.presets import preset
 from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import Execute
 from ipujax.runtime.program import Sequence as ProgramSequence
 from tests.lowering.helpers import check, lowered
 
@@ -65,8 +66,7 @@ def test_what_is_no_elementwise_operation_does_not_follow() -> None:
 
 def test_operations_tell_arrays_from_what_is_read_for_all_of_their_elements() -> None:
     jaxpr = traced(lambda x, y: 2 * x + y, struct(3), struct(3))
-    assert operations_on((3,), jaxpr.eqns) == (("mul", 1, 1), ("add", 2, 0))
-    assert operations_on((4,), jaxpr.eqns) == ()
+    assert operations(jaxpr.eqns) == {(3,): [("mul", 1, 1), ("add", 2, 0)]}
 
 
 def tiles(on_result: tuple[Operation, ...], m: int = 32) -> int:
@@ -83,6 +83,27 @@ def test_a_small_product_lies_on_more_tiles_for_many_operations() -> None:
     assert tiles((("select_n", 3, 0),)) > 1
     assert tiles((("select_n", 3, 0),), m=16) == 1  # not worth it
     assert tiles((("select_n", 3, 0),) * 8, m=16) > 1
+
+
+def starts(on_result: tuple[Operation, ...]) -> list[int]:
+    """Where the blocks of a product [4, 64] by [64, 10] start that sums partial results."""
+    graph = Graph(MK2)
+    a, b = graph.add_variable((1, 4, 64), np.float32, "a"), graph.add_variable((1, 64, 10), np.float32, "b")
+    (variable,) = matmul(graph, a, b, ProgramSequence(), "dot", on_result=on_result).variables()
+    return graph.mappings[variable].runs()[0].tolist()
+
+
+def test_rows_are_kept_together_for_what_follows_only() -> None:
+    assert starts(()) == [0, 8, 16, 24, 32]
+    assert starts((("exp", 1, 0),)) == [0, 10, 20, 30]
+
+
+def test_so_it_is_for_a_product_in_several_steps() -> None:
+    graph = Graph(MK2.replace(tiles_per_ipu=4))
+    a, b = (graph.add_variable((1, 256, 256), np.float32, name) for name in "ab")
+    prog = ProgramSequence()
+    matmul(graph, a, b, prog, "dot", available_memory_proportion=0.05, on_result=(("exp", 1, 0),))
+    assert len([node for node in prog.children() if isinstance(node, Execute)]) >= 8
 
 
 def loss(params: Any, x: Any, labels: Any) -> Any:

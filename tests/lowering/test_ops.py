@@ -1,7 +1,7 @@
 """The op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
 
 The rows of a family are compiled together and shared out over targets of several sizes, which takes a tenth of the
-time. Run with `-m slow` each row is compiled alone, for every size.
+time; half of the gradients only run with `-m slow`. So run, each row is compiled alone too, for every size.
 """
 
 from __future__ import annotations
