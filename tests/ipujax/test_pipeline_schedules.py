@@ -19,7 +19,7 @@ from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.mapping import owners
 from ipujax.runtime.program import Repeat, walk
 from tests.ipujax.pipeline_models import MODELS, WIDTH, array, batch, no_stage, parameters
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 
 TILES = 3
 FAST = {("mlp", 2, 4), ("dropout", 2, 1)}
@@ -48,7 +48,7 @@ def gradients(name: str, stages: int, micro_batches: int, schedule: Any = "1f1b"
 def accumulated(name: str, stages: int, micro_batches: int) -> list[Any]:
     """What plain JAX accumulates, without stages."""
     fun = gradients(name, stages, micro_batches, stage=no_stage)
-    return jax.tree.leaves(jax.jit(fun)(*arguments(stages, micro_batches)))
+    return jax.tree.leaves(quick_jit(fun)(*arguments(stages, micro_batches)))
 
 
 def programs(name: str, stages: int, micro_batches: int) -> Any:
@@ -128,7 +128,7 @@ def test_training_follows_plain_jax() -> None:
 
 def compare(fun: Any, *args: Any, rtol: float = 1e-6) -> Any:
     """Runs a function of a `stage` in engine and tile interpreter, against plain JAX; returns the program."""
-    expected = jax.tree.leaves(jax.jit(fun(no_stage))(*args))
+    expected = jax.tree.leaves(quick_jit(fun(no_stage))(*args))
     program = lowered(fun(ipu.stage), args, small_target(TILES, num_ipus=4))
     assert_same(run_engine(program, args), expected, rtol, 1e-7, "engine")
     assert_same(run_tiles(program, args), expected, 1e-4, 1e-6, "interpreter")
@@ -179,7 +179,7 @@ def test_half_precision_accumulates_in_float32() -> None:
         return ipu.pipeline(jax.grad(loss), micro_batches=4, reduce="sum", accumulate_dtype=jnp.float32)
 
     half = jax.tree.map(lambda x: x.astype(np.float16), (parameters(2), array(8, WIDTH)))
-    expected = jax.jit(fun(no_stage))(*half)
+    expected = quick_jit(fun(no_stage))(*half)
     got = ipu.jit(fun(ipu.stage), device=system())(*half)
     for name in ("w0", "w1"):
         assert got[name].dtype == jnp.float32

@@ -17,7 +17,7 @@ from ipujax.lowering.placement import place
 from ipujax.runtime.mapping import owners
 from ipujax.runtime.program import Copy, walk
 from tests.ipujax.pipeline_models import MODELS, batch, no_stage, parameters
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.marks import slow_but
 
 TILES = 5
@@ -51,7 +51,7 @@ def arguments(stages: int, optimizer: Any = ADAM) -> tuple[Any, ...]:
 def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
     """Of the engine, the literal engine and the tile interpreter."""
     args = arguments(stages)
-    expected = jax.tree.leaves(jax.jit(train(MODELS[name](stages, no_stage)))(*args))
+    expected = jax.tree.leaves(quick_jit(train(MODELS[name](stages, no_stage)))(*args))
     program = lowered(train(MODELS[name](stages)), args, small_target(TILES, num_ipus=stages))
     assert_same(run_engine(program, args), expected, 1e-5, 1e-6, "engine")
     assert_same(run_engine(program, args, exact_splits=True), expected, 1e-4, 1e-5, "literal engine")

@@ -44,12 +44,13 @@ def codelet() -> list[OpCase]:
     """Rows shared and stacked, state, in-place fields, chosen tiles, and batches of calls."""
     name = "codelet_call"
     rows, _ = MAIN
+    fused = {"rtol": 1e-6, "atol": 1e-6}  # a product and a sum round once or twice, as XLA likes
     return [
-        OpCase(name, "stacked", _axpy, (normal(rows), normal(*MAIN)), grad=True),
-        OpCase(name, "shared scalar", _axpy, (normal(), normal(*MAIN)), grad=True),
-        OpCase(name, "one vertex", _axpy, (normal(), normal(5))),
-        OpCase(name, "on one tile", lambda a, x: _axpy(a, x, tiles=0), (normal(rows), normal(*MAIN))),
-        OpCase(name, "batch", jax.vmap(_axpy, (None, 0)), (normal(3), normal(5, 3, 7))),
-        OpCase(name, "batch of shared", jax.vmap(_axpy, (0, None)), (normal(5), normal(3, 7))),
+        OpCase(name, "stacked", _axpy, (normal(rows), normal(*MAIN)), grad=True, **fused),
+        OpCase(name, "shared scalar", _axpy, (normal(), normal(*MAIN)), grad=True, **fused),
+        OpCase(name, "one vertex", _axpy, (normal(), normal(5)), **fused),
+        OpCase(name, "on one tile", lambda a, x: _axpy(a, x, tiles=0), (normal(rows), normal(*MAIN)), **fused),
+        OpCase(name, "batch", jax.vmap(_axpy, (None, 0)), (normal(3), normal(5, 3, 7)), **fused),
+        OpCase(name, "batch of shared", jax.vmap(_axpy, (0, None)), (normal(5), normal(3, 7)), **fused),
         OpCase(name, "in place", lambda x: ipu.codelet_call(ShiftVertex, x, by=3), (normal(*MAIN),)),
     ]

@@ -14,6 +14,7 @@ import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.interpreter import interpret
+from tests.lowering.helpers import quick_jit
 
 SPLIT, SAME = P("replica"), P()
 
@@ -61,8 +62,8 @@ def ways(
     leaves = jax.tree.leaves(args)
     return {
         "plain": jax.tree.leaves(plain(*args)),
-        "engine": jax.jit(partial(engine, exact=False))(*leaves),
-        "literal engine": jax.jit(partial(engine, exact=True))(*leaves),
+        "engine": quick_jit(partial(engine, exact=False))(*leaves),
+        "literal engine": quick_jit(partial(engine, exact=True))(*leaves),
         "interpreter": program.evaluate(leaves, tiles),
     }
 

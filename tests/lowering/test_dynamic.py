@@ -13,7 +13,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, on_one_tile
 from ipujax.runtime.program import Sequence
 from ipujax.runtime.variable import element_bytes
-from tests.lowering.helpers import check, lowered, run_engine, small_target
+from tests.lowering.helpers import check, engine, lowered, small_target
 
 X = np.arange(6 * 5 * 7, dtype=np.float32).reshape(6, 5, 7)
 STARTS = [(0, 0, 0), (2, 1, 3), (-4, 9, 100)]
@@ -113,5 +113,5 @@ def test_in_place_writes_the_buffer_itself() -> None:
 def test_the_engine_computes_one_slice() -> None:
     args = X, np.int32(1)
     program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), args, small_target(16))
-    text = str(jax.make_jaxpr(lambda: run_engine(program, args))())
+    text = str(jax.make_jaxpr(engine(program))(*args))
     assert text.count("dynamic_slice") == 1 and "gather" not in text

@@ -21,7 +21,7 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
 from ipujax.runtime.presets import preset
 from ipujax.runtime.program import Sequence as ProgramSequence
-from tests.lowering.helpers import assert_same, check, lowered, run_tiles, small_target
+from tests.lowering.helpers import assert_same, check, lowered, quick_jit, run_tiles, small_target
 from tests.marks import slow_but
 
 MK2 = preset("mk2")
@@ -140,7 +140,7 @@ def test_numbers_where_memory_is_short(share: float) -> None:
     params = [(jax.random.normal(key, (40, 60)), jnp.ones(60)), (jax.random.normal(key, (60, 3)), jnp.ones(3))]
     x = jax.random.normal(key, (2, 40))
     program = lowered(sgd, (params, x), small_target(7, available_memory_proportion=share))
-    expected = jax.tree.leaves(jax.jit(sgd)(params, x))
+    expected = jax.tree.leaves(quick_jit(sgd)(params, x))
     assert_same(run_tiles(program, (params, x)), expected, 1e-4, 1e-4, f"share {share}")  # gradients reach 100
 
 

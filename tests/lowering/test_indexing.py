@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.lowering.helpers import check, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import check, engine, lowered, quick_jit, run_engine, run_tiles, small_target
 
 RNG = np.random.default_rng(3)
 TABLE = RNG.normal(size=(23, 10)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_every_bit_comes_back_with_rows_cut(dtype: str) -> None:
     assert cut_rows(fun, table, ids)
     program = lowered(fun, (table, ids), small_target(16))
     runs = run_engine(program, (table, ids)), run_engine(program, (table, ids), True), run_tiles(program, (table, ids))
-    want = np.asarray(jax.jit(fun)(table, ids))
+    want = np.asarray(quick_jit(fun)(table, ids))
     for (got,) in runs:
         assert np.asarray(got).tobytes() == want.tobytes()
 
@@ -84,7 +84,7 @@ def test_planners_without_memory() -> None:
     """They take the least there is."""
     grad = jax.grad(lambda t, i: (t[i] ** 2).sum())
     program = lowered(grad, (TABLE, IDS), small_target(4, available_memory_proportion=0.0))
-    np.testing.assert_allclose(run_tiles(program, (TABLE, IDS))[0], jax.jit(grad)(TABLE, IDS), rtol=1e-6)
+    np.testing.assert_allclose(run_tiles(program, (TABLE, IDS))[0], quick_jit(grad)(TABLE, IDS), rtol=1e-6)
 
 
 def test_labels() -> None:
@@ -177,7 +177,7 @@ def test_an_embedding_is_cut_along_features_and_then_rows() -> None:
 def test_the_engine_computes_one_gather() -> None:
     table, ids = RNG.normal(size=(2000, 2)).astype(np.float32), WILD
     program = lowered(rows_of("clip"), (table, ids), small_target(16))
-    text = str(jax.make_jaxpr(lambda: run_engine(program, (table, ids)))())
+    text = str(jax.make_jaxpr(engine(program))(table, ids))
     assert text.count(" gather[") == 1 and "select_n" not in text and "concatenate" not in text
 
 
@@ -257,6 +257,6 @@ def test_windows_of_a_table_larger_than_a_tile(mode: str) -> None:
     memory = {"bytes_per_tile": 24_000}
     assert blocks_of("MultiSlice", fun, x, at, tiles=16, **memory)["table2"] > 1
     program = lowered(fun, (x, at), small_target(16, **memory))
-    (expected,) = [np.asarray(jax.jit(fun)(x, at))]
+    (expected,) = [np.asarray(quick_jit(fun)(x, at))]
     for (got,) in (run_engine(program, (x, at)), run_engine(program, (x, at), True), run_tiles(program, (x, at))):
         np.testing.assert_array_equal(got, expected)

@@ -15,7 +15,7 @@ import ipujax as ipu
 from ipujax.lowering.popops.rows import sort
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 
 RNG = np.random.default_rng(11)
 TIED = RNG.integers(-20, 20, (2, 131)).astype(np.int32)
@@ -26,7 +26,7 @@ FLOATS[0, :5] = np.inf, -np.inf, 0.0, -0.0, -np.nan
 
 def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_tile: int = 1500) -> None:
     """By all executions, on tiles that hold no row; and no tile has more to do than a few parts."""
-    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    expected = jax.tree.leaves(quick_jit(fun)(*args))
     program = lowered(fun, args, small_target(7, bytes_per_tile=bytes_per_tile))
     assert not program.graph.fallbacks
     groups = [group for groups in program.graph.groups.values() for group in groups]

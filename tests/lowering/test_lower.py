@@ -18,7 +18,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.interpreter import interpret
 from ipujax.runtime.program import Copy, StreamIn, StreamOut
 from ipujax.runtime.steps import leaves
-from tests.lowering.helpers import assert_same, check, run_engine, small_target
+from tests.lowering.helpers import assert_same, check, quick_jit, run_engine, small_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Y = X[::-1] * 0.5 + 1
@@ -61,7 +61,7 @@ def test_donated(name: str) -> None:
     fun, args, donated, aliases = ALIASES[name]
     jaxpr = jax.make_jaxpr(fun)(*args)
     assert donated_aliases(unwrapped(jaxpr), donated) == aliases
-    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    expected = jax.tree.leaves(quick_jit(fun)(*args))
     for tiles in (1, 4, 7):
         program = lowered(fun, *args, donated=donated, tiles=tiles)
         assert program.aliases == aliases

@@ -15,7 +15,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
-from tests.lowering.helpers import assert_same, check, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, check, lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.marks import slow_but
 
 Struct = jax.ShapeDtypeStruct
@@ -148,7 +148,7 @@ def test_cut_updates_leave_signs_of_zeros(dtype: Any) -> None:
     for fun, args in cases:
         program = lowered(fun, args, small_target(16))
         assert blocks_of_updates(program) > 1
-        (expected,) = jax.tree.leaves(jax.jit(fun)(*args))
+        (expected,) = jax.tree.leaves(quick_jit(fun)(*args))
         for run in (run_engine(program, args), run_engine(program, args, exact_splits=True), run_tiles(program, args)):
             assert np.asarray(run[0]).tobytes() == np.asarray(expected).tobytes()
 
@@ -190,7 +190,7 @@ def crowded(fun: Callable[..., Any], args: Any, tiles: int = 4) -> LoweredProgra
 
 def same_as_plain(fun: Callable[..., Any], args: Any, program: LoweredProgram) -> None:
     """To the bit, in all ways."""
-    expected = jax.tree.leaves(jax.jit(fun)(*args))
+    expected = jax.tree.leaves(quick_jit(fun)(*args))
     assert_same(run_engine(program, args), expected, 0, 0, "engine")
     assert_same(run_engine(program, args, exact_splits=True), expected, 0, 0, "literal engine")
     assert_same(run_tiles(program, args), expected, 0, 0, "interpreter")

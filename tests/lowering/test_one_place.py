@@ -99,7 +99,7 @@ def test_what_rounds_and_what_the_user_wrote_go_in_order() -> None:
     check(lambda x, u: lax.scatter_add(x, no_components(999), u, numbers), updates[:, 0] * 0, updates, tiles=(4,))
 
     def applied(x: Any) -> Any:
-        return lax.scatter_apply(x, no_components(3), lambda v: v * 1.5 + 1, numbers, update_shape=(4, 3))
+        return lax.scatter_apply(x, no_components(3), lambda v: v * 2 + 1, numbers, update_shape=(4, 3))
 
     check(applied, TABLE[0, :, 0], tiles=(1, 4))
     assert tiles_used(applied, np.zeros(1000, np.float32)) > 1

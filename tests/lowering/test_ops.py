@@ -1,7 +1,8 @@
 """The op table against plain JAX: every rule forward and backward, by the engine, split literally, and tile by tile.
 
 The rows of a family are compiled together and shared out over targets of several sizes, which takes a tenth of the
-time; half of the gradients only run with `-m slow`. So run, each row is compiled alone too, for every size.
+time; half of the gradients only run with `-m slow`. So run, each row is compiled alone too, for every size and with
+the optimisations of XLA.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params, trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.rules import RULES
-from tests.lowering.helpers import TILES, assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import TILES, assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_table import CASES, FAMILIES
 from tests.marks import slow_but
@@ -54,16 +55,17 @@ def compare(
     tiles: int,
     tolerances: Sequence[tuple[float, float]],
     split_tolerances: Sequence[tuple[float, float]],
+    jit: Callable[..., Any],
 ) -> None:
     """Asserts that all executions of all functions give what plain JAX gives, row by row."""
     arguments = [case.arguments() for case in cases]
     fun = together(functions)
-    expected = jax.jit(fun)(*arguments)
+    expected = jit(fun)(*arguments)
     program = lowered(fun, arguments, small_target(tiles))
     assert not program.graph.fallbacks, set(program.graph.fallbacks.values())
     runs = {
-        "engine": (run_engine(program, arguments), tolerances),
-        "literal engine": (run_engine(program, arguments, exact_splits=True), split_tolerances),
+        "engine": (run_engine(program, arguments, jit=jit), tolerances),
+        "literal engine": (run_engine(program, arguments, exact_splits=True, jit=jit), split_tolerances),
         "interpreter": (run_tiles(program, arguments, tiles), split_tolerances),
     }
     for what, (results, allowed) in runs.items():
@@ -74,17 +76,17 @@ def compare(
             assert_same(got, leaves, rtol, atol, f"{case.id}: {what}, {tiles} tiles")
 
 
-def forward(cases: Sequence[OpCase], tiles: int) -> None:
+def forward(cases: Sequence[OpCase], tiles: int, jit: Callable[..., Any] = quick_jit) -> None:
     """Compares rows as they stand."""
     exact = [(case.rtol, case.atol) for case in cases]
     split = [(case.split_rtol or case.rtol, case.split_atol or case.atol) for case in cases]
-    compare(cases, [case.fun for case in cases], tiles, exact, split)
+    compare(cases, [case.fun for case in cases], tiles, exact, split, jit)
 
 
-def gradient(cases: Sequence[OpCase], tiles: int) -> None:
+def gradient(cases: Sequence[OpCase], tiles: int, jit: Callable[..., Any] = quick_jit) -> None:
     """Compares the gradients of rows."""
     allowed = [(case.grad_rtol, case.grad_rtol) for case in cases]
-    compare(cases, [gradient_of(case) for case in cases], tiles, allowed, allowed)
+    compare(cases, [gradient_of(case) for case in cases], tiles, allowed, allowed, jit)
 
 
 def gradient_of(case: OpCase) -> Callable[..., Any]:
@@ -136,6 +138,6 @@ def test_gradient(family: str, tiles: int) -> None:
 def test_row_alone(name: str) -> None:
     case = BY_NAME[name]
     for tiles in TILES:
-        forward([case], tiles)
+        forward([case], tiles, jax.jit)
         if case.grad and tiles in GRADIENT_TILES:
-            gradient([case], tiles)
+            gradient([case], tiles, jax.jit)

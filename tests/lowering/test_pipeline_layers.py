@@ -29,7 +29,7 @@ from ipujax.runtime.tensor import Tensor
 from ipujax.stages import Lowered
 from tests.ipujax.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline_models import array, no_stage
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, share_all, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, share_all, small_target
 
 TILES = 3
 
@@ -92,7 +92,7 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(
 ) -> None:
     count, first, stages = 4 if schedules == FEW else 8, None, len(layers) + 1
     args = arguments(5, count)
-    expected = jax.tree.leaves(jax.jit(gradients(name, 5, stages=None, micro_batches=count))(*args))
+    expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None, micro_batches=count))(*args))
     found = cut_at(search_of(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
     for schedule in schedules:
         if (stages % 2 and schedule == "looped-1f1b") or (count % stages and schedule == "interleaved"):
@@ -116,7 +116,7 @@ def by_schedule(found: CutJaxpr, schedule: str) -> CutJaxpr:
 @pytest.mark.parametrize("name", [pytest.param("checkpointed", marks=pytest.mark.slow), "rich"])
 def test_the_engine_gives_the_numbers_of_plain_jax(name: str) -> None:
     args = arguments(5)
-    expected = jax.tree.leaves(jax.jit(gradients(name, 5, stages=None))(*args))
+    expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None))(*args))
     search = search_of(gradients(name, 5, stages=3), args, 4)
     found = cut_at(search, (1, 3))
     check_jaxpr(found.jaxpr.jaxpr)
@@ -211,7 +211,7 @@ def test_forms_of_loops(name: str) -> None:
     form, pieces = FORMS[name]
     gradient = jax.value_and_grad(lambda p, x: jnp.mean(form(p, x) ** 2))
     args = array(4, 6, 6), array(8, 6)
-    expected = jax.tree.leaves(jax.jit(ipu.pipeline(gradient, micro_batches=4))(*args))
+    expected = jax.tree.leaves(quick_jit(ipu.pipeline(gradient, micro_batches=4))(*args))
     program = lowered(ipu.pipeline(gradient, micro_batches=4, stages=2), args, small_target(TILES, num_ipus=2))
     assert_same(run_engine(program, args), expected, 1e-6, 1e-7, name)
     assert len(homes_of_pieces(program)["arg0"]) == pieces
@@ -234,7 +234,7 @@ def test_state_that_each_layer_hands_on() -> None:
         return ipu.pipeline(gradient, micro_batches=4, carry={1: (0, 1)}, stages=stages)
 
     args = array(5, 6, 6), array(5, 6), array(8, 6)
-    expected = jax.tree.leaves(jax.jit(fun(None))(*args))
+    expected = jax.tree.leaves(quick_jit(fun(None))(*args))
     found = cut_at(search_of(fun(2), args, 2), (3,))
     assert found.inputs == ((0, 3, 5), (0, 3, 5), None) and found.outputs == (None, (0, 3, 5), (0, 3, 5))
     for run in (run_engine, run_tiles):
@@ -247,7 +247,7 @@ def test_inference_and_what_every_layer_makes() -> None:
         return lax.scan(lambda h, w: (jnp.tanh(h @ w), jnp.mean(h)), x, params)
 
     args = array(5, 6, 6), array(8, 6)
-    expected = jax.tree.leaves(jax.jit(ipu.pipeline(fun, micro_batches=4, reduce="stack"))(*args))
+    expected = jax.tree.leaves(quick_jit(ipu.pipeline(fun, micro_batches=4, reduce="stack"))(*args))
     found = cut_at(search_of(ipu.pipeline(fun, micro_batches=4, reduce="stack", stages=2), args, 2), (2,))
     assert found.inputs == ((0, 2, 5), None) and found.outputs == (None, None)
     _, got = run_pieces(found, args, 2, run_tiles)
@@ -339,7 +339,7 @@ def test_the_number_of_stages_is_found_too() -> None:
     args = arguments(6)
     program = lowered(gradients("plain", 6, stages="auto"), args, small_target(TILES, num_ipus=4))
     assert 2 <= program.pipelines[0].plan.num_stages <= 4
-    expected = jax.tree.leaves(jax.jit(gradients("plain", 6, stages=None))(*args))
+    expected = jax.tree.leaves(quick_jit(gradients("plain", 6, stages=None))(*args))
     assert_same(run_tiles(program, args), expected, 1e-4, 1e-6, "auto")
 
 

@@ -17,7 +17,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from tests.ipujax.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline_models import array
-from tests.lowering.helpers import assert_same, lowered, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_tiles, small_target
 from tests.lowering.search_helpers import search_of
 
 TILES = 4
@@ -69,7 +69,7 @@ def test_a_cut_that_fits_with_the_state_of_the_optimiser_is_found(needs: dict[in
     program = lowered(step, ARGS, TIGHT)
     executable = compile(program.graph, program.program)  # raises TileMemoryError if it does not fit
     assert executable.memory.max_tile_bytes in {needs[cut] for cut in fitting}
-    expected = jax.tree.leaves(jax.jit(step)(*ARGS))
+    expected = jax.tree.leaves(quick_jit(step)(*ARGS))
     assert_same(run_tiles(program, ARGS), expected, 1e-4, 1e-6, "tile by tile")
 
 

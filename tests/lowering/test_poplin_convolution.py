@@ -23,6 +23,7 @@ from ipujax.runtime.presets import preset
 from ipujax.runtime.program import HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.target import Target
 from ipujax.runtime.verifier import verify
+from tests.lowering.helpers import quick_jit
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 # name: input shape, kernel shape, parameters of conv_general_dilated
@@ -103,7 +104,7 @@ def run_everywhere(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) 
 
     def engine(exact_splits: bool) -> Any:
         run = engine_function(graph, prog, exact_splits=exact_splits)
-        return jax.jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
+        return quick_jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
 
     return [engine(False), engine(True), interpret(graph, prog, inputs)[result]]
 
@@ -193,10 +194,10 @@ def test_training_step_of_a_cnn_unsplit_and_bit_exact(stride, kernel, groups):
 
         names = list(primitive_names(jax.make_jaxpr(of_arrays)(x, w).jaxpr))
         assert names.count("conv_general_dilated") == 1 and "dynamic_slice" not in names and "scan" not in names
-        got = jax.jit(of_arrays)(x, w)
+        got = quick_jit(of_arrays)(x, w)
         close(got, reference(x, w, **params))
         if all(low >= 0 and high >= 0 for low, high in params["padding"]):
-            want = jax.jit(partial(lax.conv_general_dilated, **params))(x, w)
+            want = quick_jit(partial(lax.conv_general_dilated, **params))(x, w)
             assert (np.asarray(got) == np.asarray(want)).all()
 
 

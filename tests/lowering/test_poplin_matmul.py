@@ -19,6 +19,7 @@ from ipujax.runtime.presets import preset
 from ipujax.runtime.program import HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.target import Target
 from ipujax.runtime.verifier import verify
+from tests.lowering.helpers import quick_jit
 
 SHAPES = [(1, 5, 7, 3), (1, 33, 50, 18), (3, 9, 17, 20), (1, 1, 40, 1), (2, 64, 1, 5)]
 DTYPES = ["float32", "float16", "bfloat16", "int32", "int8", "bool", "complex64"]
@@ -59,7 +60,7 @@ def run_everywhere(a: np.ndarray, b: np.ndarray, target: Target, **options: Any)
 
     def engine(exact_splits: bool) -> Any:
         run = engine_function(graph, prog, exact_splits=exact_splits)
-        return jax.jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
+        return quick_jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
 
     return [engine(False), engine(True), interpret(graph, prog, inputs)[result]]
 

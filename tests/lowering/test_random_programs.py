@@ -14,16 +14,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import ipujax as ipu
-from tests.lowering.helpers import assert_same, lowered, run_tiles, share_all, small_target
+from tests.lowering.helpers import assert_same, lowered, quick_jit, run_tiles, share_all, small_target
 from tests.lowering.random_programs import Program, programs
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=64)
-# XLA's own optimisations are not what is compared here, and are most of the time.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
 TOLERANCE = 2e-4  # chains of up to 40 roundings, each of which later steps may magnify a little
 EVERY = settings(
     deadline=None,
@@ -40,10 +34,10 @@ def compare(program: Program, *, on_tiles: bool) -> None:
     def fun(*args: Any) -> Any:
         return program(*args), program.gradient(*args) if program.differentiable else ()
 
-    expected = jax.tree.leaves(jax.jit(fun, compiler_options=QUICK)(*arguments))
+    expected = jax.tree.leaves(quick_jit(fun)(*arguments))
     ready = ipu.jit(fun, device=DEVICE).lower(*arguments)
     ready.compile()  # verified, and fits its tiles
-    got = jax.tree.leaves(jax.jit(ready.evaluate, compiler_options=QUICK)(*arguments))
+    got = jax.tree.leaves(quick_jit(ready.evaluate)(*arguments))
     assert_same(got, expected, TOLERANCE, TOLERANCE, "engine, 64 tiles")
     if on_tiles:
         few = lowered(fun, arguments, small_target(7))

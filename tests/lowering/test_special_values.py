@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.lowering.helpers import lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_rows_elementwise import binary, unary
 from tests.marks import slow_but
@@ -57,7 +57,7 @@ def assert_alike(got: Any, want: Any, rtol: float, what: str) -> None:
 
 def compare(fun: Callable[..., Any], arguments: Sequence[Any], rtol: float) -> None:
     """Compares all executions with plain JAX."""
-    expected = jax.tree.leaves(jax.jit(fun)(*arguments))
+    expected = jax.tree.leaves(quick_jit(fun)(*arguments))
     program = lowered(fun, arguments, small_target(TILES))
     runs = {
         "engine": run_engine(program, arguments),
