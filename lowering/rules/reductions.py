@@ -14,8 +14,14 @@ from ipujax.runtime.tensor import Tensor
 
 
 def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **params: Any) -> Tensor:
-    """A reduction; `out_sharding`, the only other parameter, means nothing on one device."""
+    """A reduction; `out_sharding`, the only other parameter, means nothing on one device.
+
+    Over single elements it is a view: an example alone costs its layers no sums.
+    """
     del params
+    out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    if all(x.shape[d] == 1 for d in axes):
+        return x.reshape(out_shape)
     return reduce(ctx.graph, x, tuple(axes), monoid, ctx.prog, ctx.name)
 
 

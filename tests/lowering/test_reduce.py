@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials, reduce_partials_in_place
 from ipujax.lowering.popops.reduce import REDUCERS, reduce
@@ -217,6 +219,18 @@ def test_the_engine_emits_one_reduction_for_all_stages() -> None:
         jaxpr = jax.make_jaxpr(lambda x, run=run, program=program: run({program.inputs[0]: x})[program.outputs[0]])(x)
         sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum" and eqn.invars[0].aval.size > 1]
         assert len(sums) == 1, jaxpr
+
+
+def test_reductions_over_single_elements_are_views() -> None:
+    x = np.array([[[-0.0], [1.5], [np.nan]]], np.float32)
+
+    def fun(x: Any) -> Any:
+        return jnp.sum(x, 0), jnp.max(x, (0, 2)), jnp.prod(x, 2), lax.reduce_and(x > 1, (0,))
+
+    program = lowered(fun, (x,), small_target(4))
+    names = [group.codelet.name for groups in program.graph.groups.values() for group in groups]
+    assert names == ["popops::Gt<float32>"]
+    check(fun, x)
 
 
 @pytest.mark.parametrize("monoid", REDUCERS)
