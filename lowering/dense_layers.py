@@ -25,7 +25,7 @@ from ipujax.lowering.role import Role
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class Use:
     """One operand of a product without batch dimensions."""
 
     eqn: JaxprEqn
@@ -39,11 +39,7 @@ class _Use:
 
 def layer_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     """The roles of the products of a jaxpr, by the `id` of the equation."""
-    uses: dict[Var, list[_Use]] = {}
-    for use in _uses(jaxpr):
-        operand = use.eqn.invars[use.side]
-        if not isinstance(operand, Literal):
-            uses.setdefault(operand, []).append(use)
+    uses = uses_of(jaxpr)
     layers = list(_layers(jaxpr, uses))
     alike = Counter(_shape(weights) for weights, *_ in layers)
     found: dict[int, Role] = {}
@@ -58,12 +54,12 @@ def layer_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
         shared_first = update.side == 0
         found.setdefault(
             id(update.eqn),
-            Role(Later(update.side, False, elementwise), weights, shared_first != (forward.contracted[0] == 0)),
+            Role(Later(update.side, False, elementwise, True), weights, shared_first != (forward.contracted[0] == 0)),
         )
     return found
 
 
-def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[_Use]]) -> Iterator[tuple[Var, _Use, _Use]]:
+def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[Use]]) -> Iterator[tuple[Var, Use, Use]]:
     """The weights of each layer with the products of its forward pass and of its update."""
     for weights in jaxpr.invars:
         of_weights = uses.get(weights, [])
@@ -79,15 +75,25 @@ def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[Operatio
     return tuple(operations(jaxpr.eqns[first:])[_shape(weights)])
 
 
-def _uses(jaxpr: Jaxpr) -> Iterator[_Use]:
+def uses_of(jaxpr: Jaxpr) -> dict[Var, list[Use]]:
+    """In which products the variables of a jaxpr are operands, in order."""
+    uses: dict[Var, list[Use]] = {}
+    for use in _uses(jaxpr):
+        operand = use.eqn.invars[use.side]
+        if not isinstance(operand, Literal):
+            uses.setdefault(operand, []).append(use)
+    return uses
+
+
+def _uses(jaxpr: Jaxpr) -> Iterator[Use]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             contracted, batch = eqn.params["dimension_numbers"]
             if not batch[0]:
-                yield from (_Use(eqn, side, tuple(contracted[side])) for side in range(2))
+                yield from (Use(eqn, side, tuple(contracted[side])) for side in range(2))
 
 
-def _update(weights: Var, forward: _Use, uses: Mapping[Var, list[_Use]]) -> _Use | None:
+def _update(weights: Var, forward: Use, uses: Mapping[Var, list[Use]]) -> Use | None:
     """The product that computes the gradient of weights, by what the forward pass multiplies them by."""
     x = forward.other
     if isinstance(x, Literal) or x is weights:

@@ -7,6 +7,7 @@ has no rule runs as one vertex, see `fallback`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,26 @@ class Lowering:
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
-    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
-        """Lowers a jaxpr on given tensors; returns the tensors of its results."""
+    def jaxpr(
+        self,
+        jaxpr: ClosedJaxpr,
+        operands: Sequence[Tensor],
+        prog: ProgramSequence,
+        known: Mapping[int, Role] = NO_ROLE.inside,
+    ) -> list[Tensor]:
+        """Lowers a jaxpr on given tensors; returns the tensors of its results.
+
+        Args:
+            jaxpr: what to lower.
+            operands: a tensor for each of its operands.
+            prog: program to add to.
+            known: roles that some of its equations have by what is around them.
+        """
         body = jaxpr.jaxpr
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
-        self.equations(body.eqns, env, prog, roles(body))
+        self.equations(body.eqns, env, prog, roles(body, known))
         return [self.read(env, atom) for atom in body.outvars]
 
     def equations(
@@ -62,21 +76,31 @@ class Lowering:
             if laid_as is not None and role.is_transposed:
                 laid_as = laid_as.transpose((1, 0))
             operands = [self.read(env, atom) for atom in eqn.invars]
-            results = self.equation(eqn, operands, prog, later=role.later, laid_as=laid_as, on_result=role.on_result)
+            layer = {"later": role.later, "laid_as": laid_as, "on_result": role.on_result}
+            results = self.equation(eqn, operands, prog, role.inside, **layer)
             env.update(zip(eqn.outvars, results, strict=True))
 
-    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
+    def equation(
+        self,
+        eqn: JaxprEqn,
+        operands: list[Tensor],
+        prog: ProgramSequence,
+        inside: Mapping[int, Role] = NO_ROLE.inside,
+        **layer: Any,
+    ) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
 
         Args:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
+            inside: roles of equations of the jaxprs that it holds.
             **layer: what `Context` says of its role.
         """
         outer = self._graph.origin
         with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
-            return self._apply_rule(eqn, operands, prog, layer)
+            lower_jaxpr = partial(self.jaxpr, known=inside) if inside else self.jaxpr
+            return self._apply_rule(eqn, operands, prog, {"lower_jaxpr": lower_jaxpr, **layer})
 
     def _apply_rule(
         self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, layer: Mapping[str, Any]
@@ -88,7 +112,6 @@ class Lowering:
             name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
             equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
-            lower_jaxpr=self.jaxpr,
             functions=self._functions,
             into_tensor=self._target(eqn, operands),
             **layer,

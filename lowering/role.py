@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ipujax.lowering.jax_compat import Var
 from ipujax.lowering.poplin.following import Operation
@@ -19,12 +20,14 @@ class Role:
         laid_as: the array as which the result is best laid: of an update the weights, of a scatter what it is added to.
         is_transposed: whether the result comes with that array's two dimensions exchanged.
         on_result: of a product the elementwise operations that follow it on arrays of its result's shape.
+        inside: of a loop the roles of equations in it that it alone does not tell, by their `id`.
     """
 
     later: Later | None = None
     laid_as: Var | None = None
     is_transposed: bool = False
     on_result: tuple[Operation, ...] = ()
+    inside: Mapping[int, Role] = field(default_factory=dict)
 
 
 NO_ROLE = Role()

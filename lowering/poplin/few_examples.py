@@ -27,9 +27,9 @@ from ipujax.runtime.target import Target
 FEWEST_EXAMPLES = 8
 
 
-def batch_axis(later: Later, *, is_update: bool) -> int:
+def batch_axis(later: Later) -> int:
     """Position in `Dims` of the batch: what an update sums over, or the side that is not the weights."""
-    if is_update:
+    if later.is_update:
         return IN_CHANNELS
     return FIELD if later.side else OUT_CHANNELS
 
@@ -41,20 +41,20 @@ def with_batch(spec: ConvSpec, axis: int, batch: int) -> ConvSpec:
     return replace(spec, extents=Dims.of(extents), in_field=(extents[FIELD],))
 
 
-def operands_of(spec: ConvSpec, operands: tuple[Operand, ...], weights: int, target: Target) -> tuple[Operand, ...]:
+def operands_of(spec: ConvSpec, operands: tuple[Operand, ...], later: Later, target: Target) -> tuple[Operand, ...]:
     """Operands of a product of more examples.
 
     Args:
         spec: that product.
         operands: those of fewer.
-        weights: which of them does not depend on the batch, 0 or 1, or 2 of an update.
+        later: which of them are the weights, that do not depend on the batch.
         target: the machine.
     """
     extents = spec.extents
     (rows,), inner, columns = extents.field, extents.in_channels, extents.out_channels
     shapes = (extents.groups, rows, inner), (extents.groups, inner, columns)
     larger = [
-        operand if n == weights else operand.resized(shape, target)
+        operand if n == later.side and not later.is_update else operand.resized(shape, target)
         for n, (operand, shape) in enumerate(zip(operands, shapes, strict=False))
     ]
     return (*larger, *operands[2:])

@@ -32,17 +32,19 @@ from ipujax.runtime.variable import element_bytes
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The passes that follow the forward pass of a dense layer, beside the update of its weights.
+    """What follows a pass of a dense layer: the forward pass the others, the update of its weights an optimizer.
 
     Args:
-        side: which operand of the forward pass the weights are, 0 or 1.
+        side: which operand of the pass the weights are, 0 or 1; it says nothing of an update.
         has_backward: whether the gradient of the other operand is computed from them.
         elementwise: the operations on arrays of their shape that follow their gradient, as of an optimizer.
+        is_update: whether the pass is the update, the product that computes that gradient.
     """
 
     side: int
     has_backward: bool
     elementwise: tuple[Operation, ...] = ()
+    is_update: bool = False
 
 
 @dataclass(frozen=True, slots=True)

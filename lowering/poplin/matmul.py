@@ -108,8 +108,6 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     wanted = [laid_as.reshape((groups, m, n))] if laid_as is not None and graph.is_mapped(laid_as) else []
-    if laid_as is not None and not wanted:
-        later = None  # what follows an update is judged by where the weights lie
     operands = tuple(Operand.of(graph, x) for x in (a, b, *wanted))
     plan = _planned(plan, operands, _Surroundings(graph.target, available_memory_proportion, later, on_result))
     report_unmet_bound(graph, plan, available_memory_proportion, name)
@@ -128,13 +126,13 @@ class _Surroundings:
 
 def _planned(plan: Plan, operands: tuple[Operand, ...], around: _Surroundings) -> Plan:
     """The plan that is chosen, of a layer with few examples for a few more."""
-    spec, is_update, later, target = of_all_steps(plan), len(operands) > 2, around.later, around.target
+    spec, later, target = of_all_steps(plan), around.later, around.target
     if later is not None:
-        axis = batch_axis(later, is_update=is_update)
+        axis = batch_axis(later)
         if list(spec.extents)[axis] <= FEWEST_EXAMPLES:
             more = with_batch(spec, axis, FEWEST_EXAMPLES)
             free = plan_convolution(more, target, around.available_memory_proportion, MATMUL_STEP_AXES)
-            larger = operands_of(more, operands, 2 if is_update else later.side, target)
+            larger = operands_of(more, operands, later, target)
             chosen = _chosen(free, larger, around)
             if free.memory_bound_met and chosen.steps == 1:
                 return cut_down(chosen, spec, axis)
@@ -152,7 +150,7 @@ def _chosen(plan: Plan, operands: tuple[Operand, ...], around: _Surroundings) ->
         plans += _where_they_lie(spec, target, bound_bytes, operands)
     judge: Judge = partial(_with_followers, around.on_result)
     least_after = least_cycles(_result_size(spec), spec.out_dtype, around.on_result, target)
-    if later is not None and len(operands) > 2:
+    if later is not None and later.is_update:
         judge, least_after = partial(_with_elementwise, later), 0
         plans += spread_plans(spec, target, bound_bytes) if share > 0 else ()
     elif later is not None and share > 0 and (spec.lhs_is_free, spec.rhs_is_free)[later.side]:

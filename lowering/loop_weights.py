@@ -1,0 +1,80 @@
+"""Finds the products of recurrent layers: those by matrices that a loop reads in every turn.
+
+    forward loop    y  = x · W            W is a constant of the loop
+    backward loop   dx = dy · Wᵀ          W again, if the gradient of x is wanted
+                    dW = dW + xᵀ · dy     a state of W's shape
+
+Neither loop holds all passes of the layer, so that its equations alone do not tell.
+
+Input: a jaxpr. Output: for each loop the roles of the products in it that have one because of a later loop.
+Limit: only matrices that are read as they are, not through a view.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ipujax.lowering.dense_layers import Use, uses_of
+from ipujax.lowering.followers import operations
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.poplin.following import Operation
+from ipujax.lowering.poplin.joint import Later
+from ipujax.lowering.role import Role
+
+
+def loop_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
+    """The role of each loop of a jaxpr with such products in it, by the `id` of the equation."""
+    loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    inside: dict[int, dict[int, Role]] = {}
+    for number, loop in enumerate(loops):
+        for weights, use in _products(loop):
+            backward = _with_state_like(weights, loops[number + 1 :])
+            if backward is not None:
+                elementwise = _share(backward, weights)
+                forward = Later(use.side, weights in backward.invars, elementwise)
+                inside.setdefault(id(loop), {})[id(use.eqn)] = Role(forward)
+                for update in _updates(backward, weights):
+                    inside.setdefault(id(backward), {})[id(update)] = Role(Later(0, False, elementwise, True))
+    return {loop: Role(inside=roles) for loop, roles in inside.items()}
+
+
+def _products(loop: JaxprEqn) -> Iterator[tuple[Atom, Use]]:
+    """The constant matrices of a loop, as they are called around it, with their first products."""
+    body = loop.params["jaxpr"].jaxpr
+    uses = uses_of(body)
+    for around, inside in zip(loop.invars, body.invars[: loop.params["num_consts"]], strict=False):
+        of_matrix = uses.get(inside, [])
+        if len(_shape(inside)) == 2 and of_matrix and len(of_matrix[0].contracted) == 1:
+            yield around, of_matrix[0]
+
+
+def _with_state_like(weights: Atom, loops: Sequence[JaxprEqn]) -> JaxprEqn | None:
+    """The first loop with a state of the weights' shape: their gradient, summed turn by turn."""
+    return next((loop for loop in loops if _shape(weights) in map(_shape, _states(loop))), None)
+
+
+def _updates(loop: JaxprEqn, weights: Atom) -> Iterator[JaxprEqn]:
+    """The products of what changes from turn to turn whose results have the weights' shape, or that transposed."""
+    body = loop.params["jaxpr"].jaxpr
+    constants = body.invars[: loop.params["num_consts"]]
+    shapes = _shape(weights), _shape(weights)[::-1]
+    for eqn in body.eqns:
+        is_like = eqn.primitive.name == "dot_general" and _shape(eqn.outvars[0]) in shapes
+        if is_like and not any(operand in constants for operand in eqn.invars):
+            yield eqn
+
+
+def _share(loop: JaxprEqn, weights: Atom) -> tuple[Operation, ...]:
+    """Of the elementwise operations of a turn on arrays of the weights' shape those of one state of it."""
+    alike = Counter(map(_shape, _states(loop)))
+    return tuple(operations(loop.params["jaxpr"].jaxpr.eqns)[_shape(weights)][:: alike[_shape(weights)]])
+
+
+def _states(loop: JaxprEqn) -> Sequence[Var]:
+    return loop.outvars[: loop.params["num_carry"]]
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)
