@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ipujax.lowering.followers import operations
 from ipujax.lowering.jax_compat import Jaxpr, trace
@@ -49,14 +50,31 @@ def two_layers(x: Any, v: Any, w: Any) -> Any:
     return jnp.exp(2 * (jnp.tanh(x @ v) @ w))
 
 
-def test_what_follows_is_told_by_its_shape() -> None:
-    assert shares(two_layers, struct(3, 4), struct(4, 5), struct(5, 6)) == [["tanh"], ["mul", "exp"]]
+@pytest.mark.parametrize("hidden", [4, 5])
+def test_what_follows_is_told_by_chains_of_elementwise_operations(hidden: int) -> None:
+    """Not by the shape: with 4 hidden units all results have the same."""
+    assert shares(two_layers, struct(3, 4), struct(4, hidden), struct(hidden, 4)) == [["tanh"], ["mul", "exp"]]
 
 
-def test_products_of_a_shape_share_what_follows_them() -> None:
-    """So that layers that are alike are planned once, wherever they are."""
-    first, second = shares(two_layers, struct(3, 4), struct(4, 4), struct(4, 4))
-    assert first == second == ["tanh", "exp"]
+def residual(x: Any, v: Any, w: Any) -> Any:
+    h = x @ v
+    return h + jnp.tanh(h @ w)
+
+
+def test_products_that_belong_together_share_what_follows_them() -> None:
+    assert shares(residual, struct(3, 4), struct(4, 4), struct(4, 4)) == [["tanh"], ["tanh"]]
+    assert shares(lambda *args: 2 * residual(*args), struct(3, 4), struct(4, 4), struct(4, 4)) == [["tanh", "mul"]] * 2
+
+
+@pytest.mark.parametrize("batch", [4, 7])
+def test_an_optimizer_does_not_follow_the_forward_pass(batch: int) -> None:
+    """Not even where there are as many examples as inputs, so that results and weights have the same shape."""
+
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.5 * jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+
+    forward, _ = shares(step, struct(4, 5), struct(batch, 4))
+    assert forward == ["tanh", "sub", "mul", "mul", "add_any"]  # the function and its gradient
 
 
 def test_what_is_no_elementwise_operation_does_not_follow() -> None:
