@@ -60,6 +60,7 @@ def needs() -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_cut_that_fits_with_the_state_of_the_optimiser_is_found(needs: dict[int, int]) -> None:
     """Of all places to cut few leave room for two moments of each parameter, and not the best of those without."""
     fitting = {cut for cut, need in needs.items() if need <= TIGHT.bytes_per_tile}

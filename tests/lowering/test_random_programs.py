@@ -45,14 +45,14 @@ def compare(program: Program, *, on_tiles: bool) -> None:
 
 
 @seed(1)
-@settings(EVERY, max_examples=17)
+@settings(EVERY, max_examples=12)
 @given(programs(4, 9))
 def test_engine(program: Program) -> None:
     compare(program, on_tiles=False)
 
 
 @seed(2)
-@settings(EVERY, max_examples=5)
+@settings(EVERY, max_examples=4)
 @given(programs(4, 7))
 def test_interpreter(program: Program) -> None:
     compare(program, on_tiles=True)

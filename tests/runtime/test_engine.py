@@ -43,6 +43,7 @@ from ipujax.runtime.split import apply, run_group, signatures
 from ipujax.runtime.tensor import Tensor, concat, read
 from ipujax.runtime.variable import dtype_name
 from ipujax.runtime.vertices import NO_TILE, Access, Axis, Dim, Term, VertexGroup, block, element, unsplit
+from tests.lowering.helpers import quick_jit
 
 TARGET = preset("mk2").replace(tiles_per_ipu=16)
 
@@ -112,7 +113,7 @@ class Bench:
         return lambda: [run(self.inputs)[s] for s in streams]
 
     def run(self, *outputs: Tensor, exact_splits: bool = False) -> list[np.ndarray]:
-        return [np.asarray(v) for v in jax.jit(self.function(*outputs, exact_splits=exact_splits))()]
+        return [np.asarray(v) for v in quick_jit(self.function(*outputs, exact_splits=exact_splits))()]
 
 
 def split_axis(name: str, extent: int, blocks: int, kind: Any = "map") -> Axis:
@@ -800,7 +801,7 @@ class RandomProgram:
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_random_programs(data: st.DataObject) -> None:
     random = RandomProgram(data)
     program, run = random.sequence(3)
