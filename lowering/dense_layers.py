@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from ipujax.lowering.followers import operations
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
 from ipujax.lowering.role import Role
@@ -41,12 +40,12 @@ def layer_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     """The roles of the products of a jaxpr, by the `id` of the equation."""
     uses = uses_of(jaxpr)
     layers = list(_layers(jaxpr, uses))
-    alike = Counter(_shape(weights) for weights, *_ in layers)
+    alike = Counter(shape_of(weights) for weights, *_ in layers)
     found: dict[int, Role] = {}
     for weights, forward, update in layers:
         backward = [use for use in uses[weights][1:] if use.contracted == (1 - forward.contracted[0],)]
         # Those of all weights of a shape come mixed: each has its share.
-        elementwise = _elementwise(jaxpr, weights, update.eqn)[:: alike[_shape(weights)]]
+        elementwise = _elementwise(jaxpr, weights, update.eqn)[:: alike[shape_of(weights)]]
         found.setdefault(id(forward.eqn), Role(Later(forward.side, bool(backward), elementwise)))
         for use in backward:
             found.setdefault(id(use.eqn), Role(Later(use.side, False, ())))
@@ -63,7 +62,7 @@ def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[Use]]) -> Iterator[tuple[Var, 
     """The weights of each layer with the products of its forward pass and of its update."""
     for weights in jaxpr.invars:
         of_weights = uses.get(weights, [])
-        if len(_shape(weights)) == 2 and of_weights and len(of_weights[0].contracted) == 1:
+        if len(shape_of(weights)) == 2 and of_weights and len(of_weights[0].contracted) == 1:
             update = _update(weights, of_weights[0], uses)
             if update is not None:
                 yield weights, of_weights[0], update
@@ -72,7 +71,7 @@ def _layers(jaxpr: Jaxpr, uses: Mapping[Var, list[Use]]) -> Iterator[tuple[Var, 
 def _elementwise(jaxpr: Jaxpr, weights: Var, update: JaxprEqn) -> tuple[Operation, ...]:
     """The elementwise operations on arrays of the weights' shape that follow an update."""
     first = next(n for n, eqn in enumerate(jaxpr.eqns) if eqn is update) + 1
-    return tuple(operations(jaxpr.eqns[first:])[_shape(weights)])
+    return tuple(operations(jaxpr.eqns[first:])[shape_of(weights)])
 
 
 def uses_of(jaxpr: Jaxpr) -> dict[Var, list[Use]]:
@@ -99,17 +98,13 @@ def _update(weights: Var, forward: Use, uses: Mapping[Var, list[Use]]) -> Use | 
     if isinstance(x, Literal) or x is weights:
         return None
     (shared,) = forward.eqn.params["dimension_numbers"][0][1 - forward.side]
-    rest = tuple(d for d in range(len(_shape(x))) if d != shared)
-    sizes = prod(_shape(weights))
+    rest = tuple(d for d in range(len(shape_of(x))) if d != shared)
+    sizes = prod(shape_of(weights))
     return next(
         (
             use
             for use in uses.get(x, [])
-            if tuple(sorted(use.contracted)) == rest and prod(_shape(use.eqn.outvars[0])) == sizes
+            if tuple(sorted(use.contracted)) == rest and prod(shape_of(use.eqn.outvars[0])) == sizes
         ),
         None,
     )
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)

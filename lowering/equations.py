@@ -15,7 +15,7 @@ import numpy as np
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
-from ipujax.lowering.role import NO_ROLE, Role
+from ipujax.lowering.role import NO_ROLE, NO_ROLES, Role
 from ipujax.lowering.roles import roles
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
@@ -42,7 +42,7 @@ class Lowering:
         jaxpr: ClosedJaxpr,
         operands: Sequence[Tensor],
         prog: ProgramSequence,
-        known: Mapping[int, Role] = NO_ROLE.inside,
+        known: Mapping[int, Role] = NO_ROLES,
     ) -> list[Tensor]:
         """Lowers a jaxpr on given tensors; returns the tensors of its results.
 
@@ -76,31 +76,24 @@ class Lowering:
             if laid_as is not None and role.is_transposed:
                 laid_as = laid_as.transpose((1, 0))
             operands = [self.read(env, atom) for atom in eqn.invars]
-            layer = {"later": role.later, "laid_as": laid_as, "on_result": role.on_result}
-            results = self.equation(eqn, operands, prog, role.inside, **layer)
+            layer: dict[str, Any] = {"later": role.later, "laid_as": laid_as, "on_result": role.on_result}
+            if role.inside:
+                layer["lower_jaxpr"] = partial(self.jaxpr, known=role.inside)
+            results = self.equation(eqn, operands, prog, **layer)
             env.update(zip(eqn.outvars, results, strict=True))
 
-    def equation(
-        self,
-        eqn: JaxprEqn,
-        operands: list[Tensor],
-        prog: ProgramSequence,
-        inside: Mapping[int, Role] = NO_ROLE.inside,
-        **layer: Any,
-    ) -> Sequence[Tensor]:
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
 
         Args:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            inside: roles of equations of the jaxprs that it holds.
             **layer: what `Context` says of its role.
         """
         outer = self._graph.origin
         with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
-            lower_jaxpr = partial(self.jaxpr, known=inside) if inside else self.jaxpr
-            return self._apply_rule(eqn, operands, prog, {"lower_jaxpr": lower_jaxpr, **layer})
+            return self._apply_rule(eqn, operands, prog, {"lower_jaxpr": self.jaxpr, **layer})
 
     def _apply_rule(
         self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, layer: Mapping[str, Any]

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 
@@ -30,11 +30,6 @@ def followers(jaxpr: Jaxpr) -> Mapping[int, tuple[Operation, ...]]:
     sharing, found = Counter(results.values()), operations(jaxpr.eqns, together.of)
     shares = {group: tuple(found[group][::number]) for group, number in sharing.items()}
     return {product: shares[group] for product, group in results.items()}
-
-
-def shape_of(atom: Any) -> tuple[int, ...]:
-    """The shape of a variable or a literal."""
-    return tuple(atom.aval.shape)
 
 
 def operations(

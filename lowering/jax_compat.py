@@ -181,6 +181,12 @@ def new_var(aval: Any) -> Var:
     return Var(aval)
 
 
+def shape_of(atom: Atom) -> tuple[int, ...]:
+    """The shape of a variable or a literal."""
+    aval: Any = atom.aval
+    return tuple(aval.shape)
+
+
 def with_rows(aval: Any, rows: int) -> Any:
     """An abstract value with another number of rows, along its first axis."""
     return aval.update(shape=(rows, *aval.shape[1:]))

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ipujax.lowering.dense_layers import Use, uses_of
 from ipujax.lowering.followers import operations
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var, shape_of
 from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
 from ipujax.lowering.role import Role
@@ -46,35 +45,31 @@ def _products(loop: JaxprEqn) -> Iterator[tuple[Atom, Use]]:
     uses = uses_of(body)
     for around, inside in zip(loop.invars, body.invars[: loop.params["num_consts"]], strict=False):
         of_matrix = uses.get(inside, [])
-        if len(_shape(inside)) == 2 and of_matrix and len(of_matrix[0].contracted) == 1:
+        if len(shape_of(inside)) == 2 and of_matrix and len(of_matrix[0].contracted) == 1:
             yield around, of_matrix[0]
 
 
 def _with_state_like(weights: Atom, loops: Sequence[JaxprEqn]) -> JaxprEqn | None:
     """The first loop with a state of the weights' shape: their gradient, summed turn by turn."""
-    return next((loop for loop in loops if _shape(weights) in map(_shape, _states(loop))), None)
+    return next((loop for loop in loops if shape_of(weights) in map(shape_of, _states(loop))), None)
 
 
 def _updates(loop: JaxprEqn, weights: Atom) -> Iterator[JaxprEqn]:
     """The products of what changes from turn to turn whose results have the weights' shape, or that transposed."""
     body = loop.params["jaxpr"].jaxpr
     constants = body.invars[: loop.params["num_consts"]]
-    shapes = _shape(weights), _shape(weights)[::-1]
+    shapes = shape_of(weights), shape_of(weights)[::-1]
     for eqn in body.eqns:
-        is_like = eqn.primitive.name == "dot_general" and _shape(eqn.outvars[0]) in shapes
+        is_like = eqn.primitive.name == "dot_general" and shape_of(eqn.outvars[0]) in shapes
         if is_like and not any(operand in constants for operand in eqn.invars):
             yield eqn
 
 
 def _share(loop: JaxprEqn, weights: Atom) -> tuple[Operation, ...]:
     """Of the elementwise operations of a turn on arrays of the weights' shape those of one state of it."""
-    alike = Counter(map(_shape, _states(loop)))
-    return tuple(operations(loop.params["jaxpr"].jaxpr.eqns)[_shape(weights)][:: alike[_shape(weights)]])
+    alike = Counter(map(shape_of, _states(loop)))
+    return tuple(operations(loop.params["jaxpr"].jaxpr.eqns)[shape_of(weights)][:: alike[shape_of(weights)]])
 
 
 def _states(loop: JaxprEqn) -> Sequence[Var]:
     return loop.outvars[: loop.params["num_carry"]]
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ipujax.lowering.jax_compat import Var
 from ipujax.lowering.poplin.following import Operation
@@ -31,3 +32,4 @@ class Role:
 
 
 NO_ROLE = Role()
+NO_ROLES: Mapping[int, Role] = MappingProxyType({})

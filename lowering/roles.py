@@ -12,11 +12,11 @@ from ipujax.lowering.dense_layers import layer_roles
 from ipujax.lowering.followers import followers
 from ipujax.lowering.jax_compat import Jaxpr
 from ipujax.lowering.loop_weights import loop_roles
-from ipujax.lowering.role import NO_ROLE, Role
+from ipujax.lowering.role import NO_ROLE, NO_ROLES, Role
 from ipujax.lowering.summed_scatters import scatter_roles
 
 
-def roles(jaxpr: Jaxpr, known: Mapping[int, Role] = NO_ROLE.inside) -> Mapping[int, Role]:
+def roles(jaxpr: Jaxpr, known: Mapping[int, Role] = NO_ROLES) -> Mapping[int, Role]:
     """The roles of the equations of a jaxpr, by the `id` of the equation.
 
     Args:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var, closed, eval_equation
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var, closed, eval_equation, shape_of
 from ipujax.lowering.jax_compat import Literal as ScalarLiteral
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.lowering.stacked_eval import EVALUATED
@@ -157,7 +157,7 @@ class _Evaluation:
             return [Held(x, held.shape, held.kind) for x, held in zip(values, operands, strict=True)]
         if any(held.kind == "shard" for held in operands):
             return self._on_shards(eqn, operands)
-        shape = _shape(eqn.outvars[0])
+        shape = shape_of(eqn.outvars[0])
         if name == "broadcast_in_dim" and operands[0].shape == () and shape:
             return [Held(operands[0].value, shape, "uniform")]
         are_uniform = any(held.kind == "uniform" for held in operands)
@@ -168,13 +168,13 @@ class _Evaluation:
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
-        if name in ELEMENTWISE or (name == "bitcast_convert_type" and _shape(eqn.outvars[0]) == operands[0].shape):
+        if name in ELEMENTWISE or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
             return self._elementwise(eqn, operands)
         if name in _VIEWS and _keeps_order(eqn, operands[0]):
-            return [Held(operands[0].value, _shape(eqn.outvars[0]), "shard")]
+            return [Held(operands[0].value, shape_of(eqn.outvars[0]), "shard")]
         if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
             reduced = _REDUCTIONS[name](self.shards, operands[0])
-            return [_whole(reduced.reshape(_shape(eqn.outvars[0])))]
+            return [_whole(reduced.reshape(shape_of(eqn.outvars[0])))]
         if name == "dot_general" and _is_inner_product(eqn, operands):
             return [_whole(self._inner_product(eqn, operands))]
         if name == "cond":
@@ -183,7 +183,7 @@ class _Evaluation:
 
     def _elementwise(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         """Operands may be scalars, or have dimensions of one, which JAX repeats: it does so before an array is cut."""
-        shape = _shape(eqn.outvars[0])
+        shape = shape_of(eqn.outvars[0])
         if any(held.kind == "shard" and held.shape != shape for held in operands):
             return self.refuse((*self.within, eqn))
         results = eval_equation(eqn, *(self._shard_of(held, shape) for held in operands))
@@ -249,17 +249,12 @@ def _joined(kinds: Sequence[Kind]) -> Kind:
     return "shard" if "shard" in kinds else "uniform" if set(kinds) == {"uniform"} else "whole"
 
 
-def _shape(atom: Atom) -> tuple[int, ...]:
-    aval: Any = atom.aval
-    return tuple(aval.shape)
-
-
 def _keeps_order(eqn: JaxprEqn, operand: Held) -> bool:
     """Whether a view has the elements of its operand in the same order, each once."""
     if eqn.primitive.name == "transpose":
         moved = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
         return moved == sorted(moved)
-    return prod(_shape(eqn.outvars[0])) == operand.size
+    return prod(shape_of(eqn.outvars[0])) == operand.size
 
 
 def _is_of_all(axes: Sequence[Any], shape: tuple[int, ...]) -> bool:
@@ -269,7 +264,7 @@ def _is_of_all(axes: Sequence[Any], shape: tuple[int, ...]) -> bool:
 def _is_inner_product(eqn: JaxprEqn, operands: Sequence[Held]) -> bool:
     """Whether both operands are multiplied element by element and all products summed."""
     contracted, batched = eqn.params["dimension_numbers"]
-    if any(map(len, batched)) or _shape(eqn.outvars[0]) != ():
+    if any(map(len, batched)) or shape_of(eqn.outvars[0]) != ():
         return False
     pairs = sorted(zip(*contracted, strict=True))
     return [right for _, right in pairs] == list(range(len(operands[1].shape)))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, Literal
+from ipujax.lowering.jax_compat import Jaxpr, Literal, shape_of
 from ipujax.lowering.popops.scatter import SCATTERS
 from ipujax.lowering.role import Role
 
@@ -32,10 +31,6 @@ def scatter_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
                 continue
             scatter = jaxpr.eqns[made[scattered]]
             is_scatter = scatter.primitive.name in SCATTERS and reads[scattered] == 1
-            if is_scatter and made.get(other, -1) < made[scattered] and _shape(other) == _shape(scattered):
+            if is_scatter and made.get(other, -1) < made[scattered] and shape_of(other) == shape_of(scattered):
                 found[id(scatter)] = Role(laid_as=other)
     return found
-
-
-def _shape(var: Any) -> tuple[int, ...]:
-    return tuple(var.aval.shape)

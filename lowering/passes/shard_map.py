@@ -34,6 +34,7 @@ from ipujax.lowering.jax_compat import (
     jaxprs_in_params,
     new_jaxpr_eqn,
     new_var,
+    shape_of,
     source_line,
     trace_over_axis,
 )
@@ -174,21 +175,17 @@ def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], repl
     parts: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         parts.append(atom)
-        if _shape(atom) != _shape(inner):
+        if shape_of(atom) != shape_of(inner):
             parts[-1] = new_var(inner.aval)
             yield _call(eqn, partial(mesh.part, spec=spec), [atom], [parts[-1]], replicas)
     own = [
-        var if _shape(var) == _shape(inner) else new_var(inner.aval)
+        var if shape_of(var) == shape_of(inner) else new_var(inner.aval)
         for var, inner in zip(results, body.jaxpr.outvars, strict=True)
     ]
     yield call_equation(parts, own, _over_replicas(mesh, replicas)(body), eqn)
     for part, var, spec in zip(own, results, params["out_specs"], strict=True):
         if part is not var:
             yield _call(eqn, partial(mesh.gathered, spec=spec), [part], [var], replicas)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
 
 
 def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, replicas: int) -> JaxprEqn:

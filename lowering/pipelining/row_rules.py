@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from jax import lax
 
-from ipujax.lowering.jax_compat import JaxprEqn, Primitive
+from ipujax.lowering.jax_compat import JaxprEqn, Primitive, shape_of
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.lowering.rules.collectives import is_reduction
 
@@ -56,7 +56,7 @@ def rows_of(eqn: JaxprEqn) -> Rows | None:
     if name in _RULES:
         return _RULES[name](eqn)
     if is_reduction(eqn):
-        has_rows = tuple(bool(_shape(atom)) for atom in eqn.invars)
+        has_rows = tuple(bool(shape_of(atom)) for atom in eqn.invars)
         return Rows("sums", has_rows, has_rows)
     return None
 
@@ -74,14 +74,10 @@ def params_for(eqn: JaxprEqn, rows: int) -> dict[str, Any]:
     return dict(params)
 
 
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
-
-
 def _elementwise(eqn: JaxprEqn) -> Rows | None:
     """Operands are scalars, or of the result's shape but for dimensions of 1, which stand for all."""
-    out = _shape(eqn.outvars[0])
-    shapes = [_shape(atom) for atom in eqn.invars]
+    out = shape_of(eqn.outvars[0])
+    shapes = [shape_of(atom) for atom in eqn.invars]
     if not out or any(shape and not _spreads(shape, out) for shape in shapes):
         return None
     return Rows("each", tuple(shape[:1] == out[:1] for shape in shapes), (True,))
@@ -95,18 +91,18 @@ def _broadcast(eqn: JaxprEqn) -> Rows | None:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     if not shape or len(eqn.invars) > 1 or eqn.params["sharding"] is not None:
         return None
-    has_rows = bool(dims) and dims[0] == 0 and _shape(eqn.invars[0])[0] == shape[0]
+    has_rows = bool(dims) and dims[0] == 0 and shape_of(eqn.invars[0])[0] == shape[0]
     return Rows("each", (has_rows,), (True,))
 
 
 def _reshape(eqn: JaxprEqn) -> Rows | None:
-    before, after = _shape(eqn.invars[0]), eqn.params["new_sizes"]
+    before, after = shape_of(eqn.invars[0]), eqn.params["new_sizes"]
     plain = eqn.params["dimensions"] is None and eqn.params["sharding"] is None
     return _all_of(eqn) if plain and before and after and before[0] == after[0] else None
 
 
 def _reduce(eqn: JaxprEqn) -> Rows | None:
-    if not _shape(eqn.invars[0]) or eqn.params.get("out_sharding") is not None:
+    if not shape_of(eqn.invars[0]) or eqn.params.get("out_sharding") is not None:
         return None
     return Rows("combine", (True,), (False,)) if 0 in eqn.params["axes"] else _all_of(eqn)
 
