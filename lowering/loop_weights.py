@@ -2,12 +2,12 @@
 
     forward loop    y  = x · W            W is a constant of the loop
     backward loop   dx = dy · Wᵀ          W again, if the gradient of x is wanted
-                    dW = dW + xᵀ · dy     a state of W's shape
+                    dW = dW + xᵀ · dy     a sum of W's shape
 
 Neither loop holds all passes of the layer, so that its equations alone do not tell.
 
 Input: a jaxpr. Output: for each loop the roles of the products in it that have one because of a later loop.
-Limit: only matrices that are read as they are, not through a view.
+Limit: only matrices that are read as they are, not through a view, and whole, not one slice of a stack a turn.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ipujax.lowering.dense_layers import Use, uses_of
 from ipujax.lowering.followers import operations
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var, shape_of
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.poplin.following import Operation
 from ipujax.lowering.poplin.joint import Later
 from ipujax.lowering.role import Role
+from ipujax.lowering.summed_scatters import SUMS
 
 
 def loop_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
@@ -29,7 +30,7 @@ def loop_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     inside: dict[int, dict[int, Role]] = {}
     for number, loop in enumerate(loops):
         for weights, use in _products(loop):
-            backward = _with_state_like(weights, loops[number + 1 :])
+            backward = _with_sum_like(weights, loops[number + 1 :])
             if backward is not None:
                 elementwise = _share(backward, weights)
                 forward = Later(use.side, weights in backward.invars, elementwise)
@@ -49,9 +50,9 @@ def _products(loop: JaxprEqn) -> Iterator[tuple[Atom, Use]]:
             yield around, of_matrix[0]
 
 
-def _with_state_like(weights: Atom, loops: Sequence[JaxprEqn]) -> JaxprEqn | None:
-    """The first loop with a state of the weights' shape: their gradient, summed turn by turn."""
-    return next((loop for loop in loops if shape_of(weights) in map(shape_of, _states(loop))), None)
+def _with_sum_like(weights: Atom, loops: Sequence[JaxprEqn]) -> JaxprEqn | None:
+    """The first loop that sums an array of the weights' shape, their gradient, turn by turn."""
+    return next((loop for loop in loops if shape_of(weights) in map(shape_of, _sums(loop))), None)
 
 
 def _updates(loop: JaxprEqn, weights: Atom) -> Iterator[JaxprEqn]:
@@ -66,10 +67,26 @@ def _updates(loop: JaxprEqn, weights: Atom) -> Iterator[JaxprEqn]:
 
 
 def _share(loop: JaxprEqn, weights: Atom) -> tuple[Operation, ...]:
-    """Of the elementwise operations of a turn on arrays of the weights' shape those of one state of it."""
-    alike = Counter(map(shape_of, _states(loop)))
+    """Of the elementwise operations of a turn on arrays of the weights' shape those of one sum of it."""
+    alike = Counter(map(shape_of, _sums(loop)))
     return tuple(operations(loop.params["jaxpr"].jaxpr.eqns)[shape_of(weights)][:: alike[shape_of(weights)]])
 
 
-def _states(loop: JaxprEqn) -> Sequence[Var]:
-    return loop.outvars[: loop.params["num_carry"]]
+def _sums(loop: JaxprEqn) -> list[Var]:
+    """The states of a loop that each turn adds something to."""
+    body, num_consts = loop.params["jaxpr"].jaxpr, loop.params["num_consts"]
+    made = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    states = zip(loop.outvars[: loop.params["num_carry"]], body.invars[num_consts:], body.outvars, strict=False)
+    return [state for state, before, after in states if after is not before and _is_sum_of(after, before, made)]
+
+
+def _is_sum_of(total: Atom, part: Var, made: Mapping[Var, JaxprEqn]) -> bool:
+    """Whether additions alone lead from a part to a total."""
+    atoms = [total]
+    while atoms:
+        atom = atoms.pop()
+        if atom is part:
+            return True
+        if not isinstance(atom, Literal) and atom in made and made[atom].primitive.name in SUMS:
+            atoms += made[atom].invars
+    return False

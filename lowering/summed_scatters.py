@@ -14,7 +14,7 @@ from ipujax.lowering.jax_compat import Jaxpr, Literal, shape_of
 from ipujax.lowering.popops.scatter import SCATTERS
 from ipujax.lowering.role import Role
 
-_SUMS = ("add", "add_any")
+SUMS = ("add", "add_any")
 
 
 def scatter_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
@@ -24,7 +24,7 @@ def scatter_roles(jaxpr: Jaxpr) -> Mapping[int, Role]:
     made = {var: n for n, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     found = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in _SUMS:
+        if eqn.primitive.name not in SUMS:
             continue
         for scattered, other in zip(eqn.invars, eqn.invars[::-1], strict=True):
             if isinstance(scattered, Literal) or isinstance(other, Literal) or scattered not in made:

@@ -16,7 +16,7 @@ from ipujax.runtime.tensor import Tensor
 def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **params: Any) -> Tensor:
     """A reduction; `out_sharding`, the only other parameter, means nothing on one device.
 
-    Over single elements it is a view: an example alone costs its layers no sums.
+    Over single elements it is a view, as the sum that ends the gradient of a broadcast bias often is.
     """
     del params
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)

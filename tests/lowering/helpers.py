@@ -1,6 +1,6 @@
 """Runs a function through the compiler in all its ways and compares it with plain JAX.
 
-XLA's own optimisations are not what is compared here, and were half of the time: `quick_jit` leaves them out.
+XLA's own optimisations are not what is compared here, and take nearly half of the time: `quick_jit` leaves them out.
 """
 
 from __future__ import annotations

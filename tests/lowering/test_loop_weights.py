@@ -91,6 +91,21 @@ def test_what_is_not_trained_has_no_weights() -> None:
     assert [role.later for role in forward] == [None, None]
 
 
+def test_states_are_no_gradients_of_weights_of_their_shape() -> None:
+    """Of a second layer, with as many examples as inputs, the states have the shape of the first layer's weights."""
+
+    def layers(params: Params, x: Any) -> Any:
+        def turn(h: Any, now: Any) -> Any:
+            h = jnp.tanh(now @ params["in"] + h @ params["again"])
+            return h, h
+
+        start = jnp.zeros((x.shape[1], params["again"].shape[0]), x.dtype)
+        return lax.scan(turn, start, lax.scan(turn, start, x)[1])[0]
+
+    found = roles_in_loops(layers, parameters(5, 5, 3), jax.ShapeDtypeStruct((4, 5, 5), np.float32))
+    assert [[role.later for role in loop] for loop in found] == [[None, None], [None, None]]
+
+
 def test_weights_inside_loops_in_loops() -> None:
     def twice(params: Params, xs: Any) -> Any:
         return lax.scan(lambda params, x: (sgd(params, x), None), params, xs)[0]
