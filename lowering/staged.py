@@ -15,7 +15,6 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import place
-from ipujax.lowering.roles import roles
 from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
@@ -52,7 +51,6 @@ def lower_staged(
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     runs: list[PipelineRun] = []
-    known = roles(body)
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
         with graph.debug_origin(origin):
@@ -66,7 +64,7 @@ def lower_staged(
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                results = ipus.equation(eqn, env, ipu, prog, known)
+                results = ipus.equation(eqn, env, ipu, prog)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 
