@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, overload
+from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
@@ -31,7 +32,7 @@ from ipujax.arguments import (
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
-from ipujax.lowering.jax_compat import argument_names, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.replicate import evaluate
@@ -39,8 +40,9 @@ from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, saying_what_axes_there_are
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
+from ipujax.runtime.host_call import HostCalls
 from ipujax.runtime.options import Options
-from ipujax.stages import Lowered, Signature
+from ipujax.stages import Lowered, Signature, settled
 
 _LOG = logging.getLogger("ipujax")
 
@@ -195,8 +197,9 @@ class IpuFunction:
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
-        self._lowered: dict[Any, Lowered] = {}
-        self._calling: list[Lowered] = []  # those that call Python functions while they run
+        # By what JAX traced and holds, for as long as it would not trace anew: no value may hold its key.
+        self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
+        self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = self._device or _outer_device() or current_device()
@@ -222,9 +225,7 @@ class IpuFunction:
                 got=device if isinstance(device, CPU) else "a transformation of JAX",
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
-        for lowered in [] if plain else self._calling:
-            lowered.settled(outs)
-        return outs
+        return outs if plain or not self._calls else settled(outs, self._calls)
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that all instances make, each with its share of the arguments."""
@@ -383,19 +384,19 @@ class IpuFunction:
             return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
         # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
         # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
-        key = device, id(traced.jaxpr), traced.in_tree
-        if key not in self._lowered:
+        if traced.jaxpr not in self._lowered:
             names, static = argument_places(self._fun, args, *self._static)
             arguments = tuple(name for n, name in enumerate(names) if n not in static)
-            lowered = self._lowered.setdefault(key, self._lower_anew(device, traced, timings, arguments))
-            if lowered.calls is not None:
-                self._calling.append(lowered)
-        return self._lowered[key]
+            self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced, timings, arguments))
+        lowered = self._lowered[traced.jaxpr]
+        if lowered.calls is not None:
+            self._calls.add(lowered.calls)
+        return lowered
 
     def _lower_anew(
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
     ) -> Lowered:
-        jaxpr, moved = without_float0(traced.jaxpr)
+        jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         jaxprs = {"trace": jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
