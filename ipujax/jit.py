@@ -13,8 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -36,6 +34,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_floa
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.replicate import evaluate
+from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, saying_what_axes_there_are
@@ -45,18 +44,6 @@ from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature, settled
 
 _LOG = logging.getLogger("ipujax")
-
-
-@dataclass(frozen=True, slots=True)
-class _Compilation:
-    """What user code is being traced for."""
-
-    device: Device
-    replicas: int
-
-
-# The compilation that is tracing user code right now: inner `ipu.jit` functions are inlined into it.
-_COMPILING_FOR: ContextVar[_Compilation | None] = ContextVar("ipujax_compiling_for", default=None)
 
 
 @overload
@@ -191,9 +178,9 @@ class IpuFunction:
             "static_argnums": static_argnums or None,
             "static_argnames": static_argnames or None,
         }
-        self.__name__: str = function_name(fun)
         self._replication = replication
-        self._one_replica = jax.jit(fun, **self._settings)
+        self.__name__ = FunctionName(function_name(fun), device, replication and replication.replicas)
+        self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
@@ -202,10 +189,11 @@ class IpuFunction:
         self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = self._device or _outer_device() or current_device()
-        inlined = self._is_inlined(device)
-        if inlined:
+        outer = compiling()
+        if outer is not None:
+            outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
+        device = self._device or current_device()
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs)
         plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
@@ -288,27 +276,6 @@ class IpuFunction:
             raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
         return lowered
 
-    def _is_inlined(self, device: Device) -> bool:
-        """Whether the call becomes part of another function that is being compiled."""
-        outer = _COMPILING_FOR.get()
-        if outer is None:
-            return False
-        if device != outer.device:
-            raise ArgumentError(
-                f"{self.__name__} is called inside a function compiled for another device",
-                expected=outer.device,
-                got=device,
-                hint="give both functions one device, or leave the inner one's out",
-            )
-        if self._replication is not None and self._replication.replicas != outer.replicas:
-            raise ArgumentError(
-                f"{self.__name__} is called inside a function of another number of replicas",
-                expected=outer.replicas,
-                got=self._replication.replicas,
-                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
-            )
-        return True
-
     def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
         if has_tracer(args, kwargs):
@@ -359,7 +326,7 @@ class IpuFunction:
 
             def traced(*args: Any, **kwargs: Any) -> Any:
                 replication = self._replication
-                with _compiling_for(_Compilation(device, replication.replicas if replication else 1)):
+                with compiling_for(self._compilation(device)):
                     if replication is None:
                         return self._fun(*args, **kwargs)
                     return replication.trace(
@@ -368,6 +335,9 @@ class IpuFunction:
 
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
+
+    def _compilation(self, device: IPUModel) -> Compilation:
+        return Compilation(device, self._replication.replicas if self._replication else 1)
 
     def _jitted(self, wrapper: Callable[..., Any]) -> Any:
         """A wrapper of the function under its name and signature, jitted with its settings."""
@@ -397,6 +367,7 @@ class IpuFunction:
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
     ) -> Lowered:
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
+        self._compilation(device).check(jaxpr)
         jaxprs = {"trace": jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
@@ -428,17 +399,3 @@ def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     timings[name] = time.perf_counter() - start
-
-
-def _outer_device() -> Device | None:
-    outer = _COMPILING_FOR.get()
-    return None if outer is None else outer.device
-
-
-@contextmanager
-def _compiling_for(compilation: _Compilation) -> Iterator[None]:
-    token = _COMPILING_FOR.set(compilation)
-    try:
-        yield
-    finally:
-        _COMPILING_FOR.reset(token)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
@@ -410,6 +411,40 @@ def test_inner_function_on_another_device() -> None:
             assert (error.expected, error.got, error.where) == (DEVICE, other, f"test_errors.py:{line} (<lambda>)")
             with pytest.raises(ipu.ArgumentError, match=r"add is called inside a function compiled for another device"):
                 raise error
+
+
+THROUGH: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "jit": jax.jit,
+    "derivative": lambda f: jax.jit(jax.grad(lambda x: f(x).sum())),
+    "vmap in a loop": lambda f: jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jax.vmap(f)(y), x)),
+    "checkpoint": lambda f: jax.jit(jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(f(x)))(x).sum())),
+}
+
+
+@pytest.mark.parametrize("traced_before", [False, True])
+@pytest.mark.parametrize("how", THROUGH)
+def test_inner_function_on_another_device_inside_one_of_jax(how: str, traced_before: bool) -> None:
+    """JAX traces the function between them once: it is refused each time."""
+    other = ipu.IPUModel(tiles_per_ipu=6)
+    inner = ipu.jit(lambda x: x * x, device=other)
+    between = THROUGH[how](lambda x: inner(x) * 3.0)
+    outer = ipu.jit(lambda x: between(x) + 1, device=DEVICE)
+    if traced_before:
+        between(X)
+    for call in (outer, outer.lower, outer):
+        error = error_of(lambda call=call: call(X), ipu.ArgumentError)
+        assert (error.expected, error.got) == (DEVICE, other) and "test_errors.py" in str(error.where)
+    np.testing.assert_allclose(ipu.jit(lambda x: between(x) + 1, device=other)(X), between(X) + 1, rtol=1e-6)
+
+
+def test_inner_function_of_other_replicas_inside_one_of_jax() -> None:
+    inner = ipu.jit(lambda x: x * 2, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
+    between = jax.jit(lambda x: inner(x) + 1)
+    outer, x = ipu.jit(lambda x: between(x), device=DEVICE), np.ones(4, np.float32)
+    for _ in range(2):
+        error = error_of(lambda: outer(x), ipu.ArgumentError)
+        assert (error.expected, error.got) == (1, 2)
+        between(x)
 
 
 def test_inner_device_is_checked_anew_for_each_outer_device() -> None:
