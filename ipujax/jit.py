@@ -27,6 +27,7 @@ from ipujax.arguments import (
     check_settings,
     function_name,
     has_tracer,
+    knowing_keywords,
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
@@ -39,6 +40,7 @@ from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, saying_what_axes_there_are
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
+from ipujax.runtime.graph import Graph
 from ipujax.runtime.host_call import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Signature, settled
@@ -54,7 +56,7 @@ def jit(
     /,
     *,
     device: Device | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
@@ -68,7 +70,7 @@ def jit(
     /,
     *,
     device: Device | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
     donate_argnums: int | Sequence[int] = (),
@@ -76,12 +78,13 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
 ) -> IpuFunction: ...
+@knowing_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
     *more,
     device=None,
-    replicas=1,
+    replicas=None,
     in_specs=None,
     out_specs=None,
     donate_argnums=(),
@@ -179,13 +182,14 @@ class IpuFunction:
             "static_argnames": static_argnames or None,
         }
         self._replication = replication
-        self.__name__ = FunctionName(function_name(fun), device, replication and replication.replicas)
+        self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
         # By what JAX traced and holds, for as long as it would not trace anew: no value may hold its key.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
+        self._partly_used: set[IPUModel] = set()  # warned about
         self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,10 +204,6 @@ class IpuFunction:
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
-        except (TypeError, ValueError):
-            # JAX refuses arguments that do not fit or are no arrays before it traces anything; ours says more.
-            check_arguments(self._fun, args, kwargs, *self._static)
-            raise
         except jax.errors.JaxRuntimeError as error:
             if "GlobalToLocalShape" not in str(error):
                 raise
@@ -213,6 +213,10 @@ class IpuFunction:
                 got=device if isinstance(device, CPU) else "a transformation of JAX",
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
+        except (TypeError, ValueError, RuntimeError):
+            # JAX refuses arguments that do not fit, are no arrays or are deleted before it computes; ours says more.
+            check_arguments(self._fun, args, kwargs, *self._static)
+            raise
         return outs if plain or not self._calls else settled(outs, self._calls)
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -225,7 +229,7 @@ class IpuFunction:
             spread.meet(operands)
             run = self._plain if isinstance(device, CPU) else self._runner(device)
             return to_local(run(*operands.args, **operands.kwargs))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
 
@@ -382,6 +386,7 @@ class IpuFunction:
                 names=[names[n] for n in moved],
                 line=self._line or calling_line(),
             )
+        self._warn_of_unused_ipus(device, program.graph)
         signature = Signature(
             traced.in_tree,
             tuple(traced.jaxpr.in_avals),
@@ -392,6 +397,16 @@ class IpuFunction:
             tuple(names),
         )
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
+
+    def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
+        """Says once for each device that a smaller one would do."""
+        last = max((int(group.tile.max()) for groups in graph.groups.values() for group in groups), default=0)
+        used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
+        enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
+        if enough < there and device not in self._partly_used:
+            self._partly_used.add(device)
+            what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
+            _LOG.warning(what, self.__name__, used, there, enough)
 
 
 @contextmanager

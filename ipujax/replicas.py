@@ -44,12 +44,14 @@ class Replication:
         Raises:
             ArgumentError: for what is no number of replicas, or no tree of specs.
         """
+        if replicas is None:
+            _refuse_axes_without_replicas(in_specs, out_specs)
+            replicas = 1
         if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
             raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
         replicas = int(replicas)
-        for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
-            for spec in jax.tree.leaves(specs, is_leaf=_is_spec):
-                _check_spec(name, spec)
+        for name, spec in _all_specs(in_specs, out_specs):
+            _check_spec(name, spec)
         return (
             None if (replicas, in_specs, out_specs) == (1, None, None) else Replication(replicas, in_specs, out_specs)
         )
@@ -168,6 +170,18 @@ def _is_array_tree(x: Any) -> bool:
     """Whether a keyword argument is data, which is traced here, not a setting."""
     leaves = jax.tree.leaves(x)
     return bool(leaves) and all(isinstance(leaf, jax.core.Tracer | jax.Array) for leaf in leaves)
+
+
+def _all_specs(in_specs: Any, out_specs: Any) -> Iterator[tuple[str, Any]]:
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        yield from ((name, spec) for spec in jax.tree.leaves(specs, is_leaf=_is_spec))
+
+
+def _refuse_axes_without_replicas(in_specs: Any, out_specs: Any) -> None:
+    for name, spec in _all_specs(in_specs, out_specs):
+        if isinstance(spec, PartitionSpec) and any(spec):
+            what = f"{name} of ipu.jit split over replicas, and replicas= is not given"
+            raise ArgumentError(what, expected="replicas=N, or PartitionSpec()", got=spec, hint="replicas=2")
 
 
 def _check_spec(name: str, spec: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.arguments import described, has_tracer
+from ipujax.arguments import check_not_deleted, described, has_tracer
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.pipelining.program import PipelineRun
@@ -310,6 +310,7 @@ class Compiled:
         if spread is not None:
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
+            check_not_deleted(name, place, leaf)
             found = described(leaf)
             if found != aval.str_short():
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"
