@@ -34,7 +34,7 @@ from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
-from ipujax.lowering.replicate import evaluate
+from ipujax.lowering.replicate import AXIS, evaluate
 from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
@@ -59,6 +59,7 @@ def jit(
     replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
+    axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -73,6 +74,7 @@ def jit(
     replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
+    axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -87,6 +89,7 @@ def jit(  # type: ignore[no-untyped-def]
     replicas=None,
     in_specs=None,
     out_specs=None,
+    axis_name=AXIS,
     donate_argnums=(),
     static_argnums=(),
     static_argnames=(),
@@ -103,6 +106,7 @@ def jit(  # type: ignore[no-untyped-def]
         in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
             for all replicas, and `PartitionSpec("replica")`, split along the first dimension. All the same when None.
         out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
+        axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
             their place, stay on the device, while all other arguments and results move from and to the host each call.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
@@ -131,6 +135,7 @@ def jit(  # type: ignore[no-untyped-def]
             replicas=replicas,
             in_specs=in_specs,
             out_specs=out_specs,
+            axis_name=axis_name,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
@@ -143,7 +148,7 @@ def jit(  # type: ignore[no-untyped-def]
         as_numbers("static_argnums", static_argnums),
         as_names("static_argnames", static_argnames),
         Options() if options is None else options,
-        Replication.of(replicas, in_specs, out_specs),
+        Replication.of(replicas, in_specs, out_specs, axis_name),
     )
 
 
@@ -400,7 +405,7 @@ class IpuFunction:
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
         """Says once for each device that a smaller one would do."""
-        last = max((int(group.tile.max()) for groups in graph.groups.values() for group in groups), default=0)
+        last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)
         used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
         enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
         if enough < there and device not in self._partly_used:

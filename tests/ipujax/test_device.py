@@ -151,3 +151,8 @@ def test_ipus_of_stages_are_used(caplog: pytest.LogCaptureFixture) -> None:
 
     ipu.jit(two_stages, device=ipu.IPUModel(2, tiles_per_ipu=4))(X)
     assert not caplog.records
+
+
+def test_what_has_no_elements_uses_one_ipu(caplog: pytest.LogCaptureFixture) -> None:
+    ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=4))(X[:0])
+    assert "uses 1 of the 2 IPUs" in caplog.text
