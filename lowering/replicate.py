@@ -2,7 +2,7 @@
 
     results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…, axis_name=…)
 
-The jaxpr is what one replica computes, over an axis named `axis_name`. Operand n is split in N along dimension `in_dims[n]`,
+The jaxpr is what one replica computes, over the axis `axis_name`. Operand n is split in N along dimension `in_dims[n]`,
 or the same for all replicas when that is None; results are joined, or taken from replica 0, by `out_dims`. Plain JAX
 computes the same numbers, all replicas as a leading axis (`stacked_eval`).
 
