@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.arguments import argument_places, as_numbers, by_position, function_name
+from ipujax.arguments import argument_places, as_numbers, by_position, function_name, knowing_keywords
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
 from ipujax.lowering.pipeline_op import (
     REDUCTIONS,
@@ -39,6 +39,7 @@ from ipujax.runtime.target import nearest
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
+@knowing_keywords
 def pipeline(
     fun: Callable[..., Any],
     *,

@@ -169,6 +169,10 @@ class ArgumentValueError(ArgumentError, ValueError):
     """Such a call where JAX raises a `ValueError`."""
 
 
+class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
+    """A call with an array that was donated before, where JAX raises a `RuntimeError` or a `ValueError`."""
+
+
 class ScheduleError(ArgumentError):
     """A pipeline schedule that is unknown, does not suit so many stages or micro-batches, or has tasks out of order."""
 
