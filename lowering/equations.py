@@ -14,14 +14,13 @@ import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of
 from ipujax.lowering.role import NO_ROLE, NO_ROLES, Role
 from ipujax.lowering.roles import roles
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 class Lowering:
@@ -91,8 +90,7 @@ class Lowering:
             prog: program to add to.
             **layer: what `Context` says of its role.
         """
-        outer = self._graph.origin
-        with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
+        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
             return self._apply_rule(eqn, operands, prog, {"lower_jaxpr": self.jaxpr, **layer})
 
     def _apply_rule(

@@ -401,6 +401,26 @@ def test_the_profile_names_collectives():
     assert profile.phase_cycles["global_exchange"] > 0 and sum(profile.phase_cycles.values()) == profile.cycles
 
 
+@pytest.mark.parametrize("statistics_first", [False, True])
+def test_merged_sums_are_charged_to_the_line_with_most_bytes(statistics_first: bool):
+    def centred(x: Any) -> Any:
+        return x - lax.pmean(x.mean(0), "replica")
+
+    def gradient(w: Any, x: Any) -> Any:
+        return lax.pmean(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), "replica")
+
+    def step(w: Any, x: Any) -> Any:
+        order = sorted((centred, gradient), key=lambda part: (part is centred) != statistics_first)
+        return {part.__name__: part(*((x,) if part is centred else (w, x))) for part in order}
+
+    run = replicated(step, in_specs=(SAME, SPLIT), out_specs={"centred": SPLIT, "gradient": SAME})
+    lowered = run.lower(np.ones((16, 32), np.float32), np.ones((8, 16), np.float32))
+    (merged,) = [node for node in distinct(lowered._lowered.program) if isinstance(node, Collective)]
+    (row,) = [row for row in lowered.compile().profile.operations() if row.phases.get("global_exchange")]
+    assert len(merged.inputs) == 2 and row.origin.line.endswith("(gradient)")
+    assert any("(centred)" in name for name in row.names), "the other line is in the name"
+
+
 def test_three_replicas_leave_an_ipu_unused():
     run = ipu.jit(
         lambda x: lax.psum(x, "replica"), device=device(4), replicas=np.int64(3), in_specs=SPLIT, out_specs=SAME
