@@ -221,11 +221,12 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
     Raises:
         ArgumentError: specs of another structure than the values.
     """
-    specs = PartitionSpec() if specs is None else specs
+    # None among the values has no leaves, and no spec of its own.
+    specs = jax.tree.map(lambda spec: PartitionSpec() if spec is None else spec, specs, is_leaf=_is_spec)
     if isinstance(values, tuple) and isinstance(specs, list):
         specs = tuple(specs)
     try:
-        full = jax.tree.broadcast(specs, values, is_leaf=_is_spec)
+        full = jax.tree.broadcast(specs, values)
     except ValueError as error:
         raise ArgumentError(
             f"{name} do not fit what they are for",
@@ -235,11 +236,11 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
             got=specs,
             hint="one PartitionSpec for each argument or result, or for a subtree of it",
         ) from error
-    return tuple(_dim(spec) for spec in jax.tree.leaves(full, is_leaf=_is_spec))
+    return tuple(map(_dim, jax.tree.leaves(full)))
 
 
-def _dim(spec: PartitionSpec | None) -> int | None:
-    return next((dim for dim, part in enumerate(spec or ()) if part is not None and part != ()), None)
+def _dim(spec: PartitionSpec) -> int | None:
+    return next((dim for dim, part in enumerate(spec) if part is not None and part != ()), None)
 
 
 def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:

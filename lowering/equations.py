@@ -13,12 +13,11 @@ import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 class Lowering:
@@ -70,8 +69,7 @@ class Lowering:
             operands: a tensor for each of its operands.
             prog: program to add to.
         """
-        outer = self._graph.origin
-        with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
+        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
             return self._apply_rule(eqn, operands, prog)
 
     def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:

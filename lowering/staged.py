@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipujax.lowering.ipus import Ipus, MakeLowering
-from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import place
@@ -21,7 +21,6 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 def lower_staged(
@@ -52,7 +51,7 @@ def lower_staged(
         env[var] = graph.add_constant(value, "constant")
     runs: list[PipelineRun] = []
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
-        lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
+        lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
         with graph.debug_origin(origin):
             read = [lowering.read(env, atom) for atom in eqn.invars]
             results: Sequence[Tensor]
