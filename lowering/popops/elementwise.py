@@ -241,7 +241,7 @@ def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[Frozen | None
     op = key.op
     # Comparisons work in what they compare, casts of integers in integers.
     by_operand = op.out_dtype == np.bool_ or (
-        op.name == "convert_element_type" and not jax.dtypes.issubdtype(dtypes[-1], np.inexact)
+        op.name == "convert_element_type" and not jax.numpy.issubdtype(dtypes[-1], np.inexact)
     )
     dtype = dtypes[-1] if by_operand else op.out_dtype
     scalars = [None if i is None else thawed(i) for i in immediates]

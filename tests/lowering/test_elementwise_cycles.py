@@ -2,7 +2,7 @@
 
 Source: poplibs `lib/popops/popopsCycleEstimators.{hpp,cpp}` and `PerformanceEstimation.cpp`. A slope is one turn of the
 loop, the constant what a worker spends once. A row of a table there without a natural vector width is a whole turn; one
-with it is a vector of 64 bits and gets the loop's overhead: 4 unary, 5 binary, 2 float and half add, subtract, multiply.
+with it is a vector of 64 bits and gets the loop's overhead: 4 unary, 5 binary, 2 in add, subtract, multiply of floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.lowering.helpers import small_target
 UNARY, BINARY, FLOAT_BINARY, EXP, ONE_REGION, CAST = 17, 26, 29, 33, 5 + 6, 19 + 18
 F32, F16, I32, BOOL = np.float32, np.float16, np.int32, np.bool_
 
-# Row, dtype, cycles of a turn (figure and overhead), its elements, constant of a worker, operands, symbol of the source.
+# Row, dtype, cycles of a turn (figure + overhead), its elements, constant of a worker, operands, symbol of the source.
 FIGURES = [
     *((op, F32, 1 + 2, 2, FLOAT_BINARY, 2, "binaryOpPerfInfo ADD …") for op in ("add", "sub", "mul", "add_any")),
     *((op, F16, 1 + 2, 4, BINARY, 2, "binaryOpPerfInfo ADD …") for op in ("add", "sub", "mul", "add_any")),
