@@ -30,6 +30,7 @@ SyncPattern = Literal["single_pipeline", "ping_pong", "full"]
 _MOST_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
 # Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
 _MOST_TILES = 2**27
+_WORD = 8  # bytes; regions of tile memory begin at multiples of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,9 @@ class Target:
     def replace(self, **changes: Any) -> Target:
         """Returns a target with some constants changed, for what-if studies.
 
+        The interleaved region keeps its share of a tile's memory unless its offset is given too: code lies below it,
+        and what has more memory needs more code.
+
         Args:
             **changes: new values by field name, in the field's unit. Their source becomes of kind `user`.
 
@@ -186,7 +190,12 @@ class Target:
                 hint = nearest(name, values) or "dataclasses.fields(ipu.Target) lists them with unit and meaning"
                 raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", hint=hint)
             sources[name] = Source("user", f"replaced; was {values[name]!r} ({self.sources[name].kind})")
-        return Target(**(values | changes), sources=sources)
+        result = Target(**(values | changes), sources=sources)
+        if result.bytes_per_tile == self.bytes_per_tile or "interleaved_offset_bytes" in changes:
+            return result
+        offset = self.interleaved_offset_bytes * result.bytes_per_tile // self.bytes_per_tile
+        sources["interleaved_offset_bytes"] = Source("derived", "the same share of bytes_per_tile as before")
+        return dataclasses.replace(result, interleaved_offset_bytes=-(-offset // _WORD) * _WORD, sources=sources)
 
     @property
     def num_tiles(self) -> int:

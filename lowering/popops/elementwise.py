@@ -216,7 +216,11 @@ def thawed(value: Frozen) -> np.ndarray:
 @lru_cache(maxsize=4096)
 def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[Frozen | None, ...]) -> Codelet:
     op = key.op
-    dtype = dtypes[-1] if op.out_dtype == np.bool_ else op.out_dtype  # comparisons work in what they compare
+    # Comparisons work in what they compare, casts of integers in integers.
+    by_operand = op.out_dtype == np.bool_ or (
+        op.name == "convert_element_type" and not jax.numpy.issubdtype(dtypes[-1], np.inexact)
+    )
+    dtype = dtypes[-1] if by_operand else op.out_dtype
     scalars = [None if i is None else thawed(i) for i in immediates]
 
     def compute(*arrays: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import inspect
 import logging
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -76,3 +77,30 @@ def test_an_option_of_one_product_in_a_poplar_program(caplog):
     poplin.mat_mul(graph, a, b, program)
     (unmet,) = poplar.Engine(graph, program).profile.unmet_bounds
     assert unmet.bound_bytes == 638
+
+
+@pytest.mark.parametrize(("layers", "batch"), [(4, 2048), (2, 4096)])
+def test_what_fits_fits_in_more_memory(layers, batch):
+    """Planners use more code where there is more memory: the region for code grows with it."""
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.maximum(y @ w, 0)
+            return jnp.mean(y.astype(FLOAT) ** 2)
+
+        return [w - jnp.float16(0.01) * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    weights = [jax.ShapeDtypeStruct((512, 512), np.float16)] * layers
+    x = jax.ShapeDtypeStruct((batch, 512), np.float16)
+
+    def fits(kib: int) -> bool:
+        try:
+            ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=64, bytes_per_tile=kib * 1024)).lower(weights, x).compile()
+        except ipu.TileMemoryError:
+            return False
+        return True
+
+    tried = [fits(kib) for kib in (512, 1024, 1536)]
+    assert tried == sorted(tried) and tried[-1], tried

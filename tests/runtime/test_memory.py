@@ -229,7 +229,8 @@ def test_what_is_accessed_128_bits_at_a_time_lies_on_top(interleaved):
 
 
 def test_a_tile_without_interleaved_memory_has_no_top():
-    target = TARGET.replace(bytes_per_tile=TARGET.interleaved_offset_bytes)
+    offset = TARGET.interleaved_offset_bytes
+    target = TARGET.replace(bytes_per_tile=offset, interleaved_offset_bytes=offset)
     assert not compile(*wide_program(True, target=target)).memory.is_from_top.any()
 
 

@@ -282,7 +282,7 @@ def test_memory_by_category_adds_up_in_every_region():
 
 
 def test_what_does_not_fit_overflows():
-    graph = Graph(TARGET.replace(bytes_per_tile=4096))
+    graph = Graph(TARGET.replace(bytes_per_tile=4096, interleaved_offset_bytes=4096))
     a = graph.add_variable((4096,), F32, "a", on_one_tile(4096, 1))
     program = Sequence(*inputs(a), output(a))
     profile = Profile(compile(graph, program, options=Options(allow_out_of_memory=True)))

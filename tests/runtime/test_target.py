@@ -126,7 +126,19 @@ def test_ipu_links_agree_with_second_hand_total():
 
 def test_interleaved_region():
     assert preset("bow").interleaved_bytes == 0x4C000 + 624 * 1024 - 0x80000
-    assert preset("bow").replace(bytes_per_tile=1024).interleaved_bytes == 0
+    assert preset("bow").replace(bytes_per_tile=1024, interleaved_offset_bytes=2048).interleaved_bytes == 0
+
+
+@pytest.mark.parametrize("bytes_per_tile", [1000, 624 * 1024 - 1, 2**20, 10**7])
+def test_the_interleaved_region_keeps_its_share_of_another_memory(bytes_per_tile):
+    bow = preset("bow")
+    other = bow.replace(bytes_per_tile=bytes_per_tile, exchange_bytes_per_cycle=8)
+    share = bow.interleaved_offset_bytes / bow.bytes_per_tile
+    assert 0 <= other.interleaved_offset_bytes - share * bytes_per_tile < 8 and other.interleaved_offset_bytes % 8 == 0
+    assert (other.sources["interleaved_offset_bytes"].kind, other.sources["bytes_per_tile"].kind) == ("derived", "user")
+    assert other.replace(clock_hz=1e9).interleaved_offset_bytes == other.interleaved_offset_bytes
+    given = bow.replace(bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=128)
+    assert given.interleaved_offset_bytes == 128
 
 
 def test_derived_figures_scale_with_ipus():
