@@ -59,6 +59,7 @@ Streams = dict[HostStream, jax.Array]
 Live = frozenset[Variable]
 State = list[jax.Array]
 Record = Callable[[Program, Any], None]
+_MAX_SCAN = (1 << 31) - 1  # iterations of one `lax.scan`, which counts in int32
 
 
 class Values(dict[Variable, jax.Array]):
@@ -310,6 +311,9 @@ class EngineProgram:
             self.go(step.body, values, live)
         if step.count <= 1:
             return
+        if step.count > _MAX_SCAN:
+            half, rest = divmod(step.count, 2)
+            return self.go(Sequence(Repeat(2, Repeat(half, step.body)), Repeat(rest, step.body)), values, live)
         live |= self._effects(step.body).reads
         variables = self._state([step.body], live)
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from ipujax.runtime.errors import GraphError
+from ipujax.runtime.errors import GraphError, shortened, whole_number
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin, Variable
 
@@ -100,13 +100,14 @@ def check_program(what: Any) -> Program:
     """
     if not isinstance(what, Program):
         hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
-        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else _short(what)
+        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else described(what)
         raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
     return what
 
 
-def _short(what: Any) -> str:
-    return repr(what) if isinstance(what, Tensor | str | int | float) else f"a {type(what).__name__}"
+def described(what: Any) -> str:
+    """What a value is, for an error."""
+    return repr(what) if isinstance(what, Tensor) else shortened(what)
 
 
 class Sequence(Program):
@@ -142,7 +143,7 @@ class Execute(Program):
     def __post_init__(self) -> None:
         if not isinstance(self.compute_set, ComputeSet):
             raise GraphError(
-                f"{_short(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
+                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
             )
 
 
@@ -231,11 +232,15 @@ class Collective(Sequence):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Repeat(Program):
-    """Runs the body a fixed number of times."""
+    """Runs the body a fixed number of times, at most `MAX_COUNT`."""
 
     count: int
     body: Program
     origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole_number(self.count, "the count of a Repeat"))
+        check_program(self.body)
 
     def children(self) -> tuple[Program, ...]:
         return (self.body,)
@@ -307,7 +312,7 @@ class Call(Program):
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):
-            raise GraphError(f"{_short(self.function)} is no function", expected="what graph.add_function made")
+            raise GraphError(f"{described(self.function)} is no function", expected="what graph.add_function made")
 
     def children(self) -> tuple[Program, ...]:
         return (self.function.body,)
@@ -374,7 +379,7 @@ class WriteUndef(Program):
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, Tensor):
-            raise GraphError(f"WriteUndef of {_short(self.destination)}", expected="a tensor")
+            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
 
 
 def own_tensors(node: Program) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,8 +13,11 @@ from ipujax import poplar, popops
 from ipujax.poplar import program
 from ipujax.poplar.printing import format_tensor
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileFalse, RepeatWhileTrue, Sequence, Switch
+from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import EngineError, GraphError
 from ipujax.runtime.listing import listing
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import HostStream, StreamIn, StreamOut
 from tests.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
 
 
@@ -249,3 +253,34 @@ def test_switch_by_values_of_an_unsigned_element(control):
     switch = Switch(constant(graph, control, poplar.UNSIGNED_INT), cases, Copy(constant(graph, [9.0]), out))
     expected = {3: 0, 2**31: 1, 2**32 - 1: 2}.get(control, 9)
     assert both(graph, switch, {"out": out})["out"] == expected
+
+
+# --- long repeats -----------------------------------------------------------------------------------------------------
+
+
+def additions(jaxpr):
+    """How many additions of arrays a jaxpr makes, those in loops once for each iteration."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = [additions(p.jaxpr) for p in eqn.params.values() if hasattr(p, "jaxpr")]
+        total += sum(inner) * eqn.params.get("length", 1) if inner else (eqn.primitive.name == "add")
+    return total
+
+
+def test_the_longest_repeat_has_a_profile_and_is_traced():
+    def counted(count):
+        graph = new_graph()
+        x, body = variable(graph, [3]), Sequence()
+        popops.add_in_place(graph, x, constant(graph, [1, 1, 1]), body, "n")
+        host = HostStream("x", (3,), poplar.FLOAT)
+        executable = compile(graph, Sequence(StreamIn(host, x), Repeat(count, body), StreamOut(x, host)))
+        traced = jax.make_jaxpr(executable.function)({host: np.zeros(3, np.float32)})
+        profile = Profile(executable)
+        profile.to_json(io.StringIO())
+        return profile.cycles, additions(traced.jaxpr), profile.summary()
+
+    longest = 2**32 - 1
+    (one, _, _), (two, _, _), (cycles, added, summary) = counted(1), counted(2), counted(longest)
+    assert cycles == one + (longest - 1) * (two - one)
+    assert added == longest
+    assert f"{cycles:,}" in summary
