@@ -111,7 +111,7 @@ def described(what: Any) -> str:
 
 
 class Sequence(Program):
-    """Programs one after the other."""
+    """Programs one after the other; a sequence inside of a sequence is the same as its programs."""
 
     __slots__ = ("_programs",)
 
@@ -131,7 +131,25 @@ class Sequence(Program):
         self._programs.append(check_program(program))
 
     def children(self) -> tuple[Program, ...]:
-        return tuple(self._programs)
+        """The programs inside this one, in order, those of sequences inside of it in their place.
+
+        Raises:
+            GraphError: a sequence that is inside of itself.
+        """
+        found: list[Program] = []
+        open_ones: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
+        while open_ones:
+            for child in open_ones[next(reversed(open_ones))]:
+                if type(child) is not Sequence:
+                    found.append(child)
+                elif child in open_ones:
+                    raise GraphError("a sequence is inside of itself", expected="another program")
+                else:
+                    open_ones[child] = iter(child._programs)
+                    break
+            else:
+                open_ones.popitem()
+        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -394,10 +412,3 @@ def own_tensors(node: Program) -> tuple[Tensor, ...]:
         case RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
             return (tensor,)
     return ()
-
-
-def walk(program: Program) -> Iterator[Program]:
-    """All nodes of the tree, parents first; the body of a function once a call."""
-    yield program
-    for child in program.children():
-        yield from walk(child)
