@@ -22,6 +22,7 @@ from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
 from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
 from ipujax.pipeline_tasks import TaskTime as TaskTime
 from ipujax.pipeline_tasks import pipeline_tasks as pipeline_tasks
+from ipujax.runtime.cache import clear_caches as clear_caches
 from ipujax.runtime.errors import ArgumentError as ArgumentError
 from ipujax.runtime.errors import GraphError as GraphError
 from ipujax.runtime.errors import IpuError as IpuError

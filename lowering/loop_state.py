@@ -7,7 +7,6 @@ dimension whole on every tile, so that no slice moves between tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from jax import lax
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly, mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, on_one_tile
 from ipujax.runtime.program import Copy, WriteUndef
@@ -115,7 +115,7 @@ def advance_around(graph: Graph, slot: Tensor, slots: int, prog: ProgramSequence
     elementwise(graph, _wrapping(slots, step), [slot], prog, f"{name}/slot", slot)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _wrapping(slots: int, step: int) -> Op:
     def following(slot: jax.Array) -> jax.Array:
         return lax.select(slot + step >= slots, slot + (step - slots), slot + step)

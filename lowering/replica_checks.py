@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ipujax.lowering.jax_compat import source_line
 from ipujax.lowering.replicate import Replicated
 from ipujax.lowering.varying import varying
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.target import Target
 
 
-@lru_cache(maxsize=256)
+@remembered
 def of_one_replica(target: Target, replicas: int) -> Target:
     """The machine of one replica.
 

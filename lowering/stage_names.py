@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, name_stack
+from ipujax.runtime.cache import remembered
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _TRANSPOSED = "transpose("
@@ -36,7 +36,7 @@ def stage_scope(number: int) -> str:
     return f"ipu_stage_{number}"
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def read_name(stack: str) -> StageName:
     """What a name stack says of stages."""
     found = list(_TOKEN.finditer(stack))

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
 from ipujax.runtime.affine import Group
+from ipujax.runtime.cache import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class DigitPlan:
         return DigitPlan(self.window, radices, starts, counts, steps, tuple(axes), tuple(turned))
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def digit_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> DigitPlan | None:
     """The plan of a view with elements, or None where none fits.
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import numpy as np
 
 from ipujax.runtime.affine import Affine
 from ipujax.runtime.aliasing import surely_disjoint
+from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange_boxes import count_boxes
 from ipujax.runtime.exchange_count import Counts, count
 from ipujax.runtime.exchange_demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
@@ -32,15 +32,11 @@ from ipujax.runtime.exchange_once import count_once, reads_once
 from ipujax.runtime.exchange_shared import Buses
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, flat_mapping
-from ipujax.runtime.remembered import Remembered
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable, element_bytes
 from ipujax.runtime.vertices import Access, VertexGroup, element
 from ipujax.runtime.view import Concat, Node, Reshaped
-
-_MOST_REMEMBERED_BYTES = 256 * 2**20
-_QUESTION_BYTES = 16 * 2**10  # assumed: what a question takes beside its answer
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,7 +129,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     seen = _geometry(tensor.node, tensor.variables())
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
-    return _widen(find() if seen is None else _remembered(question, find), first, num_tiles)
+    return _widen(find() if seen is None else recall(("traffic", *question), find), first, num_tiles)
 
 
 def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
@@ -150,7 +146,9 @@ def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traff
 
     seen = _geometry(source.node, source.variables()), _geometry(destination.node, destination.variables())
     question = seen, homes, wanted, tiles, item_bytes, buses
-    return _widen(find() if None in seen else _remembered(question, find), first, graph.target.num_tiles)
+    return _widen(
+        find() if None in seen else recall(("element traffic", *question), find), first, graph.target.num_tiles
+    )
 
 
 def _around(ends: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
@@ -163,13 +161,13 @@ def _ends(tiles: np.ndarray) -> tuple[int, int]:
     return int(tiles.min()), int(tiles.max())
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _tile_range(mapping: TileMapping) -> tuple[int, int]:
     """The first and the last tile of a mapping of one element or more."""
     return _ends(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
     """The mapping with `by` less for every tile, the same object for the same contents.
 
@@ -234,18 +232,18 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _zeros(num_tiles: int) -> np.ndarray:
     return _read_only(np.zeros(num_tiles, np.int64))
 
 
-@lru_cache(maxsize=16)
+@remembered
 def _nothing(num_tiles: int) -> Traffic:
     none = _zeros(num_tiles)
     return Traffic(none, none, none, none, none, none, none, none)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
     """Everything a mapping holds stays where it is; over the tiles from its first to its last."""
     first, last = _tile_range(mapping)
@@ -286,15 +284,6 @@ def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
         counts.copied_fragments,
     )
     return Traffic(*[_read_only(values) if values.any() else _zeros(len(values)) for values in members])
-
-
-def _size_bytes(found: Traffic) -> int:
-    return _QUESTION_BYTES + sum(
-        values.nbytes for values in (getattr(found, item.name) for item in fields(Traffic)) if values.any()
-    )
-
-
-_remembered = Remembered(_MOST_REMEMBERED_BYTES, _size_bytes)
 
 
 # --- cycles -----------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ Limits: an operand of another order (a transposed read) counts the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange_runs import Runs, covered, pick, ragged, tidy, total
 from ipujax.runtime.exchange_shared import Buses, shared_runs
 from ipujax.runtime.mapping import TileMapping
@@ -114,7 +114,7 @@ class Pieces:
     first: np.ndarray
 
 
-@lru_cache(maxsize=64)
+@remembered
 def homes(mappings: tuple[TileMapping, ...]) -> Homes:
     """The runs of several mappings one after the other, as `exchange_runs.flat_bases` lays out their variables."""
     runs = [mapping.runs() for mapping in mappings]
@@ -131,7 +131,7 @@ def homes(mappings: tuple[TileMapping, ...]) -> Homes:
     return Homes(start, tile, rank, total(sizes))
 
 
-@lru_cache(maxsize=4)
+@remembered
 def _run_of_element(mappings: tuple[TileMapping, ...]) -> np.ndarray:
     """Number of the home run of every flat element, int32[size]."""
     where = homes(mappings)

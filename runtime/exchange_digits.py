@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 
 from ipujax.runtime.affine import Affine
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.mapping import Blocked, TileMapping
 
 
@@ -65,7 +65,7 @@ class Placed:
         return np.clip(-((self.low - self.digit.cuts) // self.step), 0, self.count)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _mapping_digits(mapping: TileMapping) -> tuple[Digit, ...]:
     """The dimensions of a mapping, outermost first, unsplit ones joined to the one before."""
     if not isinstance(mapping, Blocked):
@@ -82,7 +82,7 @@ def _mapping_digits(mapping: TileMapping) -> tuple[Digit, ...]:
     return tuple(digits) or (Digit(1, 1, np.array([0, 1], np.int64)),)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def box_of_tile(mapping: TileMapping, num_tiles: int) -> np.ndarray | None:
     """The box of a mapping that each tile holds, −1 for none, int64[num_tiles]; None where a tile holds several."""
     tiles = (mapping.tile if isinstance(mapping, Blocked) else mapping.tiles).ravel()

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange_runs import Runs, ragged
 
 
@@ -41,7 +41,7 @@ class Buses:
         return _bus_tiles(self.width, self.tiles_per_ipu, num_tiles)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _bus_tiles(width: int, tiles_per_ipu: int, num_tiles: int) -> np.ndarray:
     if width == 1:
         return np.zeros((0, 1), np.int64)

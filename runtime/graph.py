@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.mapping import TileMapping, check_mapping
 from ipujax.runtime.memory_bound import UnmetBound
@@ -22,7 +22,7 @@ from ipujax.runtime.variable import Origin, Variable, dtype_name
 from ipujax.runtime.vertices import VertexGroup
 
 
-@lru_cache(maxsize=256)
+@remembered
 def of_replicas(target: Target, replicas: int) -> Target:
     """The machine of several replicas, of which `target` is that of one."""
     return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)

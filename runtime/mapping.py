@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import MappingError
 
 MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share worth a tile
@@ -105,7 +105,7 @@ def blocked_mapping(cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
     return _blocked(tuple(np.asarray(c, np.int64).tobytes() for c in cuts), np.asarray(tile, np.int32).tobytes())
 
 
-@lru_cache(maxsize=8192)
+@remembered
 def _blocked(cuts: tuple[bytes, ...], tile: bytes) -> Blocked:
     arrays = tuple(np.frombuffer(c, np.int64) for c in cuts)
     return Blocked(arrays, np.frombuffer(tile, np.int32).reshape([len(c) - 1 for c in arrays]))
@@ -116,7 +116,7 @@ def flat_mapping(size: int, starts: np.ndarray, tiles: np.ndarray) -> Flat:
     return _flat(size, np.asarray(starts, np.int64).tobytes(), np.asarray(tiles, np.int32).tobytes())
 
 
-@lru_cache(maxsize=8192)
+@remembered
 def _flat(size: int, starts: bytes, tiles: bytes) -> Flat:
     return Flat(size, np.frombuffer(starts, np.int64), np.frombuffer(tiles, np.int32))
 
@@ -151,7 +151,7 @@ def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:
     return _even_cuts(int(extent), int(blocks), int(grain))
 
 
-@lru_cache(maxsize=8192)
+@remembered
 def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
     if extent == 0:
         return frozen([0], np.int64)
@@ -160,7 +160,7 @@ def _even_cuts(extent: int, blocks: int, grain: int) -> np.ndarray:
     return frozen(np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, extent), np.int64)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -> Flat:
     """Spreads elements in order over tiles, by the linear rule of PopLibs.
 
@@ -183,13 +183,13 @@ def linear(size: int, element_bytes: int, num_tiles: int, first_tile: int = 0) -
     return Flat(size, bounds[:-1], frozen(tiles, np.int32))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def on_one_tile(size: int, tile: int) -> Flat:
     """Puts everything on one tile."""
     return Flat(size, frozen([0] if size else [], np.int64), frozen([tile] if size else [], np.int32))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def grid(shape: tuple[int, ...], blocks: tuple[int, ...], first_tile: int = 0) -> Blocked:
     """Cuts every dimension evenly and numbers the boxes row-major from `first_tile`."""
     cuts = tuple(even_cuts(extent, n) for extent, n in zip(shape, blocks, strict=True))

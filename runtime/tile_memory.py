@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import owners
@@ -69,7 +69,7 @@ class Actor:
         return InterpreterError(rule, f"{self.name}{tile} {what} {variable!r}{index}", where=self.where, hint=hint)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def key_impl(dtype: Any) -> str:
     """Name of the random number generator of a PRNG key dtype."""
     for name in KEY_IMPLS:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
 from ipujax.runtime.boxes import Boxes, boxes
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import Codelet
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tile_memory import Actor, InterpreterError, RaceLog, TileMemory, from_raw, raw_empty, to_raw
@@ -99,7 +99,7 @@ def vertices_of(group: VertexGroup, compute_set: str, first: int) -> list[Vertex
     return found
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _compiled(codelet: Codelet) -> Callable[..., Any]:
     """The codelet's `compute`, compiled once for each signature of its blocks."""
     static = tuple(extra for extra in codelet.takes if extra != "origins")

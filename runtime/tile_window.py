@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.mapping import Blocked, TileMapping
 from ipujax.runtime.target import Target
 
@@ -22,7 +22,7 @@ def tile_range(tiles: np.ndarray) -> TileRange:
     return (max(0, int(tiles.min())), int(tiles.max()) + 1) if tiles.size and tiles.max() >= 0 else (0, 0)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def mapping_range(mapping: TileMapping) -> TileRange:
     """The range of the tiles of a mapping."""
     return tile_range(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)

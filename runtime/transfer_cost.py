@@ -14,10 +14,10 @@ each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transf
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.cost import ExchangeCost, exchange_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
@@ -133,13 +133,13 @@ def tensor_tile_bytes(graph: Graph, tensor: Tensor) -> np.ndarray:
     return copy_traffic(tensor, tensor, graph).local_bytes
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _ipu_target(target: Target) -> Target:
     """The system with one tile an IPU."""
     return target.replace(tiles_per_ipu=1)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _on_ipus(mapping: TileMapping, tiles_per_ipu: int, shift: int, num_ipus: int) -> TileMapping:
     """The mapping with IPU (i + shift) mod num_ipus in place of the tiles of IPU i."""
     if isinstance(mapping, Blocked):

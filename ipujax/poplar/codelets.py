@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, isfinite, prod
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 
 from ipujax.poplar.estimate import instructions
 from ipujax.poplar.vertex import Vertex, VertexField
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.target import Target, nearest
@@ -57,7 +57,7 @@ def place_of(cls: type[Vertex], function: str = "compute") -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
     """The codelet of all vertices of a class whose fields have these shapes; for classes without state.
 
@@ -90,7 +90,7 @@ def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np
     return replace(_codelet(cls, shapes, compute), takes=("origins",))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
     """The codelet of vertices that all have the same state, by attribute; as `vertex_codelet`."""
 

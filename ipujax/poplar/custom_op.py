@@ -118,7 +118,7 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     all_shapes = tuple(tuple((read | results)[field.name]) for field in connected_fields(cls))
     outs = tuple((tuple(results[field.name]), field.dtype) for field in written)
     plain = tuple((name, _held(cls, name, value)) for name, value in values.items())
-    return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}  # type: ignore[arg-type]
+    return {"codelet": codelet_of_call(cls, all_shapes, plain), "outs": outs}
 
 
 def _held(cls: type[Vertex], name: str, value: Any) -> Any:

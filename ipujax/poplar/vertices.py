@@ -302,7 +302,7 @@ class VertexStore:
                 accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))
         tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
         state = {f.attribute: self._state(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
-        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)  # type: ignore[arg-type]
+        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
         if not self._estimates.keys().isdisjoint(vertices):
             cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
             codelet = with_cycles(codelet, cycles.reshape(tile.shape))

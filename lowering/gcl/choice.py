@@ -11,11 +11,11 @@ Limits: replicas of several IPUs are taken to send from the first one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
 from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.links import link_cycles
 from ipujax.runtime.target import Target
@@ -35,7 +35,7 @@ def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -
     return _choose(graph.target, graph.replication_factor, groups, num_bytes, reduces_all)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduces_all: bool) -> Schedule:
     system = of_replicas(target, replicas)
     schedules = list(candidates(system, target.num_ipus, groups, reduces_all))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from jax import lax
@@ -24,6 +23,7 @@ from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
 from ipujax.lowering.loop_state import advance_around, new_counter, push, slot_of
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import add_like, linear_mapping
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import blocked_mapping, even_cuts, on_one_tile
 from ipujax.runtime.program import Copy, CrossReplicaCopy, Repeat, WriteUndef
@@ -203,7 +203,7 @@ def permute(graph: Graph, x: Tensor, received: Tensor, pairs: Pairs, prog: Progr
     prog.add(CrossReplicaCopy(x, received, pairs, f"{name}/send", graph.origin))
 
 
-@lru_cache(maxsize=256)
+@remembered
 def combine(monoid: str, dtype: np.dtype) -> Op:
     """The elementwise operation of a monoid."""
     return Op(monoid, _COMBINE[monoid], dtype)

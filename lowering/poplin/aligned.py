@@ -9,7 +9,6 @@ Limits: products only; the operand lies in even or uneven boxes, one a tile.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ipujax.lowering.poplin.plan import Grid, Plan, PlanCost
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, frozen
 from ipujax.runtime.target import Target
@@ -41,12 +41,12 @@ def boxes_of(graph: Graph, matrices: Tensor) -> Blocked | None:
     return mapping
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _with_group(mapping: Blocked) -> Blocked:
     return blocked_mapping((frozen([0, 1], np.int64), *mapping.cuts), mapping.tile[None])
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def plan_where(
     spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked, target: Target, bound_bytes: float
 ) -> Plan | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax import lax
 
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.vertex_kinds import VertexKind, block_cycles
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import dtype_name
@@ -74,7 +75,7 @@ def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
     return array.reshape((*shape[:group], groups, shape[group] // groups, *shape[group + 1 :]))
 
 
-@lru_cache(maxsize=2048)
+@remembered
 def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: Any) -> Codelet:
     """The codelet of [g, m, k] by [g, k, n].
 
@@ -113,7 +114,7 @@ def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: S
     return is_point and any(step > 1 and length > 1 for length, _, step in sizes)
 
 
-@lru_cache(maxsize=2048)
+@remembered
 def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
     """The codelet of a convolution; its blocks have the layouts of `params`.
 

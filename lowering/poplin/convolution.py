@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute
@@ -108,7 +108,7 @@ def convolution(
     return _in_steps(graph, x, w, _Planned(plan, params, tuple(windows)), prog, name).reshape(out_shape)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _chosen(
     plan: Plan,
     target: Target,

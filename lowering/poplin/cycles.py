@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.target import Target
 
 Precision = Literal["half", "float"]
@@ -91,7 +91,7 @@ class AmpBlock:
     load_cycles: int
 
 
-@lru_cache(maxsize=64)
+@remembered
 def amp_block(target: Target, precision: Precision) -> AmpBlock:
     """The AMP's block on a target, for half or float activations."""
     half = precision == "half"
@@ -132,7 +132,7 @@ def amp_1x1_cycles(
     return 50 + target.worker_contexts * kept + groups * (13 - own_path + (ins - 1) * later + first)
 
 
-@lru_cache(maxsize=64)
+@remembered
 def worker_pass(target: Target, precision: Precision, half_sums: bool = False) -> WorkerPass:
     """What a worker does in an AMP 1x1 pass on a target, for half or float activations, sums in half or float."""
     if precision == "half":

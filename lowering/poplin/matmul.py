@@ -8,7 +8,6 @@ used. What does not fit at once is done in several steps, along M or N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ipujax.lowering.poplin.partials import combine
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute
@@ -90,7 +90,7 @@ def matmul(
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _chosen(
     plan: Plan, operands: tuple[Operand, ...], target: Target, available_memory_proportion: float | None
 ) -> Plan:
@@ -144,7 +144,7 @@ def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: 
     return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _grid(plan: Plan) -> Grid:
     """The blocks along G, M, K, N."""
     grid, axes = plan.grid(), (GROUPS, FIELD, IN_CHANNELS, OUT_CHANNELS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, map_linearly
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.program import Copy
@@ -105,7 +105,7 @@ def result_variable(
     return out, (Dim(tuple(terms)),)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...]) -> Blocked:
     cuts = tuple(grid.cuts[axis] for axis in kept)
     uncut = [axis for axis in range(grid.tile.ndim) if axis not in (*reduced, *kept)]

@@ -7,7 +7,6 @@ Source of the default partials type, float: poplibs `ConvOptions.hpp` (reference
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.partials import kept_slots, longest_share, reduce_partials
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
@@ -114,6 +114,6 @@ def combine(
     return elementwise(graph, _cast(np.dtype(out_dtype)), [total], prog, f"{name}/cast")
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _cast(dtype: np.dtype[Any]) -> Op:
     return Op("convert_element_type", lambda x: lax.convert_element_type(x, dtype), dtype, ("cast", dtype.name))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import count
 from math import log, prod
 from typing import Any
@@ -38,6 +37,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
@@ -147,7 +147,7 @@ class Grid:
     tile: np.ndarray
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _grid(plan: Plan) -> Grid:
     rows = zip(plan.spec.extents, plan.splits, plan.grains, strict=True)
     cuts = tuple(even_cuts(extent, blocks, grain) for extent, blocks, grain in rows)
@@ -197,7 +197,7 @@ def plan_matmul(
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def plan_convolution(
     spec: ConvSpec,
     target: Target,
@@ -235,7 +235,7 @@ def plan_convolution(
     return best
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def contenders(best: Plan, target: Target, available_memory_proportion: float | None = None) -> tuple[Plan, ...]:
     """The plans worth a trial, in the order of what they are hardly ever charged less than.
 
@@ -307,7 +307,7 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
     return int(target.internal_sync_cycles + exchange)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     """The best plan in one step."""
     how = arithmetic(spec, target)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.exchange import copy_cycles, receive_cycles
 from ipujax.runtime.graph import Graph
@@ -180,7 +180,7 @@ def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, targ
     return _PASSES * reduce_cycles(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
     search = _REDUCERS[monoid][0]
 
@@ -194,7 +194,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
     return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
     search, reducer, _ = _REDUCERS[monoid]
 
@@ -210,7 +210,7 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
     return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",))
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
     search = _REDUCERS[monoid][0]
 

@@ -10,7 +10,6 @@ Source of the least share of a tile: poplibs `poputil/TileMapping.cpp` (referenc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from ipujax.lowering.popops.work import MOST_SHARED_BYTES, Span, spans
 from ipujax.lowering.poputil.grids import cut_again, even_grids
 from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly, mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, Flat, blocked_mapping, even_cuts, frozen
 from ipujax.runtime.tensor import Tensor
@@ -25,7 +25,7 @@ from ipujax.runtime.variable import element_bytes
 from ipujax.runtime.vertices import Access, Axis, element
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
     """The most even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many.
 

@@ -8,7 +8,6 @@ on a scratch graph; all other choices are by closed formulas.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ipujax.lowering.popops.work import Source, Work
 from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.grids import Grids, even_grids
 from ipujax.lowering.poputil.trial import charged_cycles, least_charged
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -85,7 +85,7 @@ def _charge(graph: Graph, add: Add, placement: Blocked) -> int:
     return charged_cycles(graph, lambda scratch, prog: add(scratch, prog, placement))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _ranked(
     shape: tuple[int, ...],
     order: tuple[int, ...],

@@ -9,7 +9,6 @@ Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -31,6 +30,7 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import slice_cycles
 from ipujax.lowering.popops.work import spans
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -192,7 +192,7 @@ def _box_cycles(shapes: BlockShapes, dims: tuple[int, ...], dtype: Any, target: 
     return slice_cycles(total_elements(box[: last + 1]), total_elements(box[last + 1 :]), dtype, target)
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         # A negative start is clamped: what counts from the end was resolved where the equation was traced.
@@ -208,7 +208,7 @@ def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: An
     )
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)

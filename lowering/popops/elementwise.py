@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from jax import lax
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -166,7 +166,7 @@ class _Spread(NamedTuple):
     pieces: int
 
 
-@lru_cache(maxsize=8192)
+@remembered
 def _spread(mapping: TileMapping, num_tiles: int) -> _Spread:
     counts = mapping.elements_per_tile(num_tiles)
     pieces = np.bincount(mapping.tile.ravel() if isinstance(mapping, Blocked) else mapping.tiles)
@@ -213,7 +213,7 @@ def thawed(value: Frozen) -> np.ndarray:
     return np.frombuffer(value[1], jax.numpy.dtype(value[0])).reshape(())
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[Frozen | None, ...]) -> Codelet:
     op = key.op
     # Comparisons work in what they compare, casts of integers in integers.

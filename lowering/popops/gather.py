@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_
 from ipujax.lowering.popops.reducers import nothing
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Extras, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
@@ -200,7 +200,7 @@ class _After:
 # --- codelet ----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
     wide = spec.wide_dims()
 

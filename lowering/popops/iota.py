@@ -5,7 +5,6 @@ Source of the cost: poplibs `popopsCycleEstimators.cpp`, iota (reference machine
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jax import lax
 from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.work import Work, spans
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -57,7 +57,7 @@ def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) 
     return add(graph, prog, choose(graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _codelet(dtype: Any) -> Codelet:
     def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         numbers = lax.iota(np.dtype(np.int32), shapes[0][0]) + jnp.asarray(origins[0], np.int32)

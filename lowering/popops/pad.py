@@ -8,7 +8,6 @@ The cost is that of an elementwise copy of the result (reference machine.md §1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, tha
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -84,7 +84,7 @@ def pad(
     return add(graph, prog, choose(graph, out_shape, range(rank), work, operands, add))
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
     known = None if constant is None else thawed(constant)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -23,6 +22,7 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
 from ipujax.lowering.poputil.grids import cut_again
 from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
@@ -39,7 +39,7 @@ _MAX_STAGES = 3
 _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its exchange code
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def kept_slots(slots: int) -> tuple[int, ...]:
     """How many partials of one output each stage leaves; 1 after the last. No stage for one partial."""
     if slots <= 1:
@@ -218,7 +218,7 @@ def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: st
     return combined(slots, longest, dtype, monoid, target)[0]
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def combined(
     slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
 ) -> tuple[int, tuple[int, ...]]:
@@ -230,7 +230,7 @@ def combined(
     return total, longest
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> Parts:
     """The cheapest number of parts for one stage: at most one for each partial that is combined."""
     dim = int(np.argmax(longest)) if longest else 0

@@ -11,7 +11,7 @@ Source of the cost: `reduce_cycles`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import dtype_name
@@ -74,7 +75,7 @@ def neutral(monoid: str, dtype: Any) -> np.ndarray:
         return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
     """The codelet that reduces dimensions `axes` of its block by `monoid`."""
 

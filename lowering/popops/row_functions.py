@@ -10,7 +10,6 @@ Source of the costs: none public; a load, a store and two cycles an operation of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -21,6 +20,7 @@ from jax import lax
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.rows import by_rows
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -97,7 +97,7 @@ def each_row(
     return by_rows(graph, codelet, [x], results, axis, prog, name)
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _codelet(
     title: str,
     fun: RowFunction,

@@ -10,7 +10,6 @@ results have no public figure and cost one load, one operation and one store an 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -31,6 +30,7 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.work import Source, Span, Work
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -191,7 +191,7 @@ def _rows_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.nda
     return total_elements([n for d, n in enumerate(lengths) if d != axis]), lengths[axis]
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
     fun, each = CUMULATIVE[kind]
 
@@ -209,7 +209,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
     return Codelet(f"popops::{kind.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 300)
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _sort_codelet(
     dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool, has_sorted_halves: bool
 ) -> Codelet:
@@ -233,7 +233,7 @@ def _sort_codelet(
     return Codelet(title, tuple(fields), compute, cycles, 32, 700)
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
     def compute(x: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.top_k(x, k, axis=axis))

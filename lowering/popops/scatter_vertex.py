@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -22,6 +21,7 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles, vectors
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.variable import dtype_name
@@ -113,7 +113,7 @@ class ScatterSpec:
         return monoid
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def scatter_codelet(
     dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen | None, *, is_part: bool = False
 ) -> Codelet:

@@ -8,7 +8,6 @@ offset, the last offset first, as the windows over an element follow each other 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -17,11 +16,12 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr, closed, jaxpr_as_fun
+from ipujax.runtime.cache import remembered
 
 Function = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-@lru_cache(maxsize=64)
+@remembered
 def functions_of(select: Jaxpr, scatter: Jaxpr) -> tuple[Function, Function]:
     """Jaxprs of two scalars as functions of arrays of one shape."""
     return _elementwise(select), _elementwise(scatter)

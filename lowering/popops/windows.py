@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -39,6 +38,7 @@ from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -170,7 +170,7 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
     return Dim(tuple(terms), -windows.padding[d][0], windows.base_dilation[d])
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _codelet(
     dtypes: tuple[Any, ...], starts: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
 ) -> Codelet:
@@ -261,7 +261,7 @@ def select_and_scatter(
     return add(graph, prog, choose(graph, shape, range(rank), work, operands, add))
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], starts: bool) -> Codelet:
     def compute(
         source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
@@ -300,7 +300,7 @@ def _local(
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]
 
 
-@lru_cache(maxsize=64)
+@remembered
 def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
     """The reducer that calls a primitive of the reduce_window family, with parameters besides the geometry."""
 
@@ -319,7 +319,7 @@ def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
     return reducer
 
 
-@lru_cache(maxsize=64)
+@remembered
 def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]:
     """The scatter that calls a primitive like `select_and_scatter_add`, with parameters besides the geometry."""
 
@@ -336,7 +336,7 @@ def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]
     return scatter
 
 
-@lru_cache(maxsize=64)
+@remembered
 def scatter_by_functions(select: Jaxpr, combine: Jaxpr) -> Callable[..., jax.Array]:
     """The scatter of `select_and_scatter`, by the functions of two scalars that it holds."""
     functions = functions_of(select, combine)

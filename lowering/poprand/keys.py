@@ -11,7 +11,6 @@ The cost is that of the machine's own generator, not of threefry arithmetic: pop
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand,
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.work import Source, Work, spans
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked
@@ -114,7 +114,7 @@ def _add_keys(
     return outs
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _codelet(
     fun: KeyFunction,
     title: str,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import isqrt, prod
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
 
 # Most candidate numbers of blocks of one dimension, by the number of dimensions that can be cut: keeps grids small.
@@ -46,7 +46,7 @@ class Grids:
         return blocked_mapping(cuts, np.arange(prod(counts), dtype=np.int32).reshape(counts))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def even_grids(shape: tuple[int, ...], order: tuple[int, ...], most_blocks: int) -> Grids:
     """All grids of even blocks worth trying.
 
@@ -64,7 +64,7 @@ def even_grids(shape: tuple[int, ...], order: tuple[int, ...], most_blocks: int)
     return Grids(shape, blocks, -(-np.array(shape, np.int64)[:, None] // blocks))
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
     """Numbers of blocks worth trying for one dimension: those that change the largest block, evenly thinned.
 

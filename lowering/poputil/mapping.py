@@ -6,13 +6,13 @@ Source: poplibs `poputil/TileMapping.cpp`, `popops/ElementWiseUtil.cpp` (referen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.poputil.digits import boxes_of_variable, view_digits
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, flat_mapping, frozen, linear
@@ -182,7 +182,7 @@ def _sliced(
     return blocked_mapping(tuple(cuts), boxes)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
     """The mapping of the same flat elements under another shape: leading cuts kept where sizes agree, else flat."""
     old = mapping.shape

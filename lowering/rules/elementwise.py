@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ipujax.lowering.jax_compat import Literal, Primitive
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
 from ipujax.lowering.popops.row_functions import RowFunction, each_row
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
 
@@ -25,7 +26,7 @@ def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
     return elementwise(ctx.graph, op, operands, ctx.prog, ctx.name, ctx.into_tensor)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
     """The operation of a primitive with its parameters."""
     return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, (primitive.name, params))
@@ -71,7 +72,7 @@ def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor 
     return out.reshape(aval.shape)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
     """From rows of one element to rows of its parts, or back."""
     if splits:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.poprand import per_key
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
 
-@lru_cache(maxsize=512)
+@remembered
 def _bound(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     """The primitive with its parameters, one function for equal ones."""
     given = dict(params)
@@ -69,7 +69,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     return outs
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _one_result(primitive: Primitive, params: tuple[tuple[str, Any], ...], number: int) -> Callable[..., Any]:
     given = dict(params)
     return lambda state: primitive.bind(state, **given)[number]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.popops.row_functions import RowFunction, reduce_by_function
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
 
@@ -38,7 +39,7 @@ def reduce_by_function_rule(
     return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _row_reduction(
     primitive: Primitive, jaxpr: ClosedJaxpr, params: tuple[tuple[str, Any], ...], axis: int
 ) -> RowFunction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import ceil, log2
 from typing import Any
 
@@ -23,6 +23,7 @@ from ipujax.lowering.rules.long_rows import (
     parts_of,
     sorted_parts,
 )
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
 
@@ -68,7 +69,7 @@ def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: i
     return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
 
 
-@lru_cache(maxsize=256)
+@remembered
 def _approx_top_k(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> RowFunction:
     return lambda x: primitive.bind(x, **dict(params))
 

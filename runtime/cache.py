@@ -1,0 +1,140 @@
+"""What a process remembers of earlier compilations: answers of pure functions, bounded by the bytes they keep alive.
+
+Planners, exchange counts and tile mappings ask the same questions for every layer and every compilation. All of them
+share one memory. The answers that were asked for least recently are forgotten first; `clear_caches` forgets all.
+
+Input: a function of hashable arguments whose result depends on nothing else and is never changed. Output: the same
+function, computed once as long as the answer is remembered.
+Limits: an array counts once however many answers hold it; of other objects a fixed size is assumed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+MOST_BYTES = 32 << 20  # assumed
+_ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
+_SCALARS = frozenset({"int", "float", "bool", "str", "bytes"})
+
+
+class Memory:
+    """Answers by question, in the order in which they were last asked for.
+
+    Args:
+        most_bytes: what all questions and answers together may take.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._answers: OrderedDict[Hashable, tuple[Any, dict[int, int]]] = OrderedDict()
+        self._holders: Counter[int] = Counter()  # of each array, by its id: answers that hold it
+        self._taken_bytes, self._lock = 0, Lock()
+
+    def recall(self, question: Hashable, find: Callable[[], Answer]) -> Answer:
+        """The answer to a question, by `find` if it is not remembered."""
+        with self._lock:
+            if question in self._answers:
+                self._answers.move_to_end(question)
+                known: Answer = self._answers[question][0]
+                return known
+        answer = find()  # without the lock: it may ask further questions
+        array_bytes = {id(array): array.nbytes for array in held_arrays((question, answer))}
+        with self._lock:
+            if question not in self._answers:
+                self._answers[question] = answer, array_bytes
+                self._taken_bytes += _ENTRY_BYTES + sum(n for key, n in array_bytes.items() if not self._holders[key])
+                self._holders.update(array_bytes.keys())
+            while self._taken_bytes > self._most_bytes:
+                self._forget_one()
+        return answer
+
+    def _forget_one(self) -> None:
+        _, (_, array_bytes) = self._answers.popitem(last=False)
+        self._holders.subtract(array_bytes.keys())
+        freed = [key for key in array_bytes if not self._holders[key]]
+        self._taken_bytes -= _ENTRY_BYTES + sum(array_bytes[key] for key in freed)
+        for key in freed:
+            del self._holders[key]
+
+    def questions(self) -> list[Hashable]:
+        """What is remembered, least recently asked for first."""
+        with self._lock:
+            return list(self._answers)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of all questions and answers."""
+        return self._taken_bytes
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            while self._answers:
+                self._forget_one()
+
+
+def held_arrays(value: object) -> Iterator[np.ndarray]:
+    """The arrays that a value keeps alive; of a view the array whose memory it shows.
+
+    Args:
+        value: arrays, dataclasses, containers and anything else, nested.
+    """
+    left: list[Any] = [value]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if kind is np.ndarray:
+            while isinstance(one.base, np.ndarray):
+                one = one.base
+            yield one
+        elif kind in (tuple, list, frozenset):
+            left.extend(one)
+        elif is_dataclass(kind):
+            left.extend([getattr(one, name) for name in _array_fields(kind)])
+
+
+@cache  # by class: there are few, and they stay
+def _array_fields(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass that may hold arrays."""
+    return tuple(field.name for field in fields(kind) if not _SCALARS.issuperset(str(field.type).split(" | ")))
+
+
+_memory = Memory(MOST_BYTES)
+recall = _memory.recall
+
+
+def remembered(function: Callable[P, Answer]) -> Callable[P, Answer]:
+    """Makes a pure function answer from memory.
+
+    Args:
+        function: its arguments are hashable, its result depends on them alone and is never changed.
+    """
+
+    @wraps(function)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        return recall((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
+
+    return asked
+
+
+def remembered_questions() -> list[Any]:
+    """What is remembered: function, positional and keyword arguments; the least recently asked for first."""
+    return _memory.questions()
+
+
+def clear_caches() -> None:
+    """Forgets all that ipujax remembers of earlier compilations; results stay the same, the next one takes longer.
+
+    Compiled functions keep what they hold. `jax.clear_caches` does the same for JAX.
+    """
+    _memory.clear()

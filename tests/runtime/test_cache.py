@@ -1,0 +1,104 @@
+"""Answers are remembered up to a number of bytes, and exchange of one geometry is counted once on any IPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.cache import Memory, held_arrays, remembered, remembered_questions
+from ipujax.runtime.exchange import copy_traffic
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.mapping import linear
+from ipujax.runtime.presets import preset
+from ipujax.runtime.tensor import Tensor, concat
+
+BYTES = 1 << 16
+
+
+def rows(question: str) -> np.ndarray:
+    return np.full(BYTES // 8, len(question))
+
+
+def test_the_least_recently_asked_for_is_forgotten_first() -> None:
+    found: list[str] = []
+
+    def answer(question: str) -> np.ndarray:
+        found.append(question)
+        return rows(question)
+
+    memory = Memory(5 * BYTES // 2)
+    for question in ("four", "three", "four", "five", "four", "three"):
+        np.testing.assert_array_equal(
+            memory.recall(question, lambda question=question: answer(question)), rows(question)
+        )  # type: ignore[misc]
+    assert found == ["four", "three", "five", "three"]
+    assert memory.questions() == ["four", "three"]
+
+
+def test_an_array_of_several_answers_counts_once() -> None:
+    shared, memory = np.zeros(BYTES, np.uint8), Memory(2 * BYTES)
+    for number in range(10):
+        memory.recall(number, lambda: (shared, shared[:7]))
+    assert len(memory.questions()) == 10 and BYTES < memory.taken_bytes < 2 * BYTES
+    memory.recall("another", lambda: np.zeros(BYTES, np.uint8))
+    assert memory.questions()[-1] == "another" and memory.taken_bytes <= 2 * BYTES
+    memory.recall("too much", lambda: np.zeros(3 * BYTES, np.uint8))
+    assert memory.questions() == [] and memory.taken_bytes == 0
+
+
+def test_arrays_of_questions_and_of_dataclasses_count() -> None:
+    mapping = linear(BYTES, 4, 16)
+    assert len(list(held_arrays((mapping, 3)))) == 2
+    assert sum(array.nbytes for array in held_arrays({"x": mapping, "y": [rows("y")]}["y"])) == BYTES
+    assert [array.nbytes for array in held_arrays(((rows("x")[2:5],),))] == [BYTES]  # a view keeps all of it
+
+
+def test_clear_caches_forgets_what_functions_remember() -> None:
+    found: list[int] = []
+
+    @remembered
+    def double(number: int) -> int:
+        found.append(number)
+        return 2 * number
+
+    assert [double(3), double(3)] == [6, 6] and found == [3]
+    ipu.clear_caches()
+    assert double(3) == 6 and found == [3, 3]
+
+
+def test_what_raises_is_not_remembered() -> None:
+    memory = Memory(BYTES)
+    with pytest.raises(ZeroDivisionError):
+        memory.recall("one", lambda: 1 // 0)
+    assert memory.recall("one", lambda: 1) == 1
+
+
+def test_the_same_copy_on_another_ipu_is_counted_once() -> None:
+    """A transposed copy, and one to several variables at once: on each IPU the same figures, found on the first."""
+    target = preset("mk2").replace(num_ipus=3, tiles_per_ipu=8)
+    graph = Graph(target)
+
+    def counted() -> int:
+        return sum(question[0] in ("traffic", "element traffic") for question in remembered_questions())
+
+    def variable(number: int, *shape: int) -> Tensor:
+        mapping = linear(int(np.prod(shape)), 4, target.tiles_per_ipu, number * target.tiles_per_ipu)
+        return graph.add_variable(shape, np.float32, f"x{number}", mapping)
+
+    def copies(number: int) -> list[np.ndarray]:
+        source, first, second = variable(number, 40, 24), variable(number, 24, 20), variable(number, 24, 20)
+        both = concat([first, second], 1)
+        found = [copy_traffic(source.transpose((1, 0)), both, graph)]
+        found += [copy_traffic(source, variable(number, 24, 40).transpose((1, 0)), graph)]
+        here = slice(number * target.tiles_per_ipu, (number + 1) * target.tiles_per_ipu)
+        return [rows[here] for one in found for rows in (one.received_bytes, one.sent_bytes, one.fragments)]
+
+    ipu.clear_caches()
+    expected = copies(0)
+    known = counted()
+    assert known == 2
+    for number in (1, 2):
+        for got, rows in zip(copies(number), expected, strict=True):
+            np.testing.assert_array_equal(got, rows)
+    assert counted() == known
