@@ -37,6 +37,7 @@ from ipujax.runtime.profile import Profile as Profile
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled
 from ipujax.stages import Lowered as Lowered
+from ipujax.stages import Traced as Traced
 
 
 def __getattr__(name: str) -> Any:
