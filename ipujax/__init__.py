@@ -41,6 +41,8 @@ from ipujax.stages import Compiled as Compiled
 from ipujax.stages import Lowered as Lowered
 from ipujax.stages import Traced as Traced
 
+_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules")
+
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
 if _typing.TYPE_CHECKING:
     from ipujax import poplar as poplar
@@ -53,17 +55,16 @@ if _typing.TYPE_CHECKING:
     from ipujax.poplar.custom_op import codelet_call as codelet_call
 
     __version__: str
-_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules")
+else:  # a type checker would take any name
 
-
-def __getattr__(name: str) -> _typing.Any:
-    if name in _LATER:
-        return _import_module(f"ipujax.{name}")
-    if name == "codelet_call":
-        return _import_module("ipujax.poplar.custom_op").codelet_call
-    if name == "__version__":
-        return _import_module("importlib.metadata").version("ipujax")
-    raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LATER:
+            return _import_module(f"ipujax.{name}")
+        if name == "codelet_call":
+            return _import_module("ipujax.poplar.custom_op").codelet_call
+        if name == "__version__":
+            return _import_module("importlib.metadata").version("ipujax")
+        raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
 
 
 __dir__ = _public_names(globals(), *_LATER, "__version__", "codelet_call", "distributed", "optim")
