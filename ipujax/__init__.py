@@ -8,7 +8,8 @@ def step(params, batch): ...
 step.lower(params, batch).compile().profile.summary() says what the machine would do; step(params, batch) computes it.
 """
 
-from typing import Any
+import typing as _typing
+from importlib import import_module as _import_module
 
 from ipujax import distributed as distributed
 from ipujax import optim as optim
@@ -22,6 +23,7 @@ from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
 from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
 from ipujax.pipeline_tasks import TaskTime as TaskTime
 from ipujax.pipeline_tasks import pipeline_tasks as pipeline_tasks
+from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
 from ipujax.runtime.errors import ArgumentError as ArgumentError
 from ipujax.runtime.errors import GraphError as GraphError
@@ -38,12 +40,32 @@ from ipujax.runtime.profile import Profile as Profile
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled
 from ipujax.stages import Lowered as Lowered
+from ipujax.stages import Traced as Traced
+
+_LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules")
+
+# Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
+if _typing.TYPE_CHECKING:
+    from ipujax import poplar as poplar
+    from ipujax import poplin as poplin
+    from ipujax import popnn as popnn
+    from ipujax import popops as popops
+    from ipujax import poprand as poprand
+    from ipujax import poputil as poputil
+    from ipujax import schedules as schedules
+    from ipujax.poplar.custom_op import codelet_call as codelet_call
+
+    __version__: str
+else:  # a type checker would take any name
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LATER:
+            return _import_module(f"ipujax.{name}")
+        if name == "codelet_call":
+            return _import_module("ipujax.poplar.custom_op").codelet_call
+        if name == "__version__":
+            return _import_module("importlib.metadata").version("ipujax")
+        raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
 
 
-def __getattr__(name: str) -> Any:
-    """`codelet_call` lies with codelets in Python, which few programs need and `import ipujax` does not wait for."""
-    if name != "codelet_call":
-        raise AttributeError(f"module 'ipujax' has no attribute {name!r}")
-    from ipujax.poplar.custom_op import codelet_call
-
-    return codelet_call
+__dir__ = _public_names(globals(), *_LATER, "__version__", "codelet_call", "distributed", "optim")

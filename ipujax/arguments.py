@@ -114,6 +114,7 @@ def by_position(
 def check_settings(
     fun: Callable[..., Any],
     donate_argnums: Sequence[int],
+    donate_argnames: Sequence[str],
     static_argnums: Sequence[int],
     static_argnames: Sequence[str],
 ) -> None:
@@ -122,6 +123,7 @@ def check_settings(
     Args:
         fun: any callable; one without a signature takes everything.
         donate_argnums: positions of donated arguments, from the end if negative.
+        donate_argnames: names of donated ones.
         static_argnums: positions of static ones.
         static_argnames: names of static ones.
 
@@ -144,20 +146,21 @@ def check_settings(
                         hint="static_argnames for one that is given by name" if "static" in setting else None,
                     )
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for name in static_argnames:
-            if name not in (names := [p.name for p in parameters]):
-                what = f"static_argnames names an argument that {who} lacks"
-                raise ArgumentValueError(
-                    what, expected=_shown_signature(fun), got=repr(name), hint=nearest(name, names)
-                )
+        names = [p.name for p in parameters]
+        for setting, given_names in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
+            for name in given_names:
+                if name not in names:
+                    what, hint = f"{setting} names an argument that {who} lacks", nearest(name, names)
+                    raise ArgumentValueError(what, expected=_shown_signature(fun), got=repr(name), hint=hint)
     static = {_name_at(given, n) for n in static_argnums} | set(static_argnames)
-    for number in donate_argnums:
-        if (donated := _name_at(given, number)) in static:
+    for donated in (*(_name_at(given, n) for n in donate_argnums), *donate_argnames):
+        if donated in static:
             raise ArgumentValueError(
                 f"argument {donated} of {who} is both static and donated",
                 expected="an argument that is static, which is compiled in, or donated, which is an array, or neither",
-                got=f"donate_argnums={tuple(donate_argnums)}, static: {', '.join(sorted(map(str, static)))}",
-                hint=f"leave {number} out of donate_argnums",
+                got=f"donated: {', '.join(map(str, (*donate_argnums, *donate_argnames)))}, "
+                f"static: {', '.join(sorted(map(str, static)))}",
+                hint=f"leave {donated} out of what is donated",
             )
 
 

@@ -34,6 +34,7 @@ from ipujax.lowering.replicate import Dims
 from ipujax.processes.instance import EXIT_CODE
 from ipujax.processes.membership import Facts, check_joined, leave, meet, membership, stable
 from ipujax.processes.mesh import ALL, SHARE, instance_mesh, to_all, to_local
+from ipujax.public import public_names
 from ipujax.replicas import split_dims
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.instances import AXIS
@@ -268,3 +269,17 @@ def _all_reduce(op: str, stacked: list[jax.Array]) -> list[jax.Array]:
         lambda held: [_OPERATIONS[op](x[0], AXIS) for x in held], mesh=instance_mesh(), in_specs=SHARE, out_specs=ALL
     )
     return reduced(stacked)
+
+
+__all__ = [
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "init",
+    "instance_index",
+    "local_replicas",
+    "num_instances",
+    "num_replicas",
+    "share",
+]
+__dir__ = public_names(globals())

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
@@ -31,7 +31,7 @@ from ipujax.arguments import (
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
-from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.replicate import AXIS, evaluate
@@ -43,13 +43,14 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host_call import HostCalls
 from ipujax.runtime.options import Options
-from ipujax.stages import Lowered, Signature, settled
+from ipujax.stages import Lowered, Traced, settled
 
 _LOG = logging.getLogger("ipujax")
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
 
 
-@overload
-def jit(fun: Callable[..., Any], /) -> IpuFunction: ...
 @overload
 def jit(
     fun: None = None,
@@ -61,13 +62,14 @@ def jit(
     out_specs: Any = None,
     axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
-) -> Callable[[Callable[..., Any]], IpuFunction]: ...
+) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(
-    fun: Callable[..., Any],
+    fun: Callable[_P, _R],
     /,
     *,
     device: Device | None = None,
@@ -76,10 +78,11 @@ def jit(
     out_specs: Any = None,
     axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
-) -> IpuFunction: ...
+) -> IpuFunction[_P, _R]: ...
 @knowing_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
@@ -91,6 +94,7 @@ def jit(  # type: ignore[no-untyped-def]
     out_specs=None,
     axis_name=AXIS,
     donate_argnums=(),
+    donate_argnames=(),
     static_argnums=(),
     static_argnames=(),
     options=None,
@@ -109,6 +113,7 @@ def jit(  # type: ignore[no-untyped-def]
         axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
             their place, stay on the device, while all other arguments and results move from and to the host each call.
+        donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
         static_argnames: the same by name.
         options: choices of the compiler.
@@ -137,6 +142,7 @@ def jit(  # type: ignore[no-untyped-def]
             out_specs=out_specs,
             axis_name=axis_name,
             donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
             options=options,
@@ -145,6 +151,7 @@ def jit(  # type: ignore[no-untyped-def]
         fun,
         device,
         as_numbers("donate_argnums", donate_argnums),
+        as_names("donate_argnames", donate_argnames),
         as_numbers("static_argnums", static_argnums),
         as_names("static_argnames", static_argnames),
         Options() if options is None else options,
@@ -152,14 +159,15 @@ def jit(  # type: ignore[no-untyped-def]
     )
 
 
-class IpuFunction:
+class IpuFunction(Generic[_P, _R]):
     """What `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[_P, _R],
         device: Device | None,
         donate_argnums: tuple[int, ...],
+        donate_argnames: tuple[str, ...],
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
         options: Options,
@@ -174,7 +182,7 @@ class IpuFunction:
             raise ArgumentError(
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, donate_argnums, static_argnums, static_argnames)
+        check_settings(fun, donate_argnums, donate_argnames, static_argnums, static_argnames)
         self._line = calling_line()  # where the work of a function with no line of the user's is shown
         # A callable object's attributes are its own business: copied here, they would stand in for methods.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
@@ -183,6 +191,7 @@ class IpuFunction:
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = {
             "donate_argnums": donate_argnums or None,
+            "donate_argnames": donate_argnames or None,
             "static_argnums": static_argnums or None,
             "static_argnames": static_argnames or None,
         }
@@ -197,7 +206,7 @@ class IpuFunction:
         self._partly_used: set[IPUModel] = set()  # warned about
         self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         outer = compiling()
         if outer is not None:
             outer.check_inner(self.__name__)
@@ -250,40 +259,66 @@ class IpuFunction:
         """How the replicas are spread over instances, if they are."""
         return Spread.of(self.__name__, self._replication)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""
         return self
 
     def __repr__(self) -> str:
         return f"ipu.jit({self.__name__})"
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> IpuFunction[_P, _R]: ...
+    @overload
+    def __get__(
+        self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: type | None = None
+    ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
         return self if instance is None else MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def trace(self, *args: _P.args, **kwargs: _P.kwargs) -> Traced:
+        """Traces for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
+
+        Raises:
+            ArgumentError: for arguments that are no arrays.
+        """
+        try:
+            operands: Any = args, kwargs
+            if self._spread is not None:
+                whole = self._operands(self._spread, args, kwargs, shapes_only=True)
+                operands = whole.args, whole.kwargs
+            return self._trace(self._device or current_device(), *operands)
+        except (TypeError, ValueError):
+            check_arguments(self._fun, args, kwargs, *self._static)
+            raise
+
+    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
         """Lowers for the shapes of some arguments, which may be `jax.ShapeDtypeStruct`s; nothing is run.
 
         Raises:
             ArgumentError: for arguments that are no arrays, for a function that uses values which a transformation of
                 JAX is tracing, or on a `CPU` device, which has no graph.
         """
-        device = self._device or current_device()
-        if isinstance(device, CPU):
-            what = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
-            raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
-        try:
-            if self._spread is not None:
-                operands = self._operands(self._spread, args, kwargs, shapes_only=True)
-                args, kwargs = operands.args, operands.kwargs
-            lowered = self._lower(device, args, kwargs)
-        except (TypeError, ValueError):
-            check_arguments(self._fun, args, kwargs, *self._static)
-            raise
-        if lowered is None:
-            what = f"{self.__name__} uses values that a transformation of JAX is tracing"
-            raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
-        return lowered
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        """The shapes and dtypes of the results, as a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
+
+        Raises:
+            ArgumentError: as `trace`.
+        """
+        if compiling() is not None:
+            return self._one_replica.eval_shape(*args, **kwargs)
+        results = self.trace(*args, **kwargs).out_info
+        return results if self._spread is None else self._spread.local_results(results)
+
+    def clear_cache(self) -> None:
+        """Forgets what the function was traced, lowered and compiled to."""
+        self._one_replica.clear_cache()
+        self._plain.clear_cache()
+        self._runners.clear()
+        self._tracers.clear()
+        self._lowered.clear()
 
     def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
@@ -315,10 +350,11 @@ class IpuFunction:
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 args, kwargs = received((args, kwargs))
-                lowered = self._lower(device, args, kwargs)
-                if lowered is None:
+                traced = self._trace(device, args, kwargs)
+                if traced.closes_over_tracers:
                     self._log_plain()
                     return self._plain(*args, **kwargs)
+                lowered = traced.lower()
                 lowered.compile()
                 # All arrays are tracers here, and static arguments never are.
                 leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
@@ -354,53 +390,49 @@ class IpuFunction:
         wrapper.__name__ = self.__name__
         return jax.jit(wrapper, **self._settings)
 
-    def _lower(self, device: IPUModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered | None:
-        """Lowers once for each trace, which JAX makes once for each signature; None if tracers are closed over."""
+    def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
+        jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
         with _timed(timings, "trace"), saying_what_axes_there_are(self._replication):
-            traced = self._tracer(device).trace(*args, **kwargs)
-        if len(traced.jaxpr.in_avals) != len(jax.tree.leaves(traced.args_info)):
-            return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
+            traced = jitted.trace(*args, **kwargs)
+        names, static = argument_places(self._fun, args, *self._static)
+        arguments = tuple(name for n, name in enumerate(names) if n not in static)
+        return Traced(traced, arguments, timings, functools.partial(self._lower, device))
+
+    def _lower(self, device: Device, traced: Traced) -> Lowered:
+        """Lowers once for each trace, which JAX makes once for each signature."""
+        if isinstance(device, CPU):
+            what = f"{self.__name__} runs on ipu.CPU(), which computes numbers only"
+            raise ArgumentError(what, hint="give ipu.jit an ipu.IPUModel")
+        if traced.closes_over_tracers:
+            what = f"{self.__name__} uses values that a transformation of JAX is tracing"
+            raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
         # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
         # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
         if traced.jaxpr not in self._lowered:
-            names, static = argument_places(self._fun, args, *self._static)
-            arguments = tuple(name for n, name in enumerate(names) if n not in static)
-            self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced, timings, arguments))
+            self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         lowered = self._lowered[traced.jaxpr]
         if lowered.calls is not None:
             self._calls.add(lowered.calls)
         return lowered
 
-    def _lower_anew(
-        self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
-    ) -> Lowered:
+    def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+        signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
         jaxprs = {"trace": jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
                 jaxprs[name] = run(list(jaxprs.values())[-1])
-        donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
         with _timed(timings, "lower"):
-            names = argument_names(traced.jaxpr)
             program = lower(
                 list(jaxprs.values())[-1],
                 device.target,
-                donated=[donated[n] for n in moved],
-                names=[names[n] for n in moved],
+                donated=[signature.donated[n] for n in moved],
+                names=[signature.leaf_names[n] for n in moved],
                 line=self._line or calling_line(),
             )
         self._warn_of_unused_ipus(device, program.graph)
-        signature = Signature(
-            traced.in_tree,
-            tuple(traced.jaxpr.in_avals),
-            donated,
-            traced.out_tree,
-            tuple(traced.jaxpr.out_avals),
-            arguments,
-            tuple(names),
-        )
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:

@@ -27,6 +27,7 @@ from ipujax.optim_shard import Shard as Shard
 from ipujax.optim_shard import shard as shard
 from ipujax.optim_shard import shard_specs as shard_specs
 from ipujax.optim_shard import unshard as unshard
+from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`
@@ -211,3 +212,18 @@ def _checked_dtype(dtype: Any, who: str) -> Any:
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
         raise ArgumentTypeError(f"dtype of ipu.optim.{who}", expected="a floating-point dtype", got=repr(dtype))
     return jnp.dtype(dtype)
+
+
+__all__ = [
+    "AutomaticLossScaleState",
+    "Optimizer",
+    "Shard",
+    "StaticLossScaleState",
+    "automatic_loss_scale",
+    "loss_scale",
+    "shard",
+    "shard_specs",
+    "static_loss_scale",
+    "unshard",
+]
+__dir__ = public_names(globals())

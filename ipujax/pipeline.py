@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,14 @@ from ipujax.lowering.stage_names import named_stages, stage_scope
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.target import nearest
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
 @knowing_keywords
 def pipeline(
-    fun: Callable[..., Any],
+    fun: Callable[_P, _R],
     *,
     micro_batches: int,
     schedule: str | Schedule = "1f1b",
@@ -52,7 +54,7 @@ def pipeline(
     carry: Mapping[int, Any] | None = None,
     reduce: Any = "mean",
     accumulate_dtype: Any = None,
-) -> Callable[..., Any]:
+) -> Callable[_P, _R]:
     """Applies a function to a batch one micro-batch at a time, and reduces its results.
 
     Args:
@@ -100,7 +102,7 @@ def pipeline(
     jitted = jax.jit(call)  # so that a pipeline called outside of a jitted function is traced once
 
     @functools.wraps(fun, updated=())
-    def pipelined(*args: Any, **kwargs: Any) -> Any:
+    def pipelined(*args: _P.args, **kwargs: _P.kwargs) -> Any:
         return jitted(*by_position(fun, args, kwargs))
 
     return pipelined

@@ -23,6 +23,7 @@ from jax import lax
 from ipujax.library import add, check_tensors, registrar
 from ipujax.poplar.graph_arguments import held
 from ipujax.poputil import clone
+from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as Program
@@ -304,3 +305,16 @@ def _dropped(
         return jnp.where(kept, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
 
     return _draw(graph, seed, seed_modifier, sample, prog, name, [x])
+
+
+__all__ = [
+    "Reference",
+    "add_codelets",
+    "bernoulli",
+    "dropout",
+    "normal",
+    "shaped_dropout",
+    "truncated_normal",
+    "uniform",
+]
+__dir__ = public_names(globals())

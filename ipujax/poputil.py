@@ -14,6 +14,7 @@ from ipujax.lowering.emit import placing
 from ipujax.lowering.poputil import linear_mapping
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
 from ipujax.poplar.graph import Graph as PoplarGraph
+from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, VECTOR_BYTES, Flat, even_cuts, flat_mapping, owners
@@ -140,3 +141,4 @@ def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -
 
 __all__ = ["add_codelets", "broadcast_to_match", "calc_linear_tile_mapping", "can_broadcast_to_match", "clone"]
 __all__ += ["concat", "duplicate", "get_tile_imbalance", "map_tensor_linearly"]
+__dir__ = public_names(globals())

@@ -29,3 +29,6 @@ from ipujax.lowering.schedules import Task as Task
 from ipujax.lowering.schedules import TaskList as TaskList
 from ipujax.lowering.schedules import ZeroBubbleH1 as ZeroBubbleH1
 from ipujax.lowering.schedules import schedule_plan as schedule_plan
+from ipujax.public import public_names as _public_names
+
+__dir__ = _public_names(globals())

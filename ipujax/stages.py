@@ -1,6 +1,7 @@
-"""The stages of a function on its way to the machine, mirroring `jax.stages`: Lowered, then Compiled.
+"""The stages of a function on its way to the machine, mirroring `jax.stages`: Traced, Lowered, then Compiled.
 
-ipu.jit(fun).lower(*args) → Lowered: jaxpr after each pass, graph, program
+ipu.jit(fun).trace(*args) → Traced: jaxpr, shapes of arguments and results
+Traced.lower()            → Lowered: jaxpr after each pass, graph, program; also ipu.jit(fun).lower(*args)
 Lowered.compile()         → Compiled: callable, profile, analyses
 """
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 
 from ipujax.arguments import check_not_deleted, described, has_tracer
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.pipelining.program import PipelineRun
 from ipujax.processes.mesh import over_instances, to_local
@@ -73,6 +74,76 @@ class Signature:
     out_avals: tuple[Any, ...]
     arguments: tuple[str, ...]
     leaf_names: tuple[str, ...]
+
+
+class Traced:
+    """A function as a jaxpr for one signature.
+
+    Made by `ipu.jit(fun).trace(*args)`; all is as in `jax.stages.Traced`, except that it is lowered for the IPU.
+    """
+
+    def __init__(
+        self,
+        traced: jax.stages.Traced,
+        arguments: tuple[str, ...],
+        timings: Mapping[str, float],
+        lower: Callable[[Traced], Lowered],
+    ) -> None:
+        self._traced, self._arguments, self.timings, self._lower = traced, arguments, timings, lower
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        """The jaxpr; that of a replicated function has one equation, for all replicas."""
+        return self._traced.jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        """The name of the function."""
+        return self._traced.fun_name
+
+    @property
+    def in_tree(self) -> Any:
+        """The tree of the arguments that are not static, as `(args, kwargs)`."""
+        return self._traced.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The tree of the results."""
+        return self._traced.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """For each array of the arguments its shape and dtype, and whether it is donated."""
+        return self._traced.args_info
+
+    @property
+    def out_info(self) -> Any:
+        """For each array of the results its shape and dtype."""
+        return self._traced.out_info
+
+    @property
+    def closes_over_tracers(self) -> bool:
+        """Whether the function uses values that a transformation of JAX is tracing: the jaxpr has them as inputs."""
+        return len(self.jaxpr.in_avals) != len(jax.tree.leaves(self.args_info))
+
+    @property
+    def signature(self) -> Signature:
+        """What the function was traced with."""
+        donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
+        avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
+        names = tuple(argument_names(self.jaxpr))
+        return Signature(self.in_tree, avals[0], donated, self.out_tree, avals[1], self._arguments, names)
+
+    def lower(self) -> Lowered:
+        """Lowers the function for its device, once.
+
+        Raises:
+            ArgumentError: as `ipu.jit(fun).lower`.
+        """
+        return self._lower(self)
+
+    def __repr__(self) -> str:
+        return f"Traced({self.fun_name}: {len(self.jaxpr.eqns)} equations)"
 
 
 class Lowered:
@@ -318,4 +389,4 @@ class Compiled:
         return leaves
 
     def __repr__(self) -> str:
-        return f"Compiled({self._lowered.name})"
+        return f"Compiled({self._lowered.name}: {self.profile.brief})"

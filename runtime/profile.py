@@ -9,7 +9,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from ipujax.runtime.clocks import PHASES
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.emulated import Emulated, emulated
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.memory_bound import UnmetBound
 from ipujax.runtime.program import Execute, If, Program, RepeatWhile, Switch
@@ -32,6 +32,7 @@ from ipujax.runtime.report_programs import active_cycles, numbering
 from ipujax.runtime.serialise import Where, write_cbor, write_json
 from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin
 from ipujax.runtime.summary import summary
+from ipujax.runtime.text import duration, size
 from ipujax.runtime.timeline import Recording, Timeline
 from ipujax.runtime.variable import Origin
 
@@ -88,7 +89,7 @@ class Profile:
         ran: what ran, of the executable's steps; its program once when None.
     """
 
-    executable: Executable = field(repr=False)
+    executable: Executable
     recording: Recording | None = None
     ran: Program | None = None
 
@@ -131,6 +132,20 @@ class Profile:
     def memory(self) -> MemoryReport:
         """What every tile needs."""
         return self.executable.memory
+
+    @property
+    def brief(self) -> str:
+        """The cycles, the fullest tile and the machine, in a line."""
+        memory, target = self.memory, self.executable.graph.system_target
+        try:
+            time = f"{self.cycles:,} cycles, {duration(self.seconds).strip()}"
+        except ProfileError:  # a loop runs as often as its data says
+            time = "cycles depend on trip counts"
+        bytes_of_tile = f"{size(memory.max_tile_bytes)} of {size(target.bytes_per_tile)}"
+        return f"{time}, fullest tile {memory.worst_tile} with {bytes_of_tile}, {target.num_ipus} × {target.name}"
+
+    def __repr__(self) -> str:
+        return f"Profile({self.brief})"
 
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:

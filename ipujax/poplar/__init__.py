@@ -43,6 +43,7 @@ from ipujax.poplar.vertex import Vertex as Vertex
 from ipujax.poplar.vertices import FieldRef as FieldRef
 from ipujax.poplar.vertices import VertexRef as VertexRef
 from ipujax.poplar.virtual import VirtualGraph as VirtualGraph
+from ipujax.public import public_names as _public_names
 from ipujax.runtime.program import ComputeSet as ComputeSet
 from ipujax.runtime.program import Function as Function
 from ipujax.runtime.tensor import Tensor as Tensor
@@ -50,3 +51,4 @@ from ipujax.runtime.tensor import append as append
 from ipujax.runtime.tensor import concat as concat
 
 In, Out = Input, Output
+__dir__ = _public_names(globals(), "program")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.poplar.types import BOOL, INT, UNSIGNED_INT, DataStream, RemoteBuffer
+from ipujax.public import public_names
 from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.program import Call as Call
@@ -278,3 +279,26 @@ def _described(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         return repr(tensor)
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} of {', '.join(map(repr, tensor.variables()))}"
+
+
+__all__ = [
+    "AbortOn",
+    "Call",
+    "Copy",
+    "CrossReplicaCopy",
+    "ErrorProgram",
+    "Execute",
+    "Function",
+    "If",
+    "PrintTensor",
+    "Program",
+    "Repeat",
+    "RepeatWhile",
+    "RepeatWhileFalse",
+    "RepeatWhileTrue",
+    "Sequence",
+    "Switch",
+    "Sync",
+    "WriteUndef",
+]
+__dir__ = public_names(globals())

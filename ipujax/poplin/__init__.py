@@ -6,7 +6,7 @@ Operands lie on tiles already; `create_mat_mul_input_lhs` and its like make tens
 Source: Poplar & PopLibs user guide, tutorial 4; names from poplin.
 """
 
-from ipujax.library import registrar
+from ipujax.library import registrar as _registrar
 from ipujax.poplin.convolution import ConvParams as ConvParams
 from ipujax.poplin.convolution import add_bias as add_bias
 from ipujax.poplin.convolution import convolution as convolution
@@ -30,5 +30,7 @@ from ipujax.poplin.matmul import transpose_grouped_matrix as transpose_grouped_m
 from ipujax.poplin.triangular import cholesky as cholesky
 from ipujax.poplin.triangular import triangular_mask as triangular_mask
 from ipujax.poplin.triangular import triangular_solve as triangular_solve
+from ipujax.public import public_names as _public_names
 
-add_codelets = registrar("poplin")
+add_codelets = _registrar("poplin")
+__dir__ = _public_names(globals())

@@ -5,7 +5,7 @@ connectionist temporal classification in `popnn.ctc_loss`. All are compositions 
 Source: names from popnn.
 """
 
-from ipujax.library import registrar
+from ipujax.library import registrar as _registrar
 from ipujax.popnn import ctc_loss as ctc_loss
 from ipujax.popnn import gru as gru
 from ipujax.popnn import lstm as lstm
@@ -52,5 +52,7 @@ from ipujax.popnn.pooling import PoolParams as PoolParams
 from ipujax.popnn.pooling import pool as pool
 from ipujax.popnn.pooling import pool_input_gradient as pool_input_gradient
 from ipujax.popops.sorts import top_k as top_k
+from ipujax.public import public_names as _public_names
 
-add_codelets = registrar("popnn")
+add_codelets = _registrar("popnn")
+__dir__ = _public_names(globals(), "ctc_loss", "gru", "lstm")

@@ -9,7 +9,7 @@ Source: Poplar & PopLibs user guide, tutorial 2; names from popops.
 
 import sys
 
-from ipujax.library import registrar
+from ipujax.library import registrar as _registrar
 from ipujax.popops import expr as expr
 from ipujax.popops.elementwise import FUNCTIONS as _FUNCTIONS
 from ipujax.popops.elementwise import Operation as _Operation
@@ -50,8 +50,9 @@ from ipujax.popops.sorts import sort_key_value as sort_key_value
 from ipujax.popops.sorts import sort_key_value_in_place as sort_key_value_in_place
 from ipujax.popops.sorts import top_k as top_k
 from ipujax.popops.sorts import top_k_key_value as top_k_key_value
+from ipujax.public import public_names as _public_names
 
-add_codelets = registrar("popops")
+add_codelets = _registrar("popops")
 
 
 def __getattr__(name: str) -> _Operation:
@@ -61,5 +62,4 @@ def __getattr__(name: str) -> _Operation:
     raise AttributeError(f"popops has no operation {name!r}", name=name, obj=sys.modules[__name__])
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_FUNCTIONS})
+__dir__ = _public_names(globals(), "expr", *_FUNCTIONS)

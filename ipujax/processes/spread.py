@@ -24,7 +24,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, is_float0, jaxprs_i
 from ipujax.lowering.replicate import Dims, evaluate, global_shape
 from ipujax.processes.membership import Facts, check_joined, meet, membership, stable
 from ipujax.processes.mesh import over_instances, to_all
-from ipujax.replicas import Places, Replication, leaf_dims
+from ipujax.replicas import Places, Replication, leaf_dims, split_dims
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.instances import Instances
 
@@ -182,6 +182,14 @@ class Spread:
         found = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
         shapes = [_divided(aval.shape, dim, self.instances.count) for aval, (_, dim) in zip(avals, found, strict=True)]
         return tuple(aval.update(shape=shape) for aval, shape in zip(avals, shapes, strict=True))
+
+    def local_results(self, results: Any) -> Any:
+        """Shapes and dtypes of what one instance gets, from a tree of those of all."""
+        dims = split_dims(f"out_specs of {self.name}", self.replication.out_specs, results)
+        leaves, tree = jax.tree.flatten(results)
+        shapes = [_divided(x.shape, dim, self.instances.count) for x, dim in zip(leaves, dims, strict=True)]
+        local = [x.update(shape=shape) for x, shape in zip(leaves, shapes, strict=True)]
+        return jax.tree.unflatten(tree, local)
 
     def evaluate(self, *operands: Any, jaxpr: ClosedJaxpr, in_dims: Dims, out_dims: Dims, **params: Any) -> Any:
         """The results of all replicas in plain JAX, of operands of all instances: see `lowering.replicate.evaluate`."""

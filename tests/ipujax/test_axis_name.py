@@ -128,6 +128,9 @@ def test_replicas_of_several_processes(run: Runner) -> None:
         fun = ipu.jit(lambda x: jax.lax.psum(x, "batch"), device=device, replicas=2, axis_name="batch",
                       in_specs=P("batch"))
         print("sum", int(fun(np.float32([ipu.distributed.instance_index() + 3]))[0]))
+        split = ipu.jit(lambda x: x * 2, device=device, replicas=2, axis_name="batch",
+                        in_specs=P("batch"), out_specs=P("batch"))
+        assert split.eval_shape(np.ones((3, 2))).shape == split(np.ones((3, 2))).shape == (3, 2)
     """
     assert run(source, "--replicas", "2") == 0, run.err
     assert run.printed("sum") == [7] * 4

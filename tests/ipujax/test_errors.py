@@ -128,9 +128,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "static donated": (
         {"static_argnums": 1, "donate_argnums": (0, -1)},
         ValueError,
-        r"argument b of add is both static and donated(.|\n)*try: leave -1 out",
+        r"argument b of add is both static and donated(.|\n)*try: leave b out",
     ),
     "static donated by name": ({"static_argnames": "a", "donate_argnums": 0}, ValueError, "argument a of add is both"),
+    "donated name": ({"donate_argnames": "bb"}, ValueError, r"donate_argnames names(.|\n)*got: 'bb'(.|\n)*try: 'b'"),
+    "donated by name static": ({"static_argnums": 0, "donate_argnames": "a"}, ValueError, "argument a of add is both"),
+    "position as donated name": ({"donate_argnames": 1}, TypeError, "donate_argnames of ipu.jit cannot be 1"),
     "float": ({"static_argnums": 1.5}, TypeError, r"static_argnums of ipu.jit cannot be 1.5(.|\n)*whole number"),
     "bool": ({"donate_argnums": True}, TypeError, r"donate_argnums of ipu.jit cannot be True(.|\n)*positions"),
     "name as position": ({"donate_argnums": "a"}, TypeError, "donate_argnums of ipu.jit cannot be 'a'"),

@@ -73,13 +73,30 @@ def source_modules() -> set[str]:
     return modules | {"ipujax/py.typed"}
 
 
-def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: Path):
-    checkout, dist, site = tmp_path / "checkout", tmp_path / "dist", tmp_path / "site"
+def copy_of_checkout(tmp_path: Path) -> Path:
+    """What is needed to build the package, without what was built before."""
+    checkout = tmp_path / "checkout"
     checkout.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
     for name in ("ipujax", "lowering", "runtime"):
         shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return checkout
+
+
+def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path):
+    checkout = copy_of_checkout(tmp_path)
+    build = f"import setuptools.build_meta as build; build.build_editable({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if ".dist-info/" not in name)
+        assert path.endswith(".pth") and Path(archive.read(path).decode().strip()).samefile(checkout)
+
+
+def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: Path):
+    checkout, dist, site = copy_of_checkout(tmp_path), tmp_path / "dist", tmp_path / "site"
 
     # Without --wheel or --sdist, `build` makes the sdist, unpacks it, and makes the wheel from that.
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(checkout)]

@@ -1,0 +1,126 @@
+"""What a function of `jax.jit` can do beside being called: `donate_argnames`, `trace`, `eval_shape`, `clear_cache`."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+
+DEVICE = ipu.IPUModel(2, tiles_per_ipu=8)
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+JITS = {"jax": jax.jit, "ipu": lambda f, **settings: ipu.jit(f, device=DEVICE, **settings)}
+JITS["cpu"] = lambda f, **settings: ipu.jit(f, device=ipu.CPU(), **settings)
+
+
+def update(params: Any, x: Any, *, scale: Any = 1.0) -> Any:
+    return {"w": params["w"] + x * scale, "n": params["n"] + 1}, (x * 2).sum(), scale * 3
+
+
+def params() -> Any:
+    return {"w": jnp.ones((2, 3)), "n": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "donated"),
+    [
+        ({"donate_argnames": "params"}, [True, False]),
+        ({"donate_argnames": ("params", "scale")}, [True, True]),
+        ({"donate_argnums": 0, "donate_argnames": "scale"}, [True, True]),
+        ({"donate_argnums": 0}, [True, False]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("which", JITS)
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_arguments_are_donated_by_name(which: str, settings: Any, donated: list[bool]) -> None:
+    given, scale = params(), jnp.ones((2, 3))
+    JITS[which](update, **settings)(given, X, scale=scale)
+    assert [given["w"].is_deleted(), scale.is_deleted()] == donated
+    if which == "ipu":
+        lowered = JITS[which](update, **settings).lower(params(), X, scale=scale)
+        assert [s.resident for s in lowered._lowered.inputs if s.name == "params['w']"] == donated[:1]
+
+
+@pytest.mark.parametrize("which", ["ipu", "cpu"])
+def test_traced_is_that_of_jax(which: str) -> None:
+    ours, theirs = (JITS[name](update, donate_argnums=0).trace(params(), X, scale=2.0) for name in (which, "jax"))
+    assert str(ours.jaxpr) == str(theirs.jaxpr)
+    for name in ("fun_name", "in_tree", "out_tree", "out_info"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    info = [[(x.shape, x.dtype, x.donated) for x in jax.tree.leaves(traced.args_info)] for traced in (ours, theirs)]
+    assert info[0] == info[1] and repr(ours) == f"Traced(update: {len(theirs.jaxpr.eqns)} equations)"
+
+
+def test_traced_lowers_as_the_function_does() -> None:
+    fun = JITS["ipu"](update, static_argnames="scale")
+    traced = fun.trace(params(), jax.ShapeDtypeStruct(X.shape, X.dtype), scale=2)
+    assert traced.lower() is fun.lower(params(), X, scale=2) and set(traced.timings) == {"trace"}
+    with pytest.raises(ipu.ArgumentError, match=r"argument x of update is not an array"):
+        fun.trace(params(), "no")
+    with pytest.raises(ipu.ArgumentError, match=r"update runs on ipu.CPU\(\)"):
+        JITS["cpu"](update).trace(params(), X).lower()
+
+
+@pytest.mark.parametrize("which", ["ipu", "cpu"])
+def test_eval_shape_is_that_of_jax(which: str) -> None:
+    assert JITS[which](update).eval_shape(params(), X) == jax.jit(update).eval_shape(params(), X)
+    replicated = {"replicas": 2, "in_specs": P(None, "replica"), "out_specs": P("replica")}
+    fun = JITS[which](lambda x: x.sum()[None], **replicated)
+    x = np.zeros((3, 4), np.float16)
+    assert fun.eval_shape(x) == jax.ShapeDtypeStruct(fun(x).shape, x.dtype) == jax.ShapeDtypeStruct((2,), x.dtype)
+    inner: list[Any] = []
+    outer = JITS[which](lambda x: (inner.append((fun.eval_shape(x).shape, fun(x).shape)), x.sum(0))[1], **replicated)
+    outer(x)
+    assert inner[-1][0] == inner[-1][1] == ((1,) if which == "ipu" else (2,))  # there it is one replica's
+
+
+def test_eval_shape_lowers_nothing() -> None:
+    fun = ipu.jit(lambda x: x @ x.T, device=ipu.IPUModel(tiles_per_ipu=1))
+    assert fun.eval_shape(jax.ShapeDtypeStruct((10**6, 3), np.float32)).shape == (10**6, 10**6)
+
+
+@pytest.mark.parametrize("which", JITS)
+def test_clear_cache_traces_anew(which: str) -> None:
+    scale, traces = [1.0], []
+    fun = JITS[which](lambda x: (traces.append(1), x * scale[0])[1])
+    for expected in (1.0, 2.0, 3.0):
+        scale[0] = expected
+        fun.clear_cache()
+        for _ in range(2):
+            np.testing.assert_array_equal(fun(X), X * expected)
+    assert len(traces) == 3
+
+
+def test_clear_cache_lets_go_of_what_was_lowered() -> None:
+    fun = JITS["ipu"](lambda x: x * 2)
+    fun(X)
+    lowered = weakref.ref(fun.lower(X))
+    fun.clear_cache()
+    gc.collect()
+    assert lowered() is None
+
+
+def test_reprs_say_what_it_costs() -> None:
+    compiled = JITS["ipu"](update).lower(params(), X).compile()
+    cycles, fullest = compiled.profile.cycles, compiled.profile.memory.worst_tile
+    assert repr(compiled) == f"Compiled(update: {compiled.profile.brief})"
+    assert repr(compiled.profile) == f"Profile({compiled.profile.brief})"
+    assert compiled.profile.brief.startswith(f"{cycles:,} cycles, ")
+    assert f"fullest tile {fullest} with " in repr(compiled) and " of 624.0 KiB, 2 × mk2" in repr(compiled)
+
+
+def test_reprs_of_what_depends_on_data() -> None:
+    fun = ipu.jit(
+        lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0), device=ipu.IPUModel(tiles_per_ipu=2)
+    )
+    compiled = fun.lower(3).compile()
+    assert "cycles depend on trip counts" in repr(compiled.profile)
+    assert f"{compiled.profile_call(3)[1].cycles:,} cycles" in repr(compiled.profile_call(3)[1])

@@ -1,0 +1,65 @@
+"""`dir` and completion show what is for users, and nothing else; all of it is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ipujax as ipu
+
+MODULES = ["", ".distributed", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popops"]
+MODULES += [".poprand", ".poputil", ".schedules"]
+SUBMODULES = {
+    "ipujax": {"distributed", "optim", "poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules"},
+    "ipujax.poplar": {"program"},
+    "ipujax.popnn": {"ctc_loss", "gru", "lstm"},
+    "ipujax.popops": {"expr"},
+}
+SOME = {
+    "ipujax": {"jit", "IPUModel", "Profile", "Traced", "codelet_call", "__version__"},
+    "ipujax.poplar": {"Graph", "FLOAT", "Engine", "concat"},
+    "ipujax.popops": {"add", "add_in_place", "reduce", "add_codelets"},
+    "ipujax.poplar.program": {"Sequence", "Repeat", "RepeatWhile"},
+}
+
+
+@pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])
+def test_what_dir_shows(name: str) -> None:
+    module = importlib.import_module(name)
+    shown = {attribute: getattr(module, attribute) for attribute in dir(module)}
+    assert SOME.get(name, set()) <= set(shown)
+    assert not [key for key in shown if key.startswith("_") and key != "__version__"]
+    assert {key for key, x in shown.items() if isinstance(x, ModuleType)} == SUBMODULES.get(name, set())
+    foreign = {key for key, x in shown.items() if not getattr(x, "__module__", "ipujax").startswith("ipujax")}
+    assert not {key for key in foreign if getattr(shown[key], "__name__", "") == key}  # names of one's own are ours
+
+
+@pytest.mark.parametrize("name", [f"ipujax{name}" for name in MODULES])
+def test_what_a_module_defines_is_shown_or_private(name: str) -> None:
+    module = importlib.import_module(name)
+    streams = {"PrintStream", "AbortStream"}  # of `poplar.program`, which makes them itself
+    defined = {key for key, x in vars(module).items() if getattr(x, "__module__", None) == name and key[0] != "_"}
+    assert {key for key in defined if getattr(vars(module)[key], "__name__", key) == key} - streams <= set(dir(module))
+
+
+def test_libraries_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
+    code = (
+        "import sys, ipujax as ipu\n"
+        "assert not {'ipujax.poplar', 'ipujax.popops', 'ipujax.schedules'} & set(sys.modules)\n"
+        "assert callable(ipu.popops.add) and ipu.poplar.Graph and ipu.schedules.GPipe\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'popsparse_'"):
+        ipu.popsparse_  # noqa: B018
+
+
+def test_there_is_one_version() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert ipu.__version__ == importlib.metadata.version("ipujax") == project["version"]
