@@ -1,11 +1,12 @@
 """Meetings: instances say what they are about to do together, and go on when all say the same.
 
-    request ::= {"what": "train_step", "digest": d}  or, the first time a digest is sent, with "facts": [[place, text]…]
-    reply   ::= {"go": true}  or  {"refused": {"what": …, "expected": …, "got": …, "hint": …}}
+    request ::= {"what": "train_step", "digest": d}  or, when asked to tell, with "facts": [[place, text]…]
+    reply   ::= {"go": true}  or  {"tell": true}  or  {"refused": {"what": …, "expected": …, "got": …, "hint": …}}
 
 A collective between processes that disagree hangs, or mixes up bytes. Each instance therefore asks before each one, and
-the launcher, which hears all of them, lets them go or tells all of them how they differ. After one refusal nothing goes
-any more. Facts are whatever must be equal: shapes of arguments, a checksum of weights.
+the launcher, which hears all of them, lets them go or tells all of them how they differ: for that it asks those whose
+digests differ to come again with their facts. After one refusal nothing goes any more. Facts are whatever must be
+equal: shapes of arguments, a checksum of weights.
 
 Input and output are plain data: how requests travel is the launcher's business.
 """
@@ -30,14 +31,15 @@ class Meetings:
         self._instances = instances
         self._waiting: dict[int, Mapping[str, Any]] = {}
         self._ended: set[int] = set()
-        self._facts: dict[str, dict[str, str]] = {}
         self._refusal: dict[str, str] | None = None
 
     def arrive(self, instance: int, request: Mapping[str, Any]) -> Replies:
         """An instance waits to do something; what to answer to whom."""
         self._waiting[instance] = request
-        if "facts" in request:
-            self._facts[request["digest"]] = dict(request["facts"])
+        if self._refusal is None and (silent := self._silent()):
+            for index in silent:
+                del self._waiting[index]
+            return {index: {"tell": True} for index in silent}
         self._refusal = self._refusal or self._difference() or self._absence()
         if self._refusal is not None:
             return self._reply({"refused": self._refusal})
@@ -70,6 +72,13 @@ class Meetings:
             "hint": "give all instances the same number of steps",
         }
 
+    def _silent(self) -> list[int]:
+        """Those who wait to do the same as others with another digest, and have not told their facts."""
+        whats, digests = ({request[key] for request in self._waiting.values()} for key in ("what", "digest"))
+        if len(whats) > 1 or len(digests) == 1:
+            return []
+        return [instance for instance, request in self._waiting.items() if "facts" not in request]
+
     def _difference(self) -> dict[str, str] | None:
         """A refusal if those who wait want different things."""
         if len({request["what"] for request in self._waiting.values()}) > 1:
@@ -81,7 +90,7 @@ class Meetings:
             }
         if len({request["digest"] for request in self._waiting.values()}) <= 1:
             return None
-        facts = {instance: self._facts[request["digest"]] for instance, request in self._waiting.items()}
+        facts = {instance: dict(request["facts"]) for instance, request in self._waiting.items()}
         # A part that somebody lacks is named before the whole that differs for it: who has most is heard first.
         places = dict.fromkeys(place for held in sorted(facts.values(), key=len, reverse=True) for place in held)
         place = next(place for place in places if len({held.get(place, NOTHING) for held in facts.values()}) > 1)

@@ -48,7 +48,16 @@ class Facts:
     def of(texts: Iterable[tuple[str, str]]) -> Facts:
         """Facts from their texts."""
         held = tuple(texts)
-        return Facts(held, hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest())
+        return Facts(held, _digest(held))
+
+    def and_more(self, texts: Iterable[tuple[str, str]]) -> Facts:
+        """Facts with others after them."""
+        more = tuple(texts)
+        return Facts(self.texts + more, _digest((self.digest, more)))
+
+
+def _digest(held: object) -> str:
+    return hashlib.blake2b(repr(held).encode(), digest_size=16).hexdigest()
 
 
 _NONE = Facts.of(())
@@ -145,7 +154,6 @@ class _Line:
         self._socket = socket.socket(fileno=os.dup(fd))
         self._replies = self._socket.makefile("rb")
         self._one_at_a_time = threading.Lock()
-        self._sent: set[str] = set()  # digests whose facts the launcher has
 
     def ask(self, request: Mapping[str, object]) -> Mapping[str, Mapping[str, str]]:
         """Sends a request and waits for its answer."""
@@ -156,10 +164,9 @@ class _Line:
     def meet(self, what: str, facts: Facts, hint: str | None) -> None:
         request: dict[str, object] = {"what": what, "digest": facts.digest}
         with self._one_at_a_time:
-            if facts.digest not in self._sent:
-                request["facts"] = facts.texts
-                self._sent.add(facts.digest)
             reply = self.ask(request)
+            if "tell" in reply:
+                reply = self.ask({**request, "facts": facts.texts})
         if "lost" in reply:
             raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")
         if "refused" in reply:

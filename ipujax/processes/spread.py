@@ -1,10 +1,12 @@
 """A function of several replicas among instances: each calls it with its own share, and gets its own share back.
 
 Input: the arguments of one instance's call. Output: the same as arrays of all instances, for one computation that all
-start together, and what must be equal on all before they do: shapes at each call, and at the first call of each kind
-also the values of what is not split, and the program.
+start together, and what must be equal on all before they do: at each call shapes and checksums of the values of what
+is not split, at the first call of each kind also the program.
 
-Limits: values of later calls are not compared. Instances of one run must be on machines that compute alike.
+A call reads all values that are not split once for their checksums, also those that the last call returned: an
+instance cannot know whether the others pass on the same array or a copy. Limits: a checksum has 32 bits. Instances of
+one run must be on machines that compute alike.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from ipujax.replicas import Places, Replication, leaf_dims, split_dims
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.instances import Instances
 
-_SHAPES = "each instance gives its own equal share of what is split, and all of what is not"
-_VALUES = "params = ipu.distributed.broadcast(params) gives all instances what instance 0 has"
+_ARGUMENTS = (
+    "each instance gives its own equal share of what is split, and the same of what is not: "
+    "params = ipu.distributed.broadcast(params) gives all instances what instance 0 has"
+)
 _PROGRAMS = "the function must be the same on all instances: it may not ask which one it is on"
 
 
@@ -87,7 +91,6 @@ class Spread:
     replication: Replication
     instances: Instances
     _kinds: dict[Any, _Kind] = field(default_factory=dict)
-    _met: set[str] = field(default_factory=set)  # digests of facts
 
     @staticmethod
     def of(name: str, replication: Replication | None) -> Spread | None:
@@ -169,11 +172,8 @@ class Spread:
             ArgumentError: on all instances, if they disagree.
         """
         check_joined(self.name)
-        meet(self.name, operands.facts, _SHAPES)
-        if operands.facts.digest not in self._met:
-            values = Facts.of((f"the values of {place}", _digest(x)) for place, x in operands.same)
-            meet(f"{self.name}, called for the first time", values, _VALUES)
-            self._met.add(operands.facts.digest)
+        values = ((f"the values of {place}", _digest(x)) for place, x in operands.same)
+        meet(self.name, operands.facts.and_more(values), _ARGUMENTS)
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
@@ -269,4 +269,6 @@ def _digest(x: Any) -> str:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     held = np.asarray(x)
-    return str(held.item()) if held.size == 1 else f"checksum {zlib.crc32(held.tobytes()):08x}"
+    if held.size == 1:
+        return str(held.item())
+    return f"checksum {zlib.crc32(np.ascontiguousarray(held).view(np.uint8)):08x}"

@@ -27,14 +27,33 @@ def test_all_go_when_the_last_one_comes():
         assert meetings.waiting() == {}
 
 
-def test_facts_are_sent_once():
+def without_facts(told: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in told.items() if key != "facts"}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_facts_are_asked_for_where_digests_differ(order: tuple[int, ...]):
+    told = [request("step", x="f32[6]" if index == 1 else "f32[4]") for index in range(3)]
+    meetings = Meetings(3)
+    for _ in range(2):
+        replies = [meetings.arrive(index, without_facts(told[0])) for index in range(3)]
+        assert replies == [{}, {}, dict.fromkeys(range(3), GO)]
+    refused, waiting = {}, [(index, without_facts(told[index])) for index in order]
+    while waiting:
+        replies = meetings.arrive(*waiting.pop(0))
+        waiting += [(index, told[index]) for index, reply in replies.items() if reply == {"tell": True}]
+        refused |= {index: reply["refused"] for index, reply in replies.items() if "refused" in reply}
+    assert set(refused) == {0, 1, 2}
+    assert {reply["what"] for reply in refused.values()} == {"instances disagree on x of step"}
+    assert "f32[6] on instance 1" in refused[0]["got"]
+
+
+def test_one_that_ends_instead_of_telling_its_facts():
     meetings = Meetings(2)
-    for index in range(2):
-        meetings.arrive(index, request("step", x="f32[4]"))
-    again = {key: value for key, value in request("step", x="f32[4]").items() if key != "facts"}
-    assert meetings.arrive(0, again) == {}
-    refused = meetings.arrive(1, request("step", x="f32[6]"))
-    assert refused[0]["refused"]["got"] == "f32[4] on instance 0; f32[6] on instance 1"
+    meetings.arrive(0, without_facts(request("step", x="1")))
+    assert set(meetings.arrive(1, without_facts(request("step", x="2")))) == {0, 1}
+    assert meetings.arrive(0, request("step", x="1")) == {}
+    assert meetings.end(1)[0]["refused"]["what"].startswith("instance 1 ended")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -28,13 +28,11 @@ CUMULATIVE: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", CUMULATIVE)
 def test_cumulative(name: str) -> None:
     # XLA may pick another order of additions for another number of rows.
-    check(
-        lambda x: CUMULATIVE[name](x, axis=1, reverse=name == "cumsum"), X, tiles=(7,), split_rtol=1e-5, split_atol=1e-6
-    )
+    check(lambda x: CUMULATIVE[name](x, axis=1, reverse=name == "cumsum"), X, tiles=(7,), rtol=1e-5, atol=1e-6)
 
 
 def test_cumulative_of_one_row_and_gradient() -> None:
-    check(lambda x: lax.cumsum(x), X.ravel(), tiles=(4,), split_rtol=1e-5)
+    check(lambda x: lax.cumsum(x), X.ravel(), tiles=(4,), rtol=1e-5)
     check(jax.grad(lambda x: (lax.cumsum(x, 2) ** 2).sum()), X, tiles=(4,), rtol=1e-5, atol=1e-5)
 
 
