@@ -41,7 +41,7 @@ Written by `python -m tests.lowering.primitives_page`; a test keeps it equal to 
 - **tile-parallel**: a lowering rule spreads it over tiles, or it is a view that costs nothing until it is used.
 - **inlined**: a call; its equations take its place. A callee that is called several times and does much more than copy
   its operands and results becomes a function of the control program instead, lowered once: `function_call`.
-- **one tile**: one vertex computes it; costed, and listed in `profile.fallbacks`. Batches and right-hand sides are shared out.
+- **one tile**: one vertex computes it; costed, and listed in `profile.fallbacks`; batches, right-hand sides are split.
 
 A row of the op table is run by the engine, by the engine split as the machine splits, and tile by tile, each against
 plain JAX; rows marked ∂ with their gradient too.
