@@ -6,17 +6,20 @@ error that names the argument. Errors are also of the class that Python or JAX r
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
 from ipujax.runtime.target import nearest
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -25,6 +28,28 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def knowing_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function of ipujax that names the nearest of its keywords when it is given one that it lacks.
+
+    Args:
+        fun: the function; a decorator.
+
+    Returns:
+        The same, which raises `ArgumentTypeError` for such a keyword.
+    """
+    known = [p.name for p in _parameters(fun) if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @functools.wraps(fun)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in kwargs:
+            if name not in known:
+                what = f"ipu.{fun.__name__} got an unexpected keyword argument {name!r}"
+                raise ArgumentTypeError(what, expected=f"one of {', '.join(known)}", hint=nearest(name, known))
+        return fun(*args, **kwargs)
+
+    return checked
 
 
 def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positions of arguments") -> tuple[int, ...]:
@@ -156,6 +181,7 @@ def check_arguments(
     Raises:
         ArgumentTypeError: naming function, argument and place in its tree, and the static argument that would allow it.
         ArgumentValueError: for a static argument that cannot be hashed.
+        DeletedArgumentError: for an array that an earlier call has taken.
     """
     _check_call(fun, args, kwargs)
     names, static = argument_places(fun, args, static_argnums, static_argnames)
@@ -226,6 +252,7 @@ def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
 
 def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        check_not_deleted(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf)
         try:
             jax.typeof(leaf)
         except TypeError as error:
@@ -236,6 +263,26 @@ def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -
                 got=f"{type(leaf).__name__}{dtype} {leaf!r:.60}",
                 hint=f"pass {remedy} to ipu.jit if it is a setting, or convert it to an array",
             ) from error
+
+
+def check_not_deleted(who: str, place: str, leaf: Any) -> None:
+    """Refuses an array whose buffer is gone.
+
+    Args:
+        who: the function that is given it, for the message.
+        place: the array as the user would write it, for the message.
+        leaf: anything.
+
+    Raises:
+        DeletedArgumentError: naming function and place.
+    """
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        raise DeletedArgumentError(
+            f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",
+            expected="an array that no call has taken",
+            got=f"deleted {described(leaf)}",
+            hint="what the earlier call returned in its place, or leave it out of donate_argnums",
+        )
 
 
 # --- functions and values in words ------------------------------------------------------------------------------------

@@ -101,8 +101,22 @@ def check_device(device: object, who: str) -> None:
     """
     if not isinstance(device, IPUModel | CPU):
         raise ArgumentError(
-            f"{who} was given something else than a device", expected="ipu.IPUModel(...) or ipu.CPU()", got=repr(device)
+            f"{who} was given something else than a device",
+            expected="ipu.IPUModel(...) or ipu.CPU()",
+            got=repr(device),
+            hint=_device_for(device),
         )
+
+
+def _device_for(given: object) -> str | None:
+    """What someone means who gives something else for a device."""
+    if isinstance(given, str) and given.lower() == "cpu":
+        return "ipu.CPU()"
+    if isinstance(given, str) and given.lower() in PRESETS:
+        return f'ipu.IPUModel(arch="{given.lower()}")'
+    if isinstance(given, int) and not isinstance(given, bool):
+        return f"ipu.IPUModel(num_ipus={given})"
+    return None
 
 
 _DEFAULT: ContextVar[Device | None] = ContextVar("ipujax_default_device", default=None)

@@ -13,10 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, overload
+from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
@@ -28,33 +27,25 @@ from ipujax.arguments import (
     check_settings,
     function_name,
     has_tracer,
+    knowing_keywords,
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
-from ipujax.lowering.jax_compat import argument_names, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
-from ipujax.lowering.replicate import evaluate
+from ipujax.lowering.replicate import AXIS, evaluate
+from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, saying_what_axes_there_are
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.host_call import HostCalls
 from ipujax.runtime.options import Options
-from ipujax.stages import Lowered, Signature
+from ipujax.stages import Lowered, Signature, settled
 
 _LOG = logging.getLogger("ipujax")
-
-
-@dataclass(frozen=True, slots=True)
-class _Compilation:
-    """What user code is being traced for."""
-
-    device: Device
-    replicas: int
-
-
-# The compilation that is tracing user code right now: inner `ipu.jit` functions are inlined into it.
-_COMPILING_FOR: ContextVar[_Compilation | None] = ContextVar("ipujax_compiling_for", default=None)
 
 
 @overload
@@ -65,9 +56,10 @@ def jit(
     /,
     *,
     device: Device | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
+    axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -79,22 +71,25 @@ def jit(
     /,
     *,
     device: Device | None = None,
-    replicas: int = 1,
+    replicas: int | None = None,
     in_specs: Any = None,
     out_specs: Any = None,
+    axis_name: str = AXIS,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     options: Options | None = None,
 ) -> IpuFunction: ...
+@knowing_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
     *more,
     device=None,
-    replicas=1,
+    replicas=None,
     in_specs=None,
     out_specs=None,
+    axis_name=AXIS,
     donate_argnums=(),
     static_argnums=(),
     static_argnames=(),
@@ -111,6 +106,7 @@ def jit(  # type: ignore[no-untyped-def]
         in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
             for all replicas, and `PartitionSpec("replica")`, split along the first dimension. All the same when None.
         out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
+        axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
             their place, stay on the device, while all other arguments and results move from and to the host each call.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
@@ -139,6 +135,7 @@ def jit(  # type: ignore[no-untyped-def]
             replicas=replicas,
             in_specs=in_specs,
             out_specs=out_specs,
+            axis_name=axis_name,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
             static_argnames=static_argnames,
@@ -151,7 +148,7 @@ def jit(  # type: ignore[no-untyped-def]
         as_numbers("static_argnums", static_argnums),
         as_names("static_argnames", static_argnames),
         Options() if options is None else options,
-        Replication.of(replicas, in_specs, out_specs),
+        Replication.of(replicas, in_specs, out_specs, axis_name),
     )
 
 
@@ -189,30 +186,29 @@ class IpuFunction:
             "static_argnums": static_argnums or None,
             "static_argnames": static_argnames or None,
         }
-        self.__name__: str = function_name(fun)
         self._replication = replication
-        self._one_replica = jax.jit(fun, **self._settings)
+        self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
+        self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
-        self._lowered: dict[Any, Lowered] = {}
-        self._calling: list[Lowered] = []  # those that call Python functions while they run
+        # By what JAX traced and holds, for as long as it would not trace anew: no value may hold its key.
+        self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
+        self._partly_used: set[IPUModel] = set()  # warned about
+        self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        device = self._device or _outer_device() or current_device()
-        inlined = self._is_inlined(device)
-        if inlined:
+        outer = compiling()
+        if outer is not None:
+            outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
+        device = self._device or current_device()
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs)
         plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
-        except (TypeError, ValueError):
-            # JAX refuses arguments that do not fit or are no arrays before it traces anything; ours says more.
-            check_arguments(self._fun, args, kwargs, *self._static)
-            raise
         except jax.errors.JaxRuntimeError as error:
             if "GlobalToLocalShape" not in str(error):
                 raise
@@ -222,9 +218,11 @@ class IpuFunction:
                 got=device if isinstance(device, CPU) else "a transformation of JAX",
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
-        for lowered in [] if plain else self._calling:
-            lowered.settled(outs)
-        return outs
+        except (TypeError, ValueError, RuntimeError):
+            # JAX refuses arguments that do not fit, are no arrays or are deleted before it computes; ours says more.
+            check_arguments(self._fun, args, kwargs, *self._static)
+            raise
+        return outs if plain or not self._calls else settled(outs, self._calls)
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that all instances make, each with its share of the arguments."""
@@ -236,7 +234,7 @@ class IpuFunction:
             spread.meet(operands)
             run = self._plain if isinstance(device, CPU) else self._runner(device)
             return to_local(run(*operands.args, **operands.kwargs))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
 
@@ -286,27 +284,6 @@ class IpuFunction:
             what = f"{self.__name__} uses values that a transformation of JAX is tracing"
             raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
         return lowered
-
-    def _is_inlined(self, device: Device) -> bool:
-        """Whether the call becomes part of another function that is being compiled."""
-        outer = _COMPILING_FOR.get()
-        if outer is None:
-            return False
-        if device != outer.device:
-            raise ArgumentError(
-                f"{self.__name__} is called inside a function compiled for another device",
-                expected=outer.device,
-                got=device,
-                hint="give both functions one device, or leave the inner one's out",
-            )
-        if self._replication is not None and self._replication.replicas != outer.replicas:
-            raise ArgumentError(
-                f"{self.__name__} is called inside a function of another number of replicas",
-                expected=outer.replicas,
-                got=self._replication.replicas,
-                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
-            )
-        return True
 
     def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
@@ -358,7 +335,7 @@ class IpuFunction:
 
             def traced(*args: Any, **kwargs: Any) -> Any:
                 replication = self._replication
-                with _compiling_for(_Compilation(device, replication.replicas if replication else 1)):
+                with compiling_for(self._compilation(device)):
                     if replication is None:
                         return self._fun(*args, **kwargs)
                     return replication.trace(
@@ -367,6 +344,9 @@ class IpuFunction:
 
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
+
+    def _compilation(self, device: IPUModel) -> Compilation:
+        return Compilation(device, self._replication.replicas if self._replication else 1)
 
     def _jitted(self, wrapper: Callable[..., Any]) -> Any:
         """A wrapper of the function under its name and signature, jitted with its settings."""
@@ -383,19 +363,20 @@ class IpuFunction:
             return None  # JAX hands tracers that the function closes over to the jaxpr as further inputs
         # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
         # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
-        key = device, id(traced.jaxpr), traced.in_tree
-        if key not in self._lowered:
+        if traced.jaxpr not in self._lowered:
             names, static = argument_places(self._fun, args, *self._static)
             arguments = tuple(name for n, name in enumerate(names) if n not in static)
-            lowered = self._lowered.setdefault(key, self._lower_anew(device, traced, timings, arguments))
-            if lowered.calls is not None:
-                self._calling.append(lowered)
-        return self._lowered[key]
+            self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced, timings, arguments))
+        lowered = self._lowered[traced.jaxpr]
+        if lowered.calls is not None:
+            self._calls.add(lowered.calls)
+        return lowered
 
     def _lower_anew(
         self, device: IPUModel, traced: Any, timings: dict[str, float], arguments: tuple[str, ...]
     ) -> Lowered:
-        jaxpr, moved = without_float0(traced.jaxpr)
+        jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
+        self._compilation(device).check(jaxpr)
         jaxprs = {"trace": jaxpr}
         for name, run in PASSES:
             with _timed(timings, name):
@@ -410,6 +391,7 @@ class IpuFunction:
                 names=[names[n] for n in moved],
                 line=self._line or calling_line(),
             )
+        self._warn_of_unused_ipus(device, program.graph)
         signature = Signature(
             traced.in_tree,
             tuple(traced.jaxpr.in_avals),
@@ -421,23 +403,19 @@ class IpuFunction:
         )
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
 
+    def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
+        """Says once for each device that a smaller one would do."""
+        last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)
+        used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
+        enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
+        if enough < there and device not in self._partly_used:
+            self._partly_used.add(device)
+            what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
+            _LOG.warning(what, self.__name__, used, there, enough)
+
 
 @contextmanager
 def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     timings[name] = time.perf_counter() - start
-
-
-def _outer_device() -> Device | None:
-    outer = _COMPILING_FOR.get()
-    return None if outer is None else outer.device
-
-
-@contextmanager
-def _compiling_for(compilation: _Compilation) -> Iterator[None]:
-    token = _COMPILING_FOR.set(compilation)
-    try:
-        yield
-    finally:
-        _COMPILING_FOR.reset(token)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, Literal, NoReturn
 
@@ -277,7 +278,7 @@ def _evaluated(fun: Any, trees: Sequence[Any], operands: Sequence[Held], parts: 
 
     shapes = jax.tree.map(described, tuple(trees), is_leaf=_is_shard)
     jaxpr, results = jax.make_jaxpr(fun, return_shape=True)(*shapes)
-    return sharded_eval(jaxpr, operands, parts, _refuse), jax.tree.structure(results)
+    return sharded_eval(jaxpr, operands, parts, partial(_refuse, parts.axis)), jax.tree.structure(results)
 
 
 def _held(parts: Shards, x: Any) -> Held:
@@ -337,7 +338,7 @@ def _check_number(name: str, value: Any, least: int) -> None:
         raise ArgumentValueError(f"{name} of ipu.optim.shard", expected=f"a whole number from {least}", got=repr(value))
 
 
-def _refuse(path: Path) -> NoReturn:
+def _refuse(axis: str, path: Path) -> NoReturn:
     """Refuses an equation that a shard is not enough for."""
     eqn = path[-1]
     function = next((name for name in map(library_function, path) if name), "the optimiser")
@@ -348,5 +349,5 @@ def _refuse(path: Path) -> NoReturn:
         expected="an update of each element by itself, or by numbers such as a sum over all elements",
         got=f"{eqn.primitive.name} of {shapes}",
         hint=f"apply {function} to the whole gradient first: optax.chain({function}(...), ipu.optim.shard(the rest, "
-        'reduce="none")), given jax.lax.pmean(grads, "replica")',
+        f'reduce="none")), given jax.lax.pmean(grads, "{axis}")',
     )

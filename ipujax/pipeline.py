@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.arguments import argument_places, as_numbers, by_position, function_name
+from ipujax.arguments import argument_places, as_numbers, by_position, described, function_name, knowing_keywords
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
 from ipujax.lowering.pipeline_op import (
     REDUCTIONS,
@@ -39,6 +39,7 @@ from ipujax.runtime.target import nearest
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
+@knowing_keywords
 def pipeline(
     fun: Callable[..., Any],
     *,
@@ -62,7 +63,7 @@ def pipeline(
             are cut where the simulated pipeline takes least time and fits: not inside branches, and of loops between
             the turns of a `lax.scan` over stacked parameters alone.
         device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
-        batch_argnums: positional arguments that are split.
+        batch_argnums: positional arguments that are split; the last one by default.
         rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).
         carry: state handed from one micro-batch to the next: for each positional argument the part of the results that
             is its next value, as a path of positions and keys: `{1: (0, "state")}`. That part of the results is as the
@@ -212,13 +213,20 @@ class _Call:
         """Binds the pipeline and returns its results."""
         places, operands, roles = self._operands()
         shapes = [self._micro_batch(*each) for each in zip(places, operands, roles, strict=True)]
+        self._check_batch(
+            [(name, x) for (_, name), x, role in zip(places, operands, roles, strict=True) if role == "batch"]
+        )
         structure = jax.tree.structure((self.args, self.kwargs))
 
         def flat(*leaves: Any) -> Any:
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return self.fun(*args, **kwargs)
 
-        traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+        try:
+            traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._what_is_split()}")
+            raise
         _refuse_nesting(traced, self.who)
         if self.order.stages is None and len(named_stages(traced.jaxpr)) < 2:
             self.order.refuse_without_stages(self.who)
@@ -278,13 +286,30 @@ class _Call:
                     f"{what} cannot be split into {self.count} micro-batches",
                     expected=f"a first axis of a multiple of {self.count}, in each replica",
                     got=aval.str_short(),
-                    hint=f"a whole batch of a multiple of {self.count} × replicas"
-                    if aval.ndim
-                    else "batch_argnums says which arguments are split",
+                    hint=f"a whole batch of a multiple of {self.count} × replicas; {self._what_is_split()}",
                 )
             return jax.ShapeDtypeStruct((aval.shape[0] // self.count, *aval.shape[1:]), aval.dtype)
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+    def _check_batch(self, leaves: Sequence[tuple[str, Any]]) -> None:
+        """Refuses arrays of a batch that are not of one size.
+
+        Raises:
+            ArgumentValueError: naming the arrays.
+        """
+        if len({jnp.shape(x)[0] for _, x in leaves}) > 1:
+            raise ArgumentValueError(
+                f"the batch of ipu.pipeline({self.who}) has first axes of unequal size",
+                expected="as many examples in each array",
+                got=", ".join(f"{name} {described(x)}" for name, x in leaves),
+                hint=self._what_is_split(),
+            )
+
+    def _what_is_split(self) -> str:
+        """What `batch_argnums` takes for the batch, in words."""
+        numbers, names = self.numbers.batch, ", ".join(self.names[n] for n in self.numbers.batch) or "nothing"
+        return f"batch_argnums={numbers[0] if len(numbers) == 1 else numbers} takes {names} for the batch"
 
     def _carries(self, out: Any, places: Sequence[int | None]) -> list[tuple[int, int]]:
         """(operand, result) of all state that is handed on."""
@@ -421,7 +446,7 @@ def _checked_carry(carry: Any) -> dict[int, Path]:
 
 
 def _check_reductions(reduce: Any) -> None:
-    for kind in jax.tree.leaves(reduce, is_leaf=lambda leaf: leaf is None):
+    for kind in [None] if reduce is None else jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ArgumentValueError(
                 "reduce of ipu.pipeline names no reduction",

@@ -3,6 +3,7 @@
 The function is written for one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
 `PartitionSpec()` for what all replicas get, `PartitionSpec("replica")` for what is split along its first dimension,
 `PartitionSpec(None, "replica")` along its second. Keyword arguments go to all. `out_specs` is a prefix of the results.
+"replica" is the name of the axis unless `axis_name` gives it another.
 """
 
 from __future__ import annotations
@@ -31,28 +32,34 @@ class Replication:
         replicas: how many.
         in_specs: prefix of the positional arguments that are not static; all `PartitionSpec()` when None.
         out_specs: prefix of the results; the same.
+        axis_name: the name of the axis of replicas.
     """
 
     replicas: int = 1
     in_specs: Any = None
     out_specs: Any = None
+    axis_name: str = AXIS
 
     @staticmethod
-    def of(replicas: Any, in_specs: Any, out_specs: Any) -> Replication | None:
+    def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
         """The settings of `ipu.jit`; None for a plain function, which has no axis of replicas.
 
         Raises:
-            ArgumentError: for what is no number of replicas, or no tree of specs.
+            ArgumentError: for what is no number of replicas, no tree of specs or no name, or for an axis without
+                replicas.
         """
+        if not isinstance(axis_name, str) or not axis_name:
+            raise ArgumentTypeError("axis_name of ipu.jit", expected="a string", got=repr(axis_name))
+        if replicas is None:
+            _refuse_axes_without_replicas(in_specs, out_specs, axis_name)
+            replicas = 1
         if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
             raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
         replicas = int(replicas)
-        for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
-            for spec in jax.tree.leaves(specs, is_leaf=_is_spec):
-                _check_spec(name, spec)
-        return (
-            None if (replicas, in_specs, out_specs) == (1, None, None) else Replication(replicas, in_specs, out_specs)
-        )
+        for name, spec in _all_specs(in_specs, out_specs):
+            _check_spec(name, spec, axis_name)
+        is_plain = (replicas, in_specs, out_specs) == (1, None, None)
+        return None if is_plain else Replication(replicas, in_specs, out_specs, axis_name)
 
     def trace(
         self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
@@ -99,7 +106,7 @@ class Replication:
             return fun(*whole, **keywords, **settings)
 
         with saying_what_axes_there_are(self):
-            jaxpr, results = trace_over_axis(one_replica, shapes, AXIS, self.replicas)
+            jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
@@ -114,6 +121,7 @@ class Replication:
             in_dims=in_dims,
             out_dims=out_dims,
             is_checked=False,
+            axis_name=self.axis_name,
         )
         return jax.tree.unflatten(jax.tree.structure(results), outs)
 
@@ -170,18 +178,35 @@ def _is_array_tree(x: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, jax.core.Tracer | jax.Array) for leaf in leaves)
 
 
-def _check_spec(name: str, spec: Any) -> None:
+def _all_specs(in_specs: Any, out_specs: Any) -> Iterator[tuple[str, Any]]:
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        yield from ((name, spec) for spec in jax.tree.leaves(specs, is_leaf=_is_spec))
+
+
+def _refuse_axes_without_replicas(in_specs: Any, out_specs: Any, axis_name: str) -> None:
+    if axis_name != AXIS:
+        what = "axis_name of ipu.jit names the axis of replicas, and replicas= is not given"
+        raise ArgumentError(what, expected="replicas=N", got=repr(axis_name))
+    for name, spec in _all_specs(in_specs, out_specs):
+        if isinstance(spec, PartitionSpec) and any(spec):
+            what = f"{name} of ipu.jit split over replicas, and replicas= is not given"
+            raise ArgumentError(what, expected="replicas=N, or PartitionSpec()", got=spec, hint="replicas=2")
+
+
+def _check_spec(name: str, spec: Any, axis_name: str) -> None:
     if spec is None:
         return
     if not isinstance(spec, PartitionSpec):
-        hint = "jax.sharding.PartitionSpec(), or PartitionSpec('replica')"
+        hint = f"jax.sharding.PartitionSpec(), or PartitionSpec({axis_name!r})"
         raise ArgumentTypeError(f"{name} of ipu.jit", expected="a tree of PartitionSpec", got=repr(spec), hint=hint)
     axes = [axis for part in spec if part is not None for axis in ((part,) if isinstance(part, str) else part)]
-    if any(axis != AXIS for axis in axes) or len(axes) > 1:
+    others = [axis for axis in axes if axis != axis_name]
+    if others or len(axes) > 1:
         raise ArgumentError(
-            f"{name} of ipu.jit name axes there are not" if any(a != AXIS for a in axes) else f"{name} split twice",
-            expected=f'"{AXIS}" once, or no axis',
+            f"{name} of ipu.jit name axes there are not" if others else f"{name} split twice",
+            expected=f'"{axis_name}" once, or no axis',
             got=spec,
+            hint=f"axis_name={others[0]!r}" if others == axes[:1] else None,
         )
 
 
@@ -196,11 +221,12 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
     Raises:
         ArgumentError: specs of another structure than the values.
     """
-    specs = PartitionSpec() if specs is None else specs
+    # None among the values has no leaves, and no spec of its own.
+    specs = jax.tree.map(lambda spec: PartitionSpec() if spec is None else spec, specs, is_leaf=_is_spec)
     if isinstance(values, tuple) and isinstance(specs, list):
         specs = tuple(specs)
     try:
-        full = jax.tree.broadcast(specs, values, is_leaf=_is_spec)
+        full = jax.tree.broadcast(specs, values)
     except ValueError as error:
         raise ArgumentError(
             f"{name} do not fit what they are for",
@@ -210,11 +236,11 @@ def split_dims(name: str, specs: Any, values: Any) -> Dims:
             got=specs,
             hint="one PartitionSpec for each argument or result, or for a subtree of it",
         ) from error
-    return tuple(_dim(spec) for spec in jax.tree.leaves(full, is_leaf=_is_spec))
+    return tuple(map(_dim, jax.tree.leaves(full)))
 
 
-def _dim(spec: PartitionSpec | None) -> int | None:
-    return next((dim for dim, part in enumerate(spec or ()) if part is not None and part != ()), None)
+def _dim(spec: PartitionSpec) -> int | None:
+    return next((dim for dim, part in enumerate(spec) if part is not None and part != ()), None)
 
 
 def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
@@ -252,13 +278,13 @@ def saying_what_axes_there_are(replication: Replication | None) -> Iterator[None
 def _unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
     name = str(error).partition("axis name: ")[2].partition(".")[0]
     if replication is None:
-        hint = f'ipu.jit(..., replicas=N, in_specs=..., out_specs=...), over which the axis is "{AXIS}"'
+        hint = f"ipu.jit(..., replicas=N, axis_name={name!r}, in_specs=..., out_specs=...)"
     else:
-        hint = f'jax.lax.psum(x, "{AXIS}")'
+        hint = f'jax.lax.psum(x, "{replication.axis_name}"), or ipu.jit(..., axis_name={name!r})'
     return ArgumentNameError(
         f"a collective over the axis {name!r}, which there is not",
         where=line_of(error),
-        expected=f'"{AXIS}"' if replication else "an axis of jax.vmap or jax.shard_map",
+        expected=f'"{replication.axis_name}"' if replication else "an axis of jax.vmap or jax.shard_map",
         got=repr(name),
         hint=hint,
     )

@@ -6,7 +6,7 @@ Lowered.compile()         → Compiled: callable, profile, analyses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.arguments import described, has_tracer
+from ipujax.arguments import check_not_deleted, described, has_tracer
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.pipelining.program import PipelineRun
@@ -37,6 +37,19 @@ from ipujax.runtime.steps import distinct
 from ipujax.structure import EVERYWHERE, first_difference
 
 Record = Callable[[Program, Any], None]
+
+
+def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
+    """The results of a run, once the run is over and what it called in Python too.
+
+    Raises:
+        BaseException: what one of these functions raised.
+    """
+    outs = jax.block_until_ready(outs)
+    jax.effects_barrier()
+    for each in calls:
+        each.raise_error()
+    return outs
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,18 +186,6 @@ class Lowered:
         makes = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if makes else None
 
-    def settled(self, outs: Any) -> Any:
-        """The results of a run, once it is over if Python functions were called in it.
-
-        Raises:
-            BaseException: what one of these functions raised.
-        """
-        if self.calls is not None:
-            outs = jax.block_until_ready(outs)
-            jax.effects_barrier()
-            self.calls.raise_error()
-        return outs
-
     @cached_property
     def _compiled(self) -> Compiled:
         return Compiled(self, compile(self.graph, self.program, options=self._options))
@@ -263,7 +264,7 @@ class Compiled:
         leaves = self._check(args, kwargs)
         spread = self._lowered.spread
         if spread is None:
-            return self._lowered.settled(self._call(*leaves))
+            return self._settled(self._call(*leaves))
         operands = spread.operands(args, kwargs, (self._lowered.signature.arguments, ()), (), shapes_only=False)
         spread.meet(operands)
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
@@ -284,8 +285,12 @@ class Compiled:
             self._notes = {}
             outs = jax.block_until_ready(self._profiled_call(*leaves))
             jax.effects_barrier()
-            self._lowered.settled(outs)
+            self._settled(outs)
             return outs, Profile(self.executable, self._notes)
+
+    def _settled(self, outs: Any) -> Any:
+        calls = self._lowered.calls
+        return outs if calls is None else settled(outs, [calls])
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
@@ -305,6 +310,7 @@ class Compiled:
         if spread is not None:
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
+            check_not_deleted(name, place, leaf)
             found = described(leaf)
             if found != aval.str_short():
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
-from ipujax.lowering.poplin.following import Operation
-from ipujax.lowering.poplin.joint import Later
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -33,9 +31,6 @@ class Context:
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
         into_tensor: where the result may be written at once; a rule that does so returns it.
-        later: what follows a product that is a pass of a dense layer.
-        laid_as: where the result is wanted: of an update the weights, of a scatter what it is added to; in its order.
-        on_result: the elementwise operations that follow a product on arrays of its result's shape.
     """
 
     graph: Graph
@@ -46,9 +41,6 @@ class Context:
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
     into_tensor: Tensor | None = None
-    later: Later | None = None
-    laid_as: Tensor | None = None
-    on_result: tuple[Operation, ...] = ()
 
     @property
     def primitive(self) -> Primitive:

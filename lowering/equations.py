@@ -8,32 +8,19 @@ be traced goes to `fallback`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.jax_compat import (
-    Atom,
-    ClosedJaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    name_stack,
-    source_line,
-    traced_impl,
-)
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.nested import primitive_names
-from ipujax.lowering.role import NO_ROLE, NO_ROLES, Role
-from ipujax.lowering.roles import roles
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 class Lowering:
@@ -49,67 +36,46 @@ class Lowering:
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
-    def jaxpr(
-        self,
-        jaxpr: ClosedJaxpr,
-        operands: Sequence[Tensor],
-        prog: ProgramSequence,
-        known: Mapping[int, Role] = NO_ROLES,
-    ) -> list[Tensor]:
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
         """Lowers a jaxpr on given tensors; returns the tensors of its results.
 
         Args:
             jaxpr: what to lower.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            known: roles that some of its equations have by what is around them.
         """
         body = jaxpr.jaxpr
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
-        self.equations(body.eqns, env, prog, roles(body, known))
+        self.equations(body.eqns, env, prog)
         return [self.read(env, atom) for atom in body.outvars]
 
-    def equations(
-        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, known: Mapping[int, Role]
-    ) -> None:
+    def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None:
         """Lowers equations in order.
 
         Args:
             eqns: the equations.
-            env: the tensors of what they read, and of what their roles name; theirs are added.
+            env: the tensors of what they read; those of their results are added.
             prog: program to add to.
-            known: roles of equations, see `roles`.
         """
         for eqn in eqns:
-            role = known.get(id(eqn), NO_ROLE)
-            laid_as = None if role.laid_as is None else env.get(role.laid_as)
-            if laid_as is not None and role.is_transposed:
-                laid_as = laid_as.transpose((1, 0))
             operands = [self.read(env, atom) for atom in eqn.invars]
-            layer: dict[str, Any] = {"later": role.later, "laid_as": laid_as, "on_result": role.on_result}
-            if role.inside:
-                layer["lower_jaxpr"] = partial(self.jaxpr, known=role.inside)
-            results = self.equation(eqn, operands, prog, **layer)
+            results = self.equation(eqn, operands, prog)
             env.update(zip(eqn.outvars, results, strict=True))
 
-    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, **layer: Any) -> Sequence[Tensor]:
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
 
         Args:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
-            **layer: what `Context` says of its role.
         """
-        outer = self._graph.origin
-        with self._graph.debug_origin(Origin(source_line(eqn) or outer.line, name_stack(eqn) or outer.path)):
-            return self._apply_rule(eqn, operands, prog, {"lower_jaxpr": self.jaxpr, **layer})
+        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
+            return self._apply_rule(eqn, operands, prog)
 
-    def _apply_rule(
-        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, layer: Mapping[str, Any]
-    ) -> Sequence[Tensor]:
+    def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,
@@ -118,8 +84,8 @@ class Lowering:
             equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
+            lower_jaxpr=self.jaxpr,
             into_tensor=self._target(eqn, operands),
-            **layer,
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)

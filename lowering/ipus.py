@@ -19,7 +19,6 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, trace
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.placement import variables
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
-from ipujax.lowering.role import Role
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
 from ipujax.runtime.program import Copy
@@ -36,9 +35,7 @@ class LowersEquations(Protocol):
 
     def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]: ...
 
-    def equations(
-        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, known: Mapping[int, Role]
-    ) -> None: ...
+    def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None: ...
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
 
@@ -78,26 +75,20 @@ class Ipus:
         """The IPU a variable lies on; None while it lies nowhere."""
         return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
 
-    def equation(
-        self, eqn: JaxprEqn, env: Mapping[Var, Tensor], ipu: int, prog: ProgramSequence, known: Mapping[int, Role]
-    ) -> list[Tensor]:
+    def equation(self, eqn: JaxprEqn, env: Mapping[Var, Tensor], ipu: int, prog: ProgramSequence) -> list[Tensor]:
         """Lowers an equation on an IPU, what it reads brought there.
 
         Args:
             eqn: the equation.
-            env: tensors anywhere, of what it reads and of what its role names.
+            env: tensors anywhere, of what it reads.
             ipu: where.
             prog: program to add to.
-            known: roles of equations, see `roles`.
 
         Returns:
             The tensors of its results.
         """
         local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
-        laid_as = known[id(eqn)].laid_as if id(eqn) in known else None
-        if laid_as is not None and self.is_on(env[laid_as], ipu):
-            local[laid_as] = env[laid_as]
-        self.lowering(ipu).equations([eqn], local, prog, known)
+        self.lowering(ipu).equations([eqn], local, prog)
         return [local[var] for var in variables(eqn.outvars)]
 
     def emit(
@@ -160,10 +151,6 @@ class Ipus:
             local = self._with_own_constants(tensor, foreign, ipu)
             self._brought[tensor, ipu] = self._copied(local, ipu, prog)
         return self._brought[tensor, ipu]
-
-    def is_on(self, tensor: Tensor, ipu: int) -> bool:
-        """Whether all of a tensor that lies anywhere lies on an IPU."""
-        return not self._elsewhere(tensor, ipu)
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
         return [v for v in tensor.variables() if self.home(v) not in (None, ipu)]

@@ -15,6 +15,7 @@ from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
+from ipujax.runtime.variable import Origin
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -288,12 +289,27 @@ def source_line(eqn: JaxprEqn) -> str:
     calls it. A traceback goes no further out than the function that was traced: if that is a library's, no line is the
     user's.
     """
+    return _shown(next((frame for frame in _frames(eqn) if not is_installed(frame.file_name)), None))
+
+
+def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
+    """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
+    innermost = next((frame for frame in _frames(eqn) if is_of_user(frame.file_name)), None)
+    line, library = source_line(eqn), _shown(innermost)
+    library = library if line else library or outer.library
+    return Origin(line or outer.line, name_stack(eqn) or outer.path, "" if library == line else library)
+
+
+def _frames(eqn: JaxprEqn) -> Sequence[Any]:
+    """The frames an equation was traced in, innermost first."""
     traceback = eqn.source_info.traceback
-    frames: Sequence[Any] = traceback.frames if traceback else ()
-    for frame in frames:
-        if not is_installed(frame.file_name):
-            return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))
-    return ""
+    return traceback.frames if traceback else ()
+
+
+def _shown(frame: Any) -> str:
+    if frame is None:
+        return ""
+    return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))
 
 
 def library_function(eqn: JaxprEqn) -> str:
@@ -302,9 +318,7 @@ def library_function(eqn: JaxprEqn) -> str:
     The functions of an Optax optimiser are made by the one that bears its name: `scale_by_adam` stands for
     `scale_by_adam.<locals>.update_fn`, and for all that works for it.
     """
-    traceback = eqn.source_info.traceback
-    frames: Sequence[Any] = traceback.frames if traceback else ()
-    names: list[str] = [frame.function_name for frame in frames if is_of_user(frame.file_name)]
+    names: list[str] = [frame.function_name for frame in _frames(eqn) if is_of_user(frame.file_name)]
     makers = [name.partition(".<locals>.")[0] for name in names if ".<locals>.update" in name]
     return next(iter(makers + names), "")
 
@@ -349,13 +363,20 @@ def joined_stack(outer: Any, eqn: JaxprEqn) -> Any:
     return own if outer is None else outer + own
 
 
-def common_stack(stacks: Sequence[Any], name: str) -> Any:
-    """What several name stacks begin with, followed by a name."""
+def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
+    """The equation at the line of another, under what the name stacks of several begin with, and a name if any."""
+    stack = common_stack([other.source_info.name_stack for other in eqns])
+    info = place.source_info.replace(name_stack=stack.extend(name) if name else stack)
+    return eqn.replace(source_info=info)
+
+
+def common_stack(stacks: Sequence[Any]) -> Any:
+    """What several name stacks begin with."""
     first = stacks[0]
     same = 0
     while all(same < len(stack) and stack[: same + 1] == first[: same + 1] for stack in stacks):
         same += 1
-    return first[:same].extend(name)
+    return first[:same]
 
 
 def in_function(jaxpr: ClosedJaxpr, stack: Any, caller: JaxprEqn | None) -> ClosedJaxpr:

@@ -48,7 +48,7 @@ def check_results(whole: Replicated) -> None:
             raise GraphError(
                 f"{str(path) or 'the result'} may differ between replicas, and out_specs say that all have the same",
                 where=(source_line(eqn) or None) if eqn is not None else None,
-                expected='P("replica"), which joins the parts of replicas, or a value that all have',
+                expected=f'P("{whole.axis_name}"), which joins the parts of replicas, or a value that all have',
                 got="P()",
-                hint='reduce it before it is returned: jax.lax.pmean(x, "replica")',
+                hint=f'reduce it before it is returned: jax.lax.pmean(x, "{whole.axis_name}")',
             )

@@ -1,8 +1,8 @@
 """Functions of one replica as part of a jaxpr: the primitive `replicated`, and which arguments are split.
 
-    results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…)
+    results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…, axis_name=…)
 
-The jaxpr is what one replica computes, over an axis named `AXIS`. Operand n is split in N along dimension `in_dims[n]`,
+The jaxpr is what one replica computes, over the axis `axis_name`. Operand n is split in N along dimension `in_dims[n]`,
 or the same for all replicas when that is None; results are joined, or taken from replica 0, by `out_dims`. Plain JAX
 computes the same numbers, all replicas as a leading axis (`stacked_eval`).
 
@@ -38,6 +38,7 @@ class Replicated:
         in_dims: for each of its inputs the dimension that is split, None where all replicas get the same.
         out_dims: for each of its results the dimension along which they are joined, None where all are equal.
         is_checked: whether they are known to be.
+        axis_name: the axis of replicas in the jaxpr, the only one there.
     """
 
     jaxpr: ClosedJaxpr
@@ -45,6 +46,7 @@ class Replicated:
     in_dims: Dims
     out_dims: Dims
     is_checked: bool = False
+    axis_name: str = AXIS
 
 
 def split(x: jax.Array, dim: int | None, replicas: int) -> jax.Array:
@@ -76,13 +78,14 @@ def evaluate(
     in_dims: Dims,
     out_dims: Dims,
     is_checked: bool = False,
+    axis_name: str = AXIS,
     instances: Instances = ALONE,
 ) -> list[jax.Array]:
     """The numbers of all replicas, as JAX operations that can be traced, differentiated and mapped.
 
     With several instances operands and results are what their replicas here have, inside a `jax.shard_map` over them.
     """
-    del is_checked
+    del is_checked, axis_name
     everyone = Replicas(replicas, instances)
     here = everyone.here
     stacked = [
@@ -125,4 +128,6 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     in_dims = tuple(eqn.params["in_dims"][n] for n in order)
     params = eqn.params
     closed_whole = ClosedJaxpr(whole, consts)
-    return Replicated(closed_whole, params["replicas"], in_dims, params["out_dims"], params["is_checked"])
+    return Replicated(
+        closed_whole, params["replicas"], in_dims, params["out_dims"], params["is_checked"], params["axis_name"]
+    )

@@ -53,7 +53,7 @@ def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
     """The stages named inside the jaxprs that an equation holds, each with the first equation that names it."""
     found: dict[int, JaxprEqn] = {}
     for body in jaxprs_in_params(eqn.params):
-        for inner in _equations(getattr(body, "jaxpr", body)):
+        for inner in equations(getattr(body, "jaxpr", body)):
             stage = stage_name(inner).stage
             if stage is not None:
                 found.setdefault(stage, inner)
@@ -62,22 +62,23 @@ def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
 
 def has_stages(jaxpr: Jaxpr) -> bool:
     """Whether any equation, however deep, is named after a stage, or is a pipeline that has some."""
-    return any(stage_name(eqn).stage is not None or eqn.primitive.name == PIPELINE for eqn in _equations(jaxpr))
+    return any(stage_name(eqn).stage is not None or eqn.primitive.name == PIPELINE for eqn in equations(jaxpr))
 
 
 def holds_pipeline(eqn: JaxprEqn) -> bool:
     """Whether the jaxprs that an equation holds have a pipeline with stages in them."""
     inside = (getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params))
-    return any(inner.primitive.name == PIPELINE for body in inside for inner in _equations(body))
+    return any(inner.primitive.name == PIPELINE for body in inside for inner in equations(body))
 
 
 def named_stages(jaxpr: Jaxpr) -> set[int]:
     """The stages that equations are named after, however deep."""
-    return {stage for eqn in _equations(jaxpr) if (stage := stage_name(eqn).stage) is not None}
+    return {stage for eqn in equations(jaxpr) if (stage := stage_name(eqn).stage) is not None}
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
     for eqn in jaxpr.eqns:
         yield eqn
         for body in jaxprs_in_params(eqn.params):
-            yield from _equations(getattr(body, "jaxpr", body))
+            yield from equations(getattr(body, "jaxpr", body))

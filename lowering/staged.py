@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipujax.lowering.ipus import Ipus, MakeLowering
-from ipujax.lowering.jax_compat import ClosedJaxpr, Var, name_stack, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import place
-from ipujax.lowering.roles import roles
 from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
 from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 def lower_staged(
@@ -52,9 +50,8 @@ def lower_staged(
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     runs: list[PipelineRun] = []
-    known = roles(body)
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
-        lowering, origin = ipus.lowering(ipu), Origin(source_line(eqn) or graph.origin.line, name_stack(eqn))
+        lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
         with graph.debug_origin(origin):
             read = [lowering.read(env, atom) for atom in eqn.invars]
             results: Sequence[Tensor]
@@ -66,7 +63,7 @@ def lower_staged(
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                results = ipus.equation(eqn, env, ipu, prog, known)
+                results = ipus.equation(eqn, env, ipu, prog)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ipujax.lowering.gcl.collective_params import COLLECTIVES, is_collective
+from ipujax.lowering.gcl.collective_params import COLLECTIVES, axis_of, is_collective
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -144,7 +144,7 @@ def _refuse_meeting(eqn: JaxprEqn, what: str) -> None:
             f"replicas may disagree on {what}, and would have to meet for {inner.primitive.name} inside it",
             where=source_line(inner) or source_line(eqn) or None,
             expected="a value that is the same on all replicas",
-            hint='reduce it first, jax.lax.pmax(..., "replica"), or move the collective outside',
+            hint=f'reduce it first, jax.lax.pmax(..., "{axis_of(inner)}"), or move the collective outside',
         )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Execute, Program, own_tensors
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Variable
 from ipujax.runtime.vertices import NO_TILE, Access, Axis, Dim, Term, VertexGroup, element, unsplit
@@ -31,21 +32,9 @@ from ipujax.runtime.vertices import NO_TILE, Access, Axis, Dim, Term, VertexGrou
 Collapsed = Mapping[Variable, Variable]
 
 
-def distinct_nodes(program: Program) -> Iterator[Program]:
-    """All nodes of a program, the body of a function once."""
-    seen: set[Program] = set()
-    todo = [program]
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            todo += reversed(node.children())
-            yield node
-
-
 def executed_groups(graph: Graph, program: Program) -> Iterator[VertexGroup]:
     """All vertex groups of the compute sets a program executes, each once."""
-    compute_sets = dict.fromkeys(node.compute_set for node in distinct_nodes(program) if isinstance(node, Execute))
+    compute_sets = dict.fromkeys(node.compute_set for node in distinct(program) if isinstance(node, Execute))
     for compute_set in compute_sets:
         yield from graph.groups[compute_set]
 
@@ -65,7 +54,7 @@ def collapsible(graph: Graph, program: Program, kept: Collection[Variable] = ())
     found.difference_update(kept)
     if not found:
         return frozenset()
-    for node in distinct_nodes(program):
+    for node in distinct(program):
         found.difference_update(v for tensor in own_tensors(node) for v in tensor.variables())
     ties: list[set[Variable]] = []
     for group in executed_groups(graph, program):

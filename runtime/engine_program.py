@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from ipujax.runtime.collapse import collapsible, distinct_nodes, executed_groups, merged, one_slot
+from ipujax.runtime.collapse import collapsible, executed_groups, merged, one_slot
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
@@ -52,6 +53,7 @@ from ipujax.runtime.program import (
     own_tensors,
 )
 from ipujax.runtime.split import apply, run_group, signatures
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor, read, write
 from ipujax.runtime.variable import Variable, dtype_name
 
@@ -59,6 +61,8 @@ Streams = dict[HostStream, jax.Array]
 Live = frozenset[Variable]
 State = list[jax.Array]
 Record = Callable[[Program, Any], None]
+_MANY = 16  # executions in a row that become a loop; fewer are left for XLA to fuse
+_MAX_SCAN = (1 << 31) - 1  # iterations of one `lax.scan`, which counts in int32
 
 
 class Values(dict[Variable, jax.Array]):
@@ -143,7 +147,7 @@ class EngineProgram:
 
     def _constants_read(self, program: Program) -> list[Variable]:
         """Constants in the order of the graph, made arrays once, outside of all control flow."""
-        tensors = [tensor for node in distinct_nodes(program) for tensor in own_tensors(node)]
+        tensors = [tensor for node in distinct(program) for tensor in own_tensors(node)]
         tensors += [access.tensor for group in executed_groups(self._graph, program) for access in group.accesses]
         used = {variable for tensor in tensors for variable in tensor.variables() if variable.is_constant}
         return sorted(used, key=self._order.__getitem__)
@@ -207,7 +211,7 @@ class EngineProgram:
         """What a program changes beside the variables of the graph: output streams, off-chip memory, the host."""
         if program not in self._side_states:
             found: dict[Variable, None] = {}
-            for node in distinct_nodes(program):
+            for node in distinct(program):
                 if isinstance(node, RemoteOut):
                     found[node.buffer.memory] = None
                 elif isinstance(node, (StreamIn, StreamOut)) and (self._host is not None or _is_call(node)):
@@ -310,6 +314,9 @@ class EngineProgram:
             self.go(step.body, values, live)
         if step.count <= 1:
             return
+        if step.count > _MAX_SCAN:
+            half, rest = divmod(step.count, 2)
+            return self.go(Sequence(Repeat(2, Repeat(half, step.body)), Repeat(rest, step.body)), values, live)
         live |= self._effects(step.body).reads
         variables = self._state([step.body], live)
 
@@ -399,10 +406,22 @@ _CONTROL = (Repeat, RepeatWhile, If, Switch, Call)
 
 
 def steps_of(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
-    """The steps of a program in order, without the sequences and calls around them but for those left whole."""
+    """The steps of a program in order, without the sequences and calls around them but for those left whole.
+
+    A compute set that is executed many times in a row is a loop, so that it is traced once.
+    """
+    for _, same in groupby(_one_by_one(program, is_whole), lambda step: getattr(step, "compute_set", step)):
+        steps = list(same)
+        if isinstance(steps[0], Execute) and len(steps) >= _MANY:
+            yield Repeat(len(steps), steps[0])
+        else:
+            yield from steps
+
+
+def _one_by_one(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
     if isinstance(program, (Sequence, Call)) and not is_whole(program):
         for child in program.children():
-            yield from steps_of(child, is_whole)
+            yield from _one_by_one(child, is_whole)
     else:
         yield program
 
@@ -447,7 +466,7 @@ def _row_numbers(offset: Tensor, values: Values) -> jax.Array:
 
 def _stream_variables(program: Program, kind: type[StreamIn] | type[StreamOut]) -> dict[HostStream, Variable]:
     """A variable for each stream that a kind of node moves, in the order of the nodes."""
-    nodes = (node for node in distinct_nodes(program) if isinstance(node, kind) and not _is_call(node))
+    nodes = (node for node in distinct(program) if isinstance(node, kind) and not _is_call(node))
     streams = dict.fromkeys(node.stream for node in nodes)
     return {stream: Variable(stream.shape, stream.dtype, stream.name) for stream in streams}
 

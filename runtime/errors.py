@@ -12,8 +12,10 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import jax
 
@@ -145,6 +147,32 @@ class GraphError(IpuError):
     """A graph built wrongly: unconnected field, wrong dtype or shape, unknown name."""
 
 
+MAX_COUNT = (1 << 32) - 1  # of iterations, and of cycles of one vertex: Poplar's unsigned int
+
+
+def whole_number(value: Any, what: str, highest: int = MAX_COUNT, *, where: object = None) -> int:
+    """A whole number from 0 to `highest`; booleans are none.
+
+    Args:
+        value: what was given.
+        what: how the error calls it.
+        highest: the greatest that is taken.
+        where: as in `IpuError`.
+
+    Raises:
+        GraphError: anything else.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= highest:
+        expected = f"a whole number, 0 … {highest}"
+        raise GraphError(what, where=where, expected=expected, got=shortened(value))
+    return int(value)
+
+
+def shortened(value: Any) -> str:
+    """What a value is, for an error."""
+    return repr(value) if isinstance(value, str | Real) else f"a {type(value).__name__}"
+
+
 class VerifyError(IpuError):
     """A rule of the verifier is broken; `rule` names it."""
 
@@ -167,6 +195,10 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 class ArgumentValueError(ArgumentError, ValueError):
     """Such a call where JAX raises a `ValueError`."""
+
+
+class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
+    """A call with an array that was donated before, where JAX raises a `RuntimeError` or a `ValueError`."""
 
 
 class ScheduleError(ArgumentError):

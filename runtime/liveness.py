@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ipujax.runtime.effects import Effects, EffectsOf
 from ipujax.runtime.program import Call, Function, If, Program, Repeat, RepeatWhile, Switch
 from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.steps import Leaf
+from ipujax.runtime.steps import Leaf, distinct
 from ipujax.runtime.variable import Variable
 
 Step = Leaf | Call | If | Switch | RepeatWhile  # the last three stand for the reading of their predicate
@@ -78,18 +78,11 @@ class _Frames:
 
     def frame(self, program: Program, function: Function | None) -> Liveness:
         """Liveness of a program, for a function of the variables that only it touches."""
-        for call in _calls(program):
-            if call.function not in self.functions:
+        for call in distinct(program, into_calls=False):
+            if isinstance(call, Call) and call.function not in self.functions:
                 self.functions[call.function] = self.frame(call.function.body, call.function)
         scan = _Scan(self.effects, self.own, function)
         return scan.run(program, self.functions)
-
-
-def _calls(program: Program) -> list[Call]:
-    """The calls in a program, those inside called functions left out."""
-    if isinstance(program, Call):
-        return [program]
-    return [call for child in program.children() for call in _calls(child)]
 
 
 def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:

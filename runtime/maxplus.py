@@ -6,12 +6,14 @@ power n, found by repeated squaring: exact for every n, with no need to notice w
 
 Input and output: int64 arrays of cycles. `NEVER` is the algebra's zero, minus infinity.
 Source: F. Baccelli et al., Synchronization and Linearity (1992), chapter 1.
-Limits: times stay below 2^60 cycles.
+Limits: times stay below 2^60 cycles, 18 years at 2 GHz.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from ipujax.runtime.errors import ProfileError
 
 NEVER = -(1 << 60)
 _ROWS_ELEMENTS = 1 << 22  # most int64 elements of a temporary in a product: 32 MiB
@@ -39,7 +41,18 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for first in range(0, len(a), step):
         rows = a[first : first + step]
         result[first : first + step] = (rows[:, :, None] + b[None]).max(1)
+    check_time(int(result.max(initial=0)))
     return np.maximum(result, NEVER)
+
+
+def check_time(cycles: int) -> None:
+    """Refuses a time that sums of times might not hold.
+
+    Raises:
+        ProfileError: 2^60 cycles or more.
+    """
+    if cycles >= -NEVER:
+        raise ProfileError("a run of 2^60 cycles or more has no profile", got=f"{cycles} cycles", hint="fewer repeats")
 
 
 def repeated(a: np.ndarray, count: int, x: np.ndarray) -> np.ndarray:

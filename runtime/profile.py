@@ -19,6 +19,7 @@ from ipujax.runtime.clocks import PHASES
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.emulated import Emulated, emulated
+from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.memory_bound import UnmetBound
 from ipujax.runtime.program import Execute, If, Program, RepeatWhile, Switch
@@ -33,6 +34,8 @@ from ipujax.runtime.steps import Leaf, leaf_name, leaf_origin
 from ipujax.runtime.summary import summary
 from ipujax.runtime.timeline import Recording, Timeline
 from ipujax.runtime.variable import Origin
+
+_LINES = ("user", "library")  # whose lines of source
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +154,23 @@ class Profile:
         """Operations whose plans take more of a tile's memory than planners may use, in the order they were added."""
         return tuple(self.executable.graph.unmet_bounds)
 
-    def operations(self, n: int | None = None) -> tuple[Operation, ...]:
-        """The most expensive lines of the user's source, most expensive first; those that take no time are left out.
+    def operations(self, n: int | None = None, *, lines: str = "user") -> tuple[Operation, ...]:
+        """The most expensive lines of source, most expensive first; those that take no time are left out.
 
         Args:
             n: how many; all of them when None.
+            lines: "user" for lines of the user's own source; "library" for the innermost line outside JAX and ipujax,
+                so that one line that calls a library becomes several lines of that library. Inside a library's own
+                `jax.jit` no line is known: that work belongs to the line that calls it.
+
+        Raises:
+            ArgumentValueError: for other lines.
         """
+        if lines not in _LINES:
+            expected = " or ".join(map(repr, _LINES))
+            raise ArgumentValueError("there are no such lines of a profile", expected=expected, got=repr(lines))
         total, rows = max(1, self.cycles), []
-        for origin, work, names in self._work_by_line().values():
+        for origin, work, names in self._work_by_line(lines == "library").values():
             if not work.any():
                 continue
             ipu = int(work.sum(1).argmax())
@@ -170,11 +182,12 @@ class Profile:
         rows.sort(key=lambda row: -row.cycles)
         return tuple(rows[:n])
 
-    def _work_by_line(self) -> dict[str, tuple[Origin, np.ndarray, Counter[str]]]:
+    def _work_by_line(self, of_libraries: bool) -> dict[str, tuple[Origin, np.ndarray, Counter[str]]]:
         """Work of each phase on each IPU, and cycles by name of the step, for each line of source."""
         lines: dict[str, tuple[Origin, np.ndarray, Counter[str]]] = {}
         for node, runs in self.timeline.executions.items():
             origin, name = _place(node)
+            origin = origin.in_library() if of_libraries else origin
             step = self.executable.steps[node]
             if str(origin) not in lines:
                 lines[str(origin)] = origin, np.zeros_like(step.work), Counter()
@@ -248,6 +261,7 @@ class Profile:
         self,
         operations: int = 5,
         *,
+        lines: str = "user",
         show_execution_steps: bool = False,
         show_var_storage: bool = False,
         show_optimizations: bool = False,
@@ -258,16 +272,21 @@ class Profile:
 
         Args:
             operations: how many of the costliest source lines to list.
+            lines: whose source lines they are, "user" or "library"; see `operations`.
             show_execution_steps: whether to list every step of the run.
             show_var_storage: whether to list what is live at every step of the program.
             show_optimizations: whether to tell of the compilation.
             show_per_ipu_memory_usage: whether to tell the memory of each IPU.
             colours: whether to use ANSI colours; not, when None. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment
                 go before it.
+
+        Raises:
+            ArgumentValueError: for other lines.
         """
         return summary(
             self,
             operations,
+            lines=lines,
             show_execution_steps=show_execution_steps,
             show_var_storage=show_var_storage,
             show_optimizations=show_optimizations,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 
-from ipujax.runtime.errors import GraphError
+from ipujax.runtime.errors import GraphError, shortened, whole_number
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import Origin, Variable
 
@@ -100,17 +100,18 @@ def check_program(what: Any) -> Program:
     """
     if not isinstance(what, Program):
         hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
-        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else _short(what)
+        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else described(what)
         raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
     return what
 
 
-def _short(what: Any) -> str:
-    return repr(what) if isinstance(what, Tensor | str | int | float) else f"a {type(what).__name__}"
+def described(what: Any) -> str:
+    """What a value is, for an error."""
+    return repr(what) if isinstance(what, Tensor) else shortened(what)
 
 
 class Sequence(Program):
-    """Programs one after the other."""
+    """Programs one after the other; a sequence inside of a sequence is the same as its programs."""
 
     __slots__ = ("_programs",)
 
@@ -130,7 +131,25 @@ class Sequence(Program):
         self._programs.append(check_program(program))
 
     def children(self) -> tuple[Program, ...]:
-        return tuple(self._programs)
+        """The programs inside this one, in order, those of sequences inside of it in their place.
+
+        Raises:
+            GraphError: a sequence that is inside of itself.
+        """
+        found: list[Program] = []
+        open_ones: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
+        while open_ones:
+            for child in open_ones[next(reversed(open_ones))]:
+                if type(child) is not Sequence:
+                    found.append(child)
+                elif child in open_ones:
+                    raise GraphError("a sequence is inside of itself", expected="another program")
+                else:
+                    open_ones[child] = iter(child._programs)
+                    break
+            else:
+                open_ones.popitem()
+        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -142,7 +161,7 @@ class Execute(Program):
     def __post_init__(self) -> None:
         if not isinstance(self.compute_set, ComputeSet):
             raise GraphError(
-                f"{_short(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
+                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
             )
 
 
@@ -231,11 +250,15 @@ class Collective(Sequence):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Repeat(Program):
-    """Runs the body a fixed number of times."""
+    """Runs the body a fixed number of times, at most `MAX_COUNT`."""
 
     count: int
     body: Program
     origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole_number(self.count, "the count of a Repeat"))
+        check_program(self.body)
 
     def children(self) -> tuple[Program, ...]:
         return (self.body,)
@@ -307,7 +330,7 @@ class Call(Program):
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):
-            raise GraphError(f"{_short(self.function)} is no function", expected="what graph.add_function made")
+            raise GraphError(f"{described(self.function)} is no function", expected="what graph.add_function made")
 
     def children(self) -> tuple[Program, ...]:
         return (self.function.body,)
@@ -374,7 +397,7 @@ class WriteUndef(Program):
 
     def __post_init__(self) -> None:
         if not isinstance(self.destination, Tensor):
-            raise GraphError(f"WriteUndef of {_short(self.destination)}", expected="a tensor")
+            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
 
 
 def own_tensors(node: Program) -> tuple[Tensor, ...]:
@@ -389,10 +412,3 @@ def own_tensors(node: Program) -> tuple[Tensor, ...]:
         case RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
             return (tensor,)
     return ()
-
-
-def walk(program: Program) -> Iterator[Program]:
-    """All nodes of the tree, parents first; the body of a function once a call."""
-    yield program
-    for child in program.children():
-        yield from walk(child)

@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 
-from ipujax.runtime.collapse import distinct_nodes
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.engine import prepared
 from ipujax.runtime.engine_program import Record
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import GuardedHost
 from ipujax.runtime.program import Program, RemoteIn, RemoteOut
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.variable import Variable
 
 
@@ -73,5 +73,5 @@ class StateFunction:
 
 def remote_memories(program: Program) -> list[Variable]:
     """The memories of the remote buffers a program touches."""
-    remote = (node.buffer.memory for node in distinct_nodes(program) if isinstance(node, (RemoteIn, RemoteOut)))
+    remote = (node.buffer.memory for node in distinct(program) if isinstance(node, (RemoteIn, RemoteOut)))
     return list(dict.fromkeys(remote))

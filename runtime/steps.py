@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ipujax.runtime.program import (
+    Call,
     Copy,
     CrossReplicaCopy,
     Execute,
@@ -58,16 +59,22 @@ def leaf_origin(leaf: Leaf) -> Origin:
     raise AssertionError(f"not a leaf: {leaf!r}")
 
 
-def distinct(program: Program) -> Iterator[Program]:
-    """Every node of the tree once, parents first, however often a function is called."""
-    seen: set[int] = set()
-    stack = [program]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
+def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
+    """Every node of the tree once, parents first.
+
+    Args:
+        program: the tree.
+        into_calls: whether the bodies of functions belong to it.
+    """
+    seen: set[Program] = set()
+    todo = [program]
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
             yield node
-            stack.extend(reversed(node.children()))
+            if into_calls or not isinstance(node, Call):
+                todo.extend(reversed(node.children()))
 
 
 def leaves(program: Program) -> Iterator[Leaf]:

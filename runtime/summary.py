@@ -47,6 +47,7 @@ def summary(
     profile: Profile,
     operations: int = 5,
     *,
+    lines: str = "user",
     show_execution_steps: bool = False,
     show_var_storage: bool = False,
     show_optimizations: bool = False,
@@ -60,7 +61,7 @@ def summary(
     sections += [memory_histogram(profile), largest_on_fullest_tile(profile)]
     sections += [memory_by_ipu(profile)] if show_per_ipu_memory_usage else []
     sections += [variable_storage(profile)] if show_var_storage else []
-    sections += [*_execution(profile, operations), _fallbacks(profile.fallbacks)]
+    sections += [*_execution(profile, operations, lines), _fallbacks(profile.fallbacks)]
     sections += [_emulated(profile.emulated), _bounds(profile.unmet_bounds)]
     sections += [execution_steps(profile)] if show_execution_steps else []
     text = "\n\n".join(section for section in sections if section) + "\n"
@@ -117,7 +118,7 @@ def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
     return "\n".join([f"{title}:", *lines])
 
 
-def _execution(profile: Profile, operations: int) -> list[str]:
+def _execution(profile: Profile, operations: int, lines: str) -> list[str]:
     try:
         cycles = profile.cycles
     except ProfileError as unknown:
@@ -134,7 +135,7 @@ def _execution(profile: Profile, operations: int) -> list[str]:
         table("Execution", rows),
         _all_tiles(profile),
         _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
-        _operations(profile.operations(operations)),
+        _operations(profile.operations(operations, lines=lines)),
     ]
 
 

@@ -115,7 +115,7 @@ def timeline(
         recording: what data-dependent control did in a run; it goes before `trip_counts`.
 
     Raises:
-        ProfileError: a loop whose trip count nobody knows, or a recording that is too short.
+        ProfileError: a loop whose trip count nobody knows, a recording that is too short, or 2^60 cycles or more.
     """
     walker = _Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
     return walker.run(program)
@@ -190,12 +190,14 @@ class _Walker:
         """Runs one step."""
         step = self.steps[leaf]
         if times:
+            maxplus.check_time(times * int(step.cycles.max()))
             self.executions[leaf] += times
             self.work += step.work * times
         step.start(state)
         ipus = list(step.ipus)
         starts = state[ipus, 0].tolist() if into is not None else ()
         step.finish(state)
+        maxplus.check_time(int(state.max()))
         if into is not None:
             into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(state[ipus, 0].tolist())))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -18,13 +18,20 @@ class Origin:
     Args:
         line: `file:line (function)` of the user's frame, empty when none is known.
         path: the JAX name stack or the Poplar debug path, empty when none is known.
+        library: the line inside an installed library that the user's line leads to, empty when there is none.
     """
 
     line: str = ""
     path: str = ""
+    library: str = ""
 
     def __str__(self) -> str:
         return self.line or self.path or "unknown"
+
+    def in_library(self) -> Origin:
+        """With the library's line in the place of the user's, which it names too."""
+        line = f"{self.library}, from {self.line}" if self.line else self.library
+        return replace(self, line=line) if self.library else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import prod
+from math import ceil, isfinite, prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 from ipujax.poplar.estimate import instructions
 from ipujax.poplar.vertex import Vertex, VertexField
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.errors import GraphError
+from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.variable import dtype_name
 
@@ -51,10 +51,10 @@ def num_elements(field: VertexField, shape: tuple[int, ...]) -> int:
     return sum(shape) if field.kind == "list" else prod(shape)
 
 
-def place_of(cls: type[Vertex]) -> str:
-    """Where `compute` of a codelet is defined, as errors show it."""
-    code = getattr(cls.compute, "__code__", None)
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.compute)" if code else cls.__name__
+def place_of(cls: type[Vertex], function: str = "compute") -> str:
+    """Where a function of a codelet is defined, as errors show it."""
+    code = getattr(getattr(cls, function), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
 
 @lru_cache(maxsize=4096)
@@ -159,10 +159,8 @@ def _state_bytes(field: VertexField, shape: tuple[int, ...]) -> int:
 
 
 def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target], np.ndarray]:
-    own = cls.cycles
-    if own is not None:
-        named = {field.name: shape for field, shape in zip(connected_fields(cls), shapes, strict=True)}
-        return lambda blocks, target: np.asarray(own(named, target), np.int64)
+    if cls.cycles is not None:
+        return lambda blocks, target: np.asarray(_own_cycles(cls, shapes, target), np.int64)
     blocks, state = _specs(cls, shapes)
     names = list(state)
 
@@ -171,6 +169,25 @@ def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target]
 
     counted = instructions(flat, [*blocks, *state.values()])
     return lambda blocks, target: np.asarray(counted, np.int64)
+
+
+def _own_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
+    """What `cycles` of a codelet says."""
+    own, pairs = cls.cycles, list(zip(connected_fields(cls), shapes, strict=True))
+    assert own is not None
+    given: dict[str, Any] = {f.attribute: _spec(f, shape) for f, shape in pairs}
+    given |= {"shapes": {f.name: shape for f, shape in pairs}, "target": target}
+    found = own(**{name: given[name] for name in cls.cycle_parameters})
+    found = found.item() if hasattr(found, "item") and found.ndim == 0 else found
+    found = ceil(found) if isinstance(found, float) and isfinite(found) else found
+    return whole_number(found, f"cycles of codelet {cls.vertex_name}", where=place_of(cls, "cycles"))
+
+
+def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
+    """Shape and dtype of what a field is connected to; of each vector of a list."""
+    if field.kind == "list":
+        return tuple(jax.ShapeDtypeStruct((n,), field.dtype) for n in shape)
+    return jax.ShapeDtypeStruct(shape, field.dtype)
 
 
 # --- one call of `compute` --------------------------------------------------------------------------------------------

@@ -361,7 +361,7 @@ class Graph(HostSide):
         """Says how many cycles one run of a vertex takes its worker.
 
         Raises:
-            GraphError: a negative number.
+            GraphError: anything else than a whole number from 0 to 4,294,967,295.
         """
         self.vertices.set_estimate(self.vertices.own(vertex), cycles)
 

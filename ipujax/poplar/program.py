@@ -172,11 +172,12 @@ def _remote(
 
 
 def Repeat(count: int, body: Program) -> Program:
-    """Runs a program a fixed number of times."""
-    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
-        got = count if isinstance(count, int | float) else type(count).__name__
-        raise GraphError("the count of a Repeat", expected="a whole number, at least 0", got=got)
-    return nodes.Repeat(int(count), body, _here())
+    """Runs a program a fixed number of times.
+
+    Raises:
+        GraphError: a count that is no whole number from 0 to 4,294,967,295.
+    """
+    return nodes.Repeat(count, body, _here())
 
 
 def RepeatWhileTrue(condition: Program, predicate: Tensor, body: Program) -> Program:

@@ -15,8 +15,10 @@ default. A trailing underscore that avoids a keyword of Python is no part of a f
 the value of the field that is written, a tuple of them in order, or a dict by name. It is a JAX function without side
 effects, traced once for vertices of equal shapes, and has no `self`.
 
-`cycles(shapes, target)`, if given, estimates the cycles of one vertex of one worker from the shape of each field by
-name; without it the estimate counts operations (see `ipujax.poplar.estimate`).
+`cycles`, if given, estimates the cycles of one vertex of one worker: a number of at most 2^32 − 1, rounded up. It gets,
+by name, what it asks for: for a field that is connected its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
+vector list), `shapes`, the shape of each field by name, and `target`, the machine. Without it the estimate counts
+operations (see `ipujax.poplar.estimate`).
 
 Input: such a class. Output: its `fields`. Source: Poplar & PopLibs user guide, "Device code"; poplar::Vertex.
 """
@@ -150,6 +152,7 @@ class Vertex:
     vertex_name: ClassVar[str]
     fields: ClassVar[tuple[VertexField, ...]] = ()
     parameters: ClassVar[tuple[str, ...]] = ()
+    cycle_parameters: ClassVar[tuple[str, ...]] = ()
     code_bytes: ClassVar[int] = 256
     compute: Callable[..., Any]
     cycles: ClassVar[Callable[..., Any] | None] = None
@@ -165,8 +168,10 @@ class Vertex:
         inherited = {field.attribute: field for field in cls.fields}
         own = {field.attribute: field for field in _declared(cls)}
         cls.fields = tuple((inherited | own).values())
-        if "compute" in cls.__dict__ or own:
-            cls.parameters = _parameters(cls)
+        read = [field.attribute for field in cls.fields if field.is_read or field.is_state]
+        cls.parameters = _parameters(cls, "compute", "fields that are read, and state", read)
+        connected = [field.attribute for field in cls.fields if not field.is_state]
+        cls.cycle_parameters = _parameters(cls, "cycles", "connected fields", [*connected, "shapes", "target"])
 
 
 _RESERVED = frozenset(Vertex.__annotations__)
@@ -198,19 +203,18 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
     )
 
 
-def _parameters(cls: type[Vertex]) -> tuple[str, ...]:
-    """The attributes `compute` asks for; refuses what it cannot be given."""
-    compute = getattr(cls, "compute", None)
-    if compute is None:
+def _parameters(cls: type[Vertex], function: str, of_what: str, known: list[str]) -> tuple[str, ...]:
+    """The names that `compute` or `cycles` asks for; refuses what it cannot be given."""
+    found = getattr(cls, function, None)
+    if found is None:
         return ()
-    known = [field.attribute for field in cls.fields if field.is_read or field.is_state]
-    parameters = tuple(inspect.signature(compute).parameters)
+    parameters = tuple(inspect.signature(found).parameters)
     for name in parameters:
         if name not in known:
             is_self = name == "self"
             raise GraphError(
-                f"compute of codelet {cls.__name__} asks for {name!r}",
-                expected=f"fields that are read, and state: {known}",
-                hint="compute is a function of the fields and has no self" if is_self else nearest(name, known),
+                f"{function} of codelet {cls.__name__} asks for {name!r}",
+                expected=f"{of_what}: {known}",
+                hint=f"{function} is a function of the fields and has no self" if is_self else nearest(name, known),
             )
     return parameters

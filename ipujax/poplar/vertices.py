@@ -28,7 +28,7 @@ from ipujax.poplar.codelets import (
 from ipujax.poplar.graph_arguments import held
 from ipujax.poplar.stacking import is_same, repeated_element, stacked
 from ipujax.poplar.vertex import NUM_DIMS, Vertex, VertexField
-from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place
+from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place, whole_number
 from ipujax.runtime.mapping import even_cuts
 from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.rules_facts import element_name
@@ -199,21 +199,16 @@ class VertexStore:
         Raises:
             GraphError: for a tile the target lacks.
         """
-        if not isinstance(tile, int | np.integer) or not 0 <= tile < self._num_tiles:
-            expected = f"0 … {self._num_tiles - 1}"
-            raise GraphError(f"{self.name(vertex)} is put on tile {tile}", expected=expected, got=repr(tile))
-        self._tiles[vertex] = int(tile)
+        self._tiles[vertex] = whole_number(tile, f"{self.name(vertex)} is put on tile {tile}", self._num_tiles - 1)
         self._built.pop(self._compute_sets[vertex], None)
 
     def set_estimate(self, vertex: int, cycles: int) -> None:
         """Says how many cycles a vertex takes a worker.
 
         Raises:
-            GraphError: for anything else than a whole number of at least 0.
+            GraphError: for anything else than a whole number from 0 to `MAX_COUNT`.
         """
-        if not isinstance(cycles, int | np.integer) or cycles < 0:
-            raise GraphError(f"cycles of {self.name(vertex)}", expected="at least 0", got=repr(cycles))
-        self._estimates[vertex] = int(cycles)
+        self._estimates[vertex] = whole_number(cycles, f"cycles of {self.name(vertex)}")
         self._built.pop(self._compute_sets[vertex], None)
 
     def _fitting(self, vertex: int, field: VertexField, what: Any) -> Any:

@@ -19,7 +19,7 @@ from ipujax.poplar.graph import SHARED, Graph
 from ipujax.poplar.groups import GroupTable
 from ipujax.poplar.mapping import UNMAPPED, Placement
 from ipujax.poplar.vertices import VertexRef
-from ipujax.runtime.errors import GraphError
+from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.mapping import TileMapping, moved
 from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.target import Target
@@ -214,11 +214,9 @@ class VirtualGraph(Graph):
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
         if not isinstance(what, VertexRef):
             super().set_tile_mapping(what, mapping)
-        elif isinstance(mapping, int | np.integer) and 0 <= mapping < len(self._tiles):
-            self._parent.set_tile_mapping(what, int(self._tiles[mapping]))
         else:
-            expected = f"0 … {len(self._tiles) - 1}"
-            raise GraphError(f"{what!r} is put on tile {mapping}", expected=expected, got=repr(mapping))
+            tile = whole_number(mapping, f"{what!r} is put on tile {mapping}", len(self._tiles) - 1)
+            self._parent.set_tile_mapping(what, int(self._tiles[tile]))
 
     def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
         tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles[group.tile]).astype(np.int32)

@@ -29,7 +29,7 @@ from ipujax.lowering.jax_compat import JaxprEqn, source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
-AXIS = "replica"  # the name of the axis of replicas
+AXIS = "replica"  # the name of the axis of replicas, unless the user gives it another
 MONOIDS = {"psum": "add", "pmax": "max", "pmin": "min"}
 Kind = Literal["reduce", "gather", "scatter", "exchange", "permute", "index"]
 
@@ -205,6 +205,12 @@ COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {
     "pbroadcast": _broadcast,
     "axis_index": _index,
 }
+
+
+def axis_of(eqn: JaxprEqn) -> str:
+    """The name of the axis that a collective equation is over."""
+    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    return next(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
 
 
 def is_collective(eqn: JaxprEqn) -> bool:

@@ -4,6 +4,8 @@ Every round of a collective costs a sync of all replicas, however little it move
 `psum` for each leaf. So equations that need the result of a sum are put off until no other can go on; then all sums
 that wait go at once, by operation and groups. What has effects keeps its order.
 
+The merged equation stands at the source line that sums most bytes; its name says the other lines.
+
 A sum of a literal, which is the same everywhere, is that literal times the replicas: no communication at all.
 Limits: sums beyond `MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
 """
@@ -27,13 +29,16 @@ from ipujax.lowering.jax_compat import (
     JaxprEqn,
     Literal,
     Var,
+    at_source_of,
     make_primitive,
     new_jaxpr_eqn,
     new_literal,
+    source_line,
 )
 from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
+_NAMED = 4  # lines that a merged equation names
 _REDUCE = {"add": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
@@ -144,11 +149,10 @@ def _joined(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     parts: list[list[JaxprEqn]] = [[]]
     held = 0
     for eqn in sums:
-        aval: Any = eqn.invars[0].aval
-        held += aval.size * aval.dtype.itemsize
+        held += _num_bytes(eqn)
         if parts[-1] and held > MOST_BYTES:
             parts.append([])
-            held = aval.size * aval.dtype.itemsize
+            held = _num_bytes(eqn)
         parts[-1].append(eqn)
     return [part[0] if len(part) == 1 else _together(part) for part in parts]
 
@@ -162,4 +166,20 @@ def _together(sums: Sequence[JaxprEqn]) -> JaxprEqn:
     }
     operands = [eqn.invars[0] for eqn in sums]
     results = [eqn.outvars[0] for eqn in sums]
-    return new_jaxpr_eqn(operands, results, all_reduce_p, params, first.effects, first.source_info)
+    together = new_jaxpr_eqn(operands, results, all_reduce_p, params, first.effects, first.source_info)
+    return _at_line_with_most_bytes(together, sums)
+
+
+def _at_line_with_most_bytes(together: JaxprEqn, sums: Sequence[JaxprEqn]) -> JaxprEqn:
+    """The equation at the source line that sums most; the other lines are in its name."""
+    by_line: dict[str, list[JaxprEqn]] = {}
+    for eqn in sums:
+        by_line.setdefault(source_line(eqn), []).append(eqn)
+    lines = sorted(by_line, key=lambda line: -sum(map(_num_bytes, by_line[line])))
+    others = f"with {', '.join([*lines[1:_NAMED], *(['…'] if len(lines) > _NAMED else [])])}" if len(lines) > 1 else ""
+    return at_source_of(together, by_line[lines[0]][0], sums, others)
+
+
+def _num_bytes(eqn: JaxprEqn) -> int:
+    aval: Any = eqn.invars[0].aval
+    return int(aval.size * aval.dtype.itemsize)

@@ -309,7 +309,8 @@ def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Dim
     ]
     results: list[Atom] = [new_var(aval) for aval in avals]
     # What leaves whole is equal on all replicas: JAX has checked that, or was told not to.
-    params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims, "is_checked": True}
+    params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims}
+    params |= {"is_checked": True, "axis_name": AXIS}
     eqn = new_jaxpr_eqn(outer.jaxpr.invars, results, replicated_p, params, inner.jaxpr.effects)
     body = outer.jaxpr.replace(constvars=[], eqns=[eqn], outvars=results)
     return ClosedJaxpr(body, ())

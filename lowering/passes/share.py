@@ -199,6 +199,6 @@ class _Rewriter:
         if key not in self._bodies:
             body = self.run(found.jaxpr, found.stacks[0])
             line_of = found.first if key.line else None
-            self._bodies[key] = in_function(body, common_stack(found.stacks, found.name), line_of)
+            self._bodies[key] = in_function(body, common_stack(found.stacks).extend(found.name), line_of)
         params = {"jaxpr": self._bodies[key], "name": found.name, "fixed": found.fixed()}
         return eqn.replace(primitive=function_call_p, params=params)

@@ -45,7 +45,6 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
 from ipujax.lowering.placement import variables
 from ipujax.lowering.popops.dynamic import map_for_slicing
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
-from ipujax.lowering.roles import roles
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.lowering.schedules.blocks import Slot
 from ipujax.runtime.program import Call, Copy, Function, Program, Repeat
@@ -162,7 +161,6 @@ class _PipelineLowering:
         self.functions: dict[TaskKind, Function] = {}
         self.copies: dict[tuple[int, ...], Program] = {}
         self.blocks = ProgramSequence()
-        self.layers = roles(body)
         self.readers: dict[tuple[Var, int], list[StagePart]] = {}
         for part in staged.parts:
             for var in part.jaxpr.invars:
@@ -184,7 +182,7 @@ class _PipelineLowering:
             self.same[var] = graph.add_constant(value, "constant")
         for eqn, stage in self.staged.partition.before:
             ipu = self.staged.ipus[stage]
-            results = self.ipus.equation(eqn, self.same, ipu, self.prog, {})
+            results = self.ipus.equation(eqn, self.same, ipu, self.prog)
             self.same.update(zip(variables(eqn.outvars), results, strict=True))
         for number, (var, stage) in enumerate(self.staged.partition.carried.items()):
             ipu = self.staged.ipus[stage]
@@ -210,11 +208,7 @@ class _PipelineLowering:
         invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
         given = [self._input(var, turn) for var in invars]
         env = dict(zip(invars, given, strict=True))
-        for eqn in part.jaxpr.eqns:  # an update is laid out as its weights, which it need not read
-            weights = self.layers[id(eqn)].laid_as if id(eqn) in self.layers else None
-            if weights in self.same and self.ipus.is_on(self.same[weights], ipu):
-                env.setdefault(weights, self.same[weights])
-        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, turn.body, self.layers)
+        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, turn.body)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(turn, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):

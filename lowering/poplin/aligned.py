@@ -1,12 +1,8 @@
-"""Plans of products whose vertices are where one operand lies, so that it is not exchanged at all.
+"""Plans of products whose vertices are where one operand lies, so that it is not exchanged.
 
-The weights of a dense layer are read by the forward and the backward pass, and its gradient is added to them. Each pass
-by itself would cut them otherwise. Where one pass has put them, others may compute: each block of the operand with all
-that it meets of the other one.
+Each block of that operand is multiplied by all that it meets of the other one.
 
-Input: what is computed, and where an operand lies. Output: plans, to contend with those that are free to cut.
-Source: PopLibs plans the three passes of a fully connected layer jointly, the backward pass and the update in the cuts
-of the forward pass (`ConvModel.cpp`, joint plans; reference machine.md §2).
+Input: a product and the tile mapping of an operand. Output: plans, proposed beside those that are free to cut.
 Limits: products only; the operand lies in even or uneven boxes, one a tile.
 """
 
@@ -28,8 +24,8 @@ from ipujax.runtime.mapping import Blocked, blocked_mapping, frozen
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
-# The dimensions of the operands and of the result of a product, in the order of their axes.
-LHS, RHS, OUT = (GROUPS, FIELD, IN_CHANNELS), (GROUPS, IN_CHANNELS, OUT_CHANNELS), (GROUPS, FIELD, OUT_CHANNELS)
+# The dimensions of the operands of a product, in the order of their axes.
+LHS, RHS = (GROUPS, FIELD, IN_CHANNELS), (GROUPS, IN_CHANNELS, OUT_CHANNELS)
 
 
 def boxes_of(graph: Graph, matrices: Tensor) -> Blocked | None:
@@ -54,11 +50,11 @@ def _with_group(mapping: Blocked) -> Blocked:
 def plan_where(
     spec: ConvSpec, dims: tuple[int, ...], boxes: Blocked, target: Target, bound_bytes: float
 ) -> Plan | None:
-    """The fastest plan whose vertices are where the boxes of an operand or of the result are.
+    """The fastest plan whose vertices are where the boxes of an operand are.
 
     Args:
         spec: the product.
-        dims: which: `LHS`, `RHS` or `OUT`.
+        dims: which operand: `LHS` or `RHS`.
         boxes: where it lies.
         target: the machine.
         bound_bytes: most that operands and results of a vertex may take.

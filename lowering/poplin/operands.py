@@ -27,14 +27,7 @@ def is_free(graph: Graph, operand: Tensor) -> bool:
     return not graph.is_mapped(operand) and view_digits(operand) is not None
 
 
-def place_operand(
-    graph: Graph,
-    operand: Tensor,
-    plan: Plan,
-    cuts: Sequence[np.ndarray],
-    tile: np.ndarray,
-    least_block_bytes: int = MIN_BYTES_PER_TILE,
-) -> None:
+def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
     """Maps an operand without a mapping: each block spread over the tiles that use it, or it lies evenly on the plan's.
 
     Args:
@@ -43,12 +36,11 @@ def place_operand(
         plan: says which.
         cuts: boundaries of each of its dimensions.
         tile: the tiles, one dimension for each of the operand's and then any over which its blocks are shared.
-        least_block_bytes: what a block is worth a tile from.
     """
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    if plan.lays_linearly or not is_free(graph, operand) or block_bytes < least_block_bytes:
+    if plan.lays_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
     rank = operand.ndim

@@ -93,13 +93,7 @@ def _cost(
 
 
 def combine(
-    graph: Graph,
-    partials: Tensor,
-    out_dtype: Any,
-    prog: ProgramSequence,
-    name: str,
-    most_tiles: int,
-    row: int | None = None,
+    graph: Graph, partials: Tensor, out_dtype: Any, prog: ProgramSequence, name: str, most_tiles: int
 ) -> Tensor:
     """Combines dimension 0 of partial results by their monoid.
 
@@ -110,12 +104,11 @@ def combine(
         prog: program the compute sets are added to.
         name: debug name.
         most_tiles: how many tiles may combine.
-        row: results that are kept together where that is hardly less even, default none.
 
     Returns:
         A new tensor of shape `partials.shape[1:]` and `out_dtype`.
     """
-    total = reduce_partials(graph, partials, prog, name, most_tiles, row)
+    total = reduce_partials(graph, partials, prog, name, most_tiles)
     if total.dtype == out_dtype:
         return total
     return elementwise(graph, _cast(np.dtype(out_dtype)), [total], prog, f"{name}/cast")

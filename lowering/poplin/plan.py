@@ -89,8 +89,6 @@ class Plan:
         join_cycles: expected cycles of bringing the results of the steps together.
         lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
         own_grid: its blocks and their tiles, where they are not even blocks on the first tiles.
-        planned_spec: what it was made for, where that is more than `spec`.
-        keeps_rows: whether sums of partial results keep rows of the result on a tile, as what follows may need them.
     """
 
     spec: ConvSpec
@@ -106,8 +104,6 @@ class Plan:
     join_cycles: int = 0
     lays_linearly: bool = False
     own_grid: Grid | None = None
-    planned_spec: ConvSpec | None = None
-    keeps_rows: bool = False
 
     @property
     def total_cycles(self) -> int:

@@ -21,7 +21,6 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
-Judge = Callable[[Graph, Sequence[Tensor], Tensor, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,6 @@ class Operand:
         view = affine.variable.shape, affine.offset, affine.dims
         return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
 
-    def resized(self, shape: tuple[int, ...], target: Target) -> Operand:
-        """An operand of another shape: one that may be placed if this one may be, else one that lies linearly."""
-        if self.view is None or self.mapping is not None:
-            return Operand(shape, self.dtype, None, None)
-        graph = Graph(target)
-        return Operand.of(graph, graph.add_variable(shape, self.dtype, "operand"))
-
     def add_to(self, graph: Graph) -> Tensor:
         """Adds such an operand; one of several variables lies linearly."""
         if self.view is None:
@@ -67,36 +59,19 @@ class Operand:
         return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
 
 
-def cheapest(
-    plans: Sequence[Plan],
-    operands: Sequence[Operand],
-    add: Add,
-    target: Target,
-    judge: Judge | None = None,
-    least_after: int = 0,
-) -> Plan:
-    """The plan that is charged least cycles, or judged best with what follows, the first of equals.
+def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, target: Target) -> Plan:
+    """The plan that is charged least cycles, the first of equals.
 
     Args:
         plans: what to choose from.
         operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
-        judge: what the operation counts with what follows, in cycles, given the graph with the operation, its
-            operands, its result and the cycles it is charged.
-        least_after: what that is hardly ever less than beyond these.
     """
 
     def charge(plan: Plan) -> int:
         graph = Graph(target)
         tensors = [operand.add_to(graph) for operand in operands]
-        tried: list[tuple[Graph, Tensor]] = []
+        return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
 
-        def add_one(scratch: Graph, prog: ProgramSequence) -> None:
-            tried.append((scratch, add(scratch, tensors, plan, prog)))
-
-        cycles = charged_cycles(graph, add_one)
-        ((scratch, result),) = tried
-        return cycles if judge is None else judge(scratch, tensors, result, cycles)
-
-    return least_charged(plans, [plan.likely_least_cycles + least_after for plan in plans], charge)
+    return least_charged(plans, [plan.likely_least_cycles for plan in plans], charge)

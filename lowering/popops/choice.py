@@ -18,7 +18,6 @@ from ipujax.lowering.popops.work import Source, Work
 from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.grids import Grids, even_grids
 from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.exchange import exchange_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -49,7 +48,6 @@ def choose(
     operands: Sequence[Tensor],
     add: Add,
     after: After | None = None,
-    laid_as: Tensor | None = None,
 ) -> Blocked:
     """Cuts an index space in boxes and puts each on a tile, as cheaply as can be.
 
@@ -61,7 +59,6 @@ def choose(
         operands: the tensor of each field that is read, in the order of fields.
         add: adds the operation by a placement to a graph and a program, for trials.
         after: cycles of what `add` adds behind the work itself; hashable.
-        laid_as: what `add` brings the result to, of the result's shape.
 
     Returns:
         A placement of `shape`; dimensions not in `order` are whole.
@@ -71,18 +68,16 @@ def choose(
         return nowhere(shape)
     read = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read, operands, strict=True)}
-    wanted = None if laid_as is None else follow(graph, laid_as, work.fields[-1], shape, order)
-    by_estimate = laid_as is None and (work.is_exact or "elsewhere" in work.sources)
+    by_estimate = work.is_exact or "elsewhere" in work.sources
     few = 1 if by_estimate else _MOST_TRIALS
-    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few, laid_as is not None)
+    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few)
     candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
     is_exact = [by_estimate] * len(candidates)
-    for placement in dict.fromkeys(p for p in (*followed.values(), wanted) if p is not None):
+    for placement in dict.fromkeys(p for p in followed.values() if p is not None):
         at_home = work.with_free([n for n, own in followed.items() if own is placement])
         candidates.append(placement)
-        leaves = laid_as is not None and placement is not wanted
-        bounds.append(estimated_cycles(placement, at_home, after, graph.target, leaves))
-        is_exact.append(by_estimate or (laid_as is None and at_home.is_exact))
+        bounds.append(estimated_cycles(placement, at_home, after, graph.target))
+        is_exact.append(by_estimate or at_home.is_exact)
     return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
 
 
@@ -98,12 +93,10 @@ def _ranked(
     target: Target,
     after: After | None,
     few: int,
-    leaves: bool,
 ) -> tuple[Grids, tuple[int, ...], tuple[float, ...]]:
     """The cheapest grids by estimate: of equals that with the smallest blocks worth a tile, then of fewest tiles."""
     grids = even_grids(shape, order, target.tiles_per_ipu)
     cycles = _cycles(work, grids, after, target) + _crowding(work, grids, target)
-    cycles = cycles + (_leaving(work, grids, target) if leaves else 0)
     tiles, block_bytes = np.prod(grids.blocks, axis=0), _block_bytes(work, grids)
     first = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:few]
     return grids, tuple(int(n) for n in first), tuple(float(cycles[n]) for n in first)
@@ -139,13 +132,6 @@ def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
     return crowding_cycles(largest, target)
 
 
-def _leaving(work: Work, grids: Grids, target: Target) -> np.ndarray:
-    """Cycles in which the tile with the longest block of the result sends it."""
-    elements = total_elements([span.lengths(grids.lengths) for span in work.fields[-1]])
-    sent_bytes = elements * element_bytes(work.codelet.fields[-1].dtype)
-    return exchange_cycles(np.zeros_like(sent_bytes), sent_bytes, target)
-
-
 def crowding_cycles(needed_bytes: np.ndarray, target: Target) -> np.ndarray:
     """More than any cycles, for each doubling by which a need exceeds what planners may use of a tile's memory."""
     most = max(1.0, target.available_memory_proportion * target.bytes_per_tile)
@@ -159,12 +145,9 @@ def grid_of(placement: Blocked) -> Grids:
     return Grids(placement.shape, blocks, longest)
 
 
-def estimated_cycles(
-    placement: Blocked, work: Work, after: After | None, target: Target, leaves: bool = False
-) -> float:
-    """Cycles on one placement; the boxes of one tile are worked on one after the other, then the result may leave."""
+def estimated_cycles(placement: Blocked, work: Work, after: After | None, target: Target) -> float:
+    """Cycles on one placement; the boxes of one tile are worked on one after the other."""
     grid = grid_of(placement)
     cycles = _cycles(work, grid, after, target) + _crowding(work, grid, target)
-    cycles = cycles + (_leaving(work, grid, target) if leaves else 0)
     more_boxes = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(grid.lengths, target))[0])

@@ -20,7 +20,6 @@ from jax import lax
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
-from ipujax.lowering.poputil.thinness import thinness_weight
 from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
@@ -31,11 +30,6 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
 from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
-
-# fitted, before products counted what follows them: of 448 doublings of batches, in training steps of 64 perceptrons,
-# 15 were less work or took less time with both, 24 without the first, 21 without the second.
-_THINNESS_WEIGHT = 0.005
-_LITTLE_SLOWER = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +105,9 @@ def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequ
 def _layout(
     graph: Graph, op: Op, operands: Sequence[Tensor], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], TileMapping]:
-    """Where to compute: where an operand lies, unless it is so crowded that spreading all is cheaper.
-
-    An operand that lies evenly is preferred to one where that is little faster: the state of an optimizer lies so
-    whatever the batch, and a gradient comes to it as well as it to a gradient.
-    """
+    """Where to compute: where an operand lies, unless it is so crowded that spreading all is cheaper."""
     size, target = operands[0].size, graph.target
-    size_bytes, linear = size * element_bytes(op.out_dtype), linear_mapping(graph, size, op.out_dtype)
+    linear = linear_mapping(graph, size, op.out_dtype)
 
     def spread(mapping: TileMapping) -> _Spread:
         return _spread(mapping, target.num_tiles)
@@ -127,16 +117,10 @@ def _layout(
         longest = np.asarray(-(-worst // pieces))
         return pieces * int(elementwise_cycles(op.name, op.out_dtype, len(operands), 0, longest, target))
 
-    def weighed(mapping: TileMapping) -> float:
-        return cycles(mapping) * thinness_weight(spread(mapping).tiles, size_bytes, target, _THINNESS_WEIGHT)
-
     layouts = _layouts_of(graph, operands)
     if not layouts:
         return shape, linear
-    best = min(layouts, key=lambda layout: (weighed(layout[1]), spread(layout[1]).worst, -spread(layout[1]).tiles))
-    even = next((layout for layout in layouts if _is_linear(layout[1], linear)), None)
-    if even is not None and weighed(linear) <= _LITTLE_SLOWER * weighed(best[1]):
-        best = even
+    best = min(layouts, key=lambda layout: (cycles(layout[1]), spread(layout[1]).worst, -spread(layout[1]).tiles))
     stay, move = cycles(best[1]), cycles(linear)
     moved_bytes = spread(linear).worst * sum(element_bytes(x.dtype) for x in operands)
     exchange = target.exchange_startup_cycles + moved_bytes / target.exchange_bytes_per_cycle
@@ -172,13 +156,6 @@ def add_elementwise(
 def _layouts_of(graph: Graph, tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], TileMapping]]:
     """Where those operands lie that lie in a simple form."""
     return [layout for t in tensors if (layout := layout_like(graph, t)) is not None]
-
-
-def _is_linear(mapping: TileMapping, linear: Flat) -> bool:
-    """Whether a mapping is the linear one, by value: that is made anew once it has been forgotten."""
-    if not isinstance(mapping, Flat):
-        return False
-    return np.array_equal(mapping.starts, linear.starts) and np.array_equal(mapping.tiles, linear.tiles)
 
 
 class _Spread(NamedTuple):

@@ -81,12 +81,7 @@ def _grain(dtype: Any) -> int:
 
 
 def reduce_partials(
-    graph: Graph,
-    partials: Tensor,
-    prog: ProgramSequence,
-    name: str,
-    most_tiles: int | None = None,
-    row: int | None = None,
+    graph: Graph, partials: Tensor, prog: ProgramSequence, name: str, most_tiles: int | None = None
 ) -> Tensor:
     """Combines dimension 0 of a tensor of partial results by its variable's monoid, spread evenly over tiles.
 
@@ -96,8 +91,6 @@ def reduce_partials(
         prog: program the compute sets are added to.
         name: debug name.
         most_tiles: how many tiles may combine, default those of one IPU.
-        row: results that are kept together, or cut in equal parts, where that is hardly less even, default none; it
-            divides their number.
 
     Returns:
         A new tensor of shape `partials.shape[1:]`.
@@ -109,8 +102,6 @@ def reduce_partials(
         slot_cuts = even_cuts(slots, keep)
         kept = len(slot_cuts) - 1
         cuts = even_cuts(size, int(spread_blocks(size, slots, kept, flat.dtype, tiles)), _grain(flat.dtype))
-        if row is not None and size:
-            cuts = _in_rows(cuts, row, -(-slots // kept), flat.dtype)
         counts = kept, len(cuts) - 1
         tile = frozen(np.arange(prod(counts)).reshape(counts) % tiles, np.int32)
         is_last = keep == 1
@@ -119,22 +110,6 @@ def reduce_partials(
             placed = flat_mapping(size, cuts[:-1], tile[0])
         flat = _stage(graph, flat, monoid, (slot_cuts, cuts), tile, placed, shape if is_last else None, prog, name)
     return flat
-
-
-def _in_rows(even: np.ndarray, row: int, depth: int, dtype: Any) -> np.ndarray:
-    """Boundaries of whole rows, or of equal parts of each, instead of even ones unless a tile then receives much more.
-
-    What follows often needs rows, or something of each of their elements, which then lies on the same tile: an exchange
-    less.
-    """
-    size, blocks = int(even[-1]), len(even) - 1
-    rows = size // row
-    parts = max(1, blocks // rows)
-    if parts > 1 and row % (parts * _grain(dtype)):
-        return even
-    in_rows = even_cuts(rows, blocks) * row if parts == 1 else np.arange(0, size + 1, row // parts)
-    more_bytes = (np.diff(in_rows).max() - np.diff(even).max()) * depth * element_bytes(dtype)
-    return frozen(in_rows, np.int64) if more_bytes <= _MIN_RECEIVED_BYTES else even
 
 
 def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequence, name: str) -> Tensor:

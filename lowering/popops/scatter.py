@@ -100,7 +100,6 @@ def plan_scatter(
     updates: Tensor,
     spec: ScatterSpec,
     name: str,
-    addend: Tensor | None = None,
 ) -> ScatterPlan:
     """Lays out a combination of updates with a table.
 
@@ -111,13 +110,11 @@ def plan_scatter(
         updates: tensor of shape `spec.update_shape` with at least one element.
         spec: which indices point where, and how to combine.
         name: debug name.
-        addend: what the result will be added to, of its shape; it says nothing while it lies nowhere.
 
     Returns:
         The cheapest plan that fits, the smallest if none does.
     """
-    addend = addend if addend is not None and graph.is_mapped(addend) else None
-    whole = _Form(table, indices, updates, spec, name, addend=addend)
+    whole = _Form(table, indices, updates, spec, name)
     forms = [whole]
     cut = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
     if spec.monoid() is not None and cut is not None and indices.shape[cut] > 1:
@@ -127,7 +124,7 @@ def plan_scatter(
     if not fitting:
         return min(plans, key=lambda plan: plan.needed_bytes)
     bounds, is_exact = [plan.cycles for plan in fitting], [plan.is_exact for plan in fitting]
-    return least_charged(fitting, bounds, lambda plan: charged_cycles(graph, whole.summed(plan.add)), is_exact)
+    return least_charged(fitting, bounds, lambda plan: charged_cycles(graph, plan.add), is_exact)
 
 
 def plan_in_steps(
@@ -144,10 +141,7 @@ def plan_in_steps(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Form:
-    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices.
-
-    Its result is added to `addend`, if that is given.
-    """
+    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices."""
 
     table: Tensor
     indices: Tensor
@@ -156,7 +150,6 @@ class _Form:
     name: str
     steps: int = 1
     cut: int | None = None
-    addend: Tensor | None = None
 
     def plan(self, graph: Graph) -> ScatterPlan:
         """The placement that is charged least, and what it takes."""
@@ -168,28 +161,17 @@ class _Form:
         away, source = tuple(source == "elsewhere" for source in work.sources), self._table_source(graph)
         after = _After(fields, self.table.ndim, self.table.dtype, away, self.monoid, self.steps, source)
         operands = [tensor for tensor, _ in self._reads()]
-        placement = choose(graph, space, order, work, operands, self._add_summed, after=after, laid_as=self.addend)
+        placement = choose(graph, space, order, work, operands, self._add, after=after)
         grid, boxes = grid_of(placement), int(np.bincount(placement.tile.ravel()).max())
         target = graph.target
         return ScatterPlan(
             lambda graph, prog: self._add(graph, prog, placement),
             estimated_cycles(placement, work, after, target),
-            work.is_exact and boxes == 1 and after.table != "elsewhere" and self.addend is None,
+            work.is_exact and boxes == 1 and after.table != "elsewhere",
             boxes * int(after.needed_bytes(grid)[0]),
             boxes * int(after.block_bytes(grid)[-3:-1].sum()),
             int(target.available_memory_proportion * target.bytes_per_tile),
         )
-
-    def summed(self, add: Callable[[Graph, ProgramSequence], Tensor]) -> Callable[[Graph, ProgramSequence], Tensor]:
-        """What adds the scatter, followed by the sum."""
-
-        def add_both(graph: Graph, prog: ProgramSequence) -> Tensor:
-            made = add(graph, prog)
-            if self.addend is None:
-                return made
-            return elementwise(graph, Op("add", lax.add, made.dtype), [self.addend, made], prog, self.name)
-
-        return add_both
 
     @property
     def monoid(self) -> str | None:
@@ -266,9 +248,6 @@ class _Form:
         out = graph.add_variable(made.shape, made.dtype, self.name, mapping)
         op = Op(*_COMBINE[self.monoid], made.dtype)
         return elementwise(graph, op, [self.table, made], prog, self.name, out)
-
-    def _add_summed(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
-        return self.summed(lambda graph, prog: self._add(graph, prog, placement))(graph, prog)
 
     def _add_vertices(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         """Adds the vertices of all steps, and the combination of parts."""

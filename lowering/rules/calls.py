@@ -7,7 +7,7 @@ where it leaves them. What nothing has placed before its first call is placed as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
@@ -17,7 +17,6 @@ from ipujax.runtime.mapping import Blocked
 from ipujax.runtime.program import Call, Copy, Function
 from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def _lower(
 ) -> LoweredFunction:
     """Lowers a callee on variables of its own, which lie as the operands of this first call do."""
     graph, body = ctx.graph, ProgramSequence()
-    with graph.debug_origin(Origin(graph.origin.line, name)):
+    with graph.debug_origin(replace(graph.origin, path=name)):
         own = tuple(
             x if same else graph.add_variable(x.shape, x.dtype, f"{name}/operand{n}", mapping_like(graph, x))
             for n, (x, same) in enumerate(zip(operands, fixed, strict=True))

@@ -151,7 +151,7 @@ def scatter_rule(
     if place is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
-    plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, ctx.laid_as)
+    plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name)
     if plan.has_too_many_updates and can_find_last(spec):
         return composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
     if plan.has_too_many_updates:

@@ -37,9 +37,6 @@ def dot_general_rule(
         ctx.name,
         out_dtype=aval.dtype,
         precision=precision,
-        later=ctx.later,
-        laid_as=ctx.laid_as,
-        on_result=ctx.on_result,
     )
     return out.reshape((*(lhs.shape[d] for d in lhs_batch), *lhs_free, *rhs_free)) if aval.shape else out.reshape(())
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
@@ -118,3 +119,40 @@ def test_cpu_has_no_graph() -> None:
 def test_functions_for_an_ipu_called_inside_one_for_the_cpu_are_inlined() -> None:
     inner = ipu.jit(double, device=device(4))
     np.testing.assert_array_equal(ipu.jit(lambda x: inner(x) + 1, device=ipu.CPU())(X), X * 2 + 1)
+
+
+UNUSED = "double uses {} of the {} IPUs of its device; num_ipus={} is enough"
+
+
+def test_ipus_that_nothing_uses_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    replicated = {"in_specs": P("replica"), "out_specs": P("replica")}
+    for num_ipus, settings, warning in (
+        (1, {}, None),
+        (4, {}, (1, 4, 1)),
+        (8, {"replicas": 3, **replicated}, (3, 8, 4)),
+        (4, {"replicas": 3, **replicated}, None),
+        (4, {"replicas": 4, **replicated}, None),
+    ):
+        fun = ipu.jit(double, device=ipu.IPUModel(num_ipus, tiles_per_ipu=4), **settings)
+        caplog.clear()
+        for rows in (12, 12, 24):
+            fun(jnp.ones((rows, 2)))
+        texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(texts) == (warning is not None), texts
+        assert warning is None or texts[0].startswith(UNUSED.format(*warning))
+
+
+def test_ipus_of_stages_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    def two_stages(x: jax.Array) -> jax.Array:
+        with ipu.stage(0):
+            y = jnp.sin(x)
+        with ipu.stage(1):
+            return y @ y.T
+
+    ipu.jit(two_stages, device=ipu.IPUModel(2, tiles_per_ipu=4))(X)
+    assert not caplog.records
+
+
+def test_what_has_no_elements_uses_one_ipu(caplog: pytest.LogCaptureFixture) -> None:
+    ipu.jit(double, device=ipu.IPUModel(2, tiles_per_ipu=4))(X[:0])
+    assert "uses 1 of the 2 IPUs" in caplog.text

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 
@@ -299,6 +300,22 @@ def too_large(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w).sum()
 
 
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
+def test_a_second_use_of_a_donated_argument_names_it(device: Any) -> None:
+    fun = ipu.jit(lambda p, x: {"w": p["w"] + x}, device=device, donate_argnums=0)
+    given = {"w": jnp.ones(3)}
+    fun(given, 1.0)
+    calls = [lambda: fun(given, 1.0), lambda: fun(given, X[0]), lambda: fun(p=given, x=1.0)]
+    if device is DEVICE:
+        compiled = fun.lower(given, 1.0).compile()
+        calls += [lambda: compiled(given, 1.0), lambda: compiled.profile_call(given, 1.0)]
+    for call in calls:
+        error = error_of(call, ipu.ArgumentError)
+        assert isinstance(error, RuntimeError | ValueError) and str(error.where).startswith("test_errors.py")
+        assert error.what.startswith("argument p['w'] of <lambda> has been deleted")
+        assert "float32[3]" in str(error.got) and "donate_argnums" in str(error.hint)
+
+
 def test_out_of_memory() -> None:
     args = jnp.ones((1000, 1200)), jnp.ones((8, 1000))
     fun = ipu.jit(too_large, device=DEVICE)
@@ -355,8 +372,24 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.jit(add, device="mk2"),
             ipu.ArgumentError,
-            r"ipu.jit was given something else than a device(.|\n)*got: 'mk2'",
+            r"ipu.jit was given something else than a device(.|\n)*got: 'mk2'(.|\n)*try: ipu.IPUModel\(arch=\"mk2\"\)",
         ),
+        (lambda: ipu.jit(add, device="Bow"), ipu.ArgumentError, r"try: ipu.IPUModel\(arch=\"bow\"\)"),
+        (lambda: ipu.jit(add, device="cpu"), ipu.ArgumentError, r"try: ipu.CPU\(\)"),
+        (lambda: ipu.jit(add, device=4), ipu.ArgumentError, r"try: ipu.IPUModel\(num_ipus=4\)"),
+        (lambda: ipu.jit(add, donate_argnum=0), TypeError, r"'donate_argnum'(.|\n)*try: 'donate_argnums', the nearest"),
+        (lambda: ipu.jit(replica=2)(add), TypeError, r"'replica'(.|\n)*try: 'replicas'"),
+        (
+            lambda: ipu.pipeline(add, micro_batch=2),
+            TypeError,
+            r"ipu.pipeline got an unexpected keyword argument 'micro_batch'(.|\n)*try: 'micro_batches'",
+        ),
+        (
+            lambda: ipu.jit(add, in_specs=(P(), {"b": P("replica")})),
+            ipu.ArgumentError,
+            r"in_specs of ipu.jit split over replicas, and replicas= is not given(.|\n)*'replica'(.|\n)*replicas=2",
+        ),
+        (lambda: ipu.jit(add, out_specs=P(None, "replica")), ipu.ArgumentError, r"out_specs of ipu.jit split over"),
         (
             lambda: ipu.jit(device=DEVICE.target)(add),
             ipu.ArgumentError,
@@ -410,6 +443,40 @@ def test_inner_function_on_another_device() -> None:
             assert (error.expected, error.got, error.where) == (DEVICE, other, f"test_errors.py:{line} (<lambda>)")
             with pytest.raises(ipu.ArgumentError, match=r"add is called inside a function compiled for another device"):
                 raise error
+
+
+THROUGH: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "jit": jax.jit,
+    "derivative": lambda f: jax.jit(jax.grad(lambda x: f(x).sum())),
+    "vmap in a loop": lambda f: jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda _, y: jax.vmap(f)(y), x)),
+    "checkpoint": lambda f: jax.jit(jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(f(x)))(x).sum())),
+}
+
+
+@pytest.mark.parametrize("traced_before", [False, True])
+@pytest.mark.parametrize("how", THROUGH)
+def test_inner_function_on_another_device_inside_one_of_jax(how: str, traced_before: bool) -> None:
+    """JAX traces the function between them once: it is refused each time."""
+    other = ipu.IPUModel(tiles_per_ipu=6)
+    inner = ipu.jit(lambda x: x * x, device=other)
+    between = THROUGH[how](lambda x: inner(x) * 3.0)
+    outer = ipu.jit(lambda x: between(x) + 1, device=DEVICE)
+    if traced_before:
+        between(X)
+    for call in (outer, outer.lower, outer):
+        error = error_of(lambda call=call: call(X), ipu.ArgumentError)
+        assert (error.expected, error.got) == (DEVICE, other) and "test_errors.py" in str(error.where)
+    np.testing.assert_allclose(ipu.jit(lambda x: between(x) + 1, device=other)(X), between(X) + 1, rtol=1e-6)
+
+
+def test_inner_function_of_other_replicas_inside_one_of_jax() -> None:
+    inner = ipu.jit(lambda x: x * 2, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
+    between = jax.jit(lambda x: inner(x) + 1)
+    outer, x = ipu.jit(lambda x: between(x), device=DEVICE), np.ones(4, np.float32)
+    for _ in range(2):
+        error = error_of(lambda: outer(x), ipu.ArgumentError)
+        assert (error.expected, error.got) == (1, 2)
+        between(x)
 
 
 def test_inner_device_is_checked_anew_for_each_outer_device() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -428,6 +430,30 @@ def test_lowers_once_for_each_signature(lowerings: list[Any]) -> None:
         fun(value)
     assert len(lowerings) == 5
     assert fun.lower(X) is fun.lower(X) and fun.lower(X).compile() is fun.lower(X).compile()
+
+
+def test_what_jax_forgot_is_traced_lowered_and_run_anew() -> None:
+    """Also where nothing but JAX holds what was traced, as beside float0."""
+    scale = [0.0]
+    fun = ipu_jit(lambda x, i: jax.grad(lambda x, i: (x * scale[0]).sum(), (0, 1), allow_int=True)(x, i))
+    earlier: weakref.ref[Any] | None = None
+    for n in range(8):
+        scale[0] = n
+        jax.clear_caches()
+        gc.collect()
+        assert earlier is None or earlier() is None
+        np.testing.assert_array_equal(fun(X, 3)[0], np.full_like(X, n))
+        earlier = weakref.ref(fun.lower(X, 3))
+        assert earlier() is fun.lower(X, 3)
+
+
+def test_a_function_takes_what_was_lowered_with_it() -> None:
+    fun = ipu_jit(lambda x: x * 2)
+    fun(X)
+    lowered, function = weakref.ref(fun.lower(X)), weakref.ref(fun)
+    del fun
+    gc.collect()
+    assert (function(), lowered()) == (None, None)
 
 
 def test_structures_are_never_mistaken(lowerings: list[Any]) -> None:

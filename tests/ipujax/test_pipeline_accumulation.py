@@ -80,6 +80,18 @@ def test_reductions_as_a_prefix_of_the_results() -> None:
     close(grads, jax.tree.map(jnp.add, halves[0][1], halves[1][1]))
 
 
+def test_none_among_the_results_is_none() -> None:
+    def fun(params: Any, batch: Any) -> Any:
+        return loss(params, batch), (None, {"rows": batch["x"][0], "mask": batch["mask"]})
+
+    batch = {**BATCH, "mask": None}
+    rows = BATCH["x"][[0, 4]]
+    for reduce in (("mean", "stack"), ("mean", (None, "stack")), ("mean", (None, {"rows": "stack", "mask": None}))):
+        run = ipu.pipeline(fun, micro_batches=2, reduce=reduce)
+        for wrap in (jax.jit, ipu.jit):
+            close(wrap(run)(PARAMS, batch), (loss(PARAMS, BATCH), (None, {"rows": rows, "mask": None})))
+
+
 def test_accumulators_of_their_own_dtype() -> None:
     """Half-precision values whose sum half precision does not hold; and a mean that never leaves it."""
 
@@ -276,7 +288,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a bool": ({"micro_batches": True}, "got: True"),
     "half a micro-batch": ({"micro_batches": 2.5}, "got: 2.5"),
     "no such reduction": ({"reduce": "maen"}, "try: 'mean'"),
-    "a reduction of None": ({"reduce": ("mean", None)}, "got: None"),
+    "a reduction of None": ({"reduce": None}, "got: None"),
     "carry of no mapping": ({"carry": (1, 2)}, "path of a result"),
     "carry of a name": ({"carry": {"state": 0}}, "carry of ipu.pipeline"),
     "batch by name": ({"batch_argnums": "batch"}, "batch_argnums of ipu.pipeline"),
@@ -317,6 +329,25 @@ CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]
     "mean of integers": ({}, lambda b: b.sum(), (np.arange(4, dtype=np.int32),), "mean of a result .* has none"),
     "sum of truths": ({"reduce": "sum"}, lambda b: b.any(), (np.ones(4, bool),), "sum of a result"),
     "reductions do not fit": ({"reduce": ("mean", "sum")}, loss, (PARAMS, BATCH), "does not fit its results"),
+    "None for a result": ({"reduce": ("sum", None)}, lambda b: (b, b), (np.ones(4),), "does not fit its results"),
+    "unequal batches": (
+        {},
+        lambda w, batch: w * batch["x"].sum() + batch["y"].sum(),
+        (np.float32(1), {"x": np.ones((8, 4)), "y": np.ones((4, 4))}),
+        r"first axes of unequal size\n.*\n.*\n  got: batch\['x'\] f.*\[8,4\], batch\['y'\] f.*\[4,4\]",
+    ),
+    "unequal arguments": (
+        {"batch_argnums": (0, 1)},
+        lambda x, y: x.sum() + y.sum(),
+        (np.ones(8), np.ones(4)),
+        r"got: x f.*\[8\], y f.*\[4\]\n  try: .*batch_argnums=\(0, 1\) takes x, y for the batch",
+    ),
+    "a batch that is not last": (
+        {},
+        lambda batch, w: loss(w, batch),
+        (BATCH, PARAMS),
+        r"w\['b'\].* cannot be split(.*\n)*.*batch_argnums=-1 takes w for the batch",
+    ),
     "nested": ({}, ipu.pipeline(loss, micro_batches=2), (PARAMS, BATCH), r"ipu.pipeline\(loss\) is inside of"),
     "nested in a loop": (
         {},
@@ -335,6 +366,15 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
         with pytest.raises(ipu.ArgumentError, match=match) as caught:
             wrap(run)(*args)
         assert "test_pipeline_accumulation.py" in str(caught.value)
+
+
+def test_an_error_of_the_function_says_what_was_taken_for_the_batch() -> None:
+    run = ipu.pipeline(lambda batch, w: jnp.mean(batch @ w), micro_batches=2)
+    for wrap in (lambda f: f, ipu.jit):
+        with pytest.raises(TypeError, match="dot_general") as caught:
+            wrap(run)(np.ones((8, 4), np.float32), np.ones((4, 4), np.float32))
+        (note,) = (note for note in caught.value.__notes__ if "ipu.pipeline" in note)
+        assert "batch_argnums=-1 takes w for the batch" in note
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, ipu.jit], ids=["eager", "jit", "ipu.jit"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.training import train_state
 from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
@@ -102,6 +104,78 @@ def test_functions_of_the_host_are_called_for_each_replica():
 
     np.testing.assert_array_equal(replicated(fun)(np.arange(4, dtype=np.float32)), [0, 10, 20, 30])
     assert seen == [0, 1, 2, 3]
+
+
+# --- None, which is a tree without leaves ---
+
+
+class ScaledState(train_state.TrainState):
+    """As flax's examples of training in half precision have it."""
+
+    dynamic_scale: Any = None
+
+
+DEVICES = [device(2), ipu.CPU()]
+
+
+@pytest.mark.parametrize("on", DEVICES, ids=["model", "cpu"])
+@pytest.mark.parametrize(
+    ("in_specs", "out_specs"),
+    [
+        ((SAME, SPLIT, SAME), (SAME, SAME, SPLIT)),
+        ((SAME, {"x": SPLIT, "y": None}, None), (None, SAME, {"x": SPLIT, "y": None})),
+        ((SAME, {"x": SPLIT, "y": SAME}, SPLIT), (SPLIT, SAME, {"x": SPLIT, "y": SPLIT})),
+    ],
+    ids=["prefix", "mirrored", "specs for None"],
+)
+def test_none_among_arguments_and_results(on: Any, in_specs: Any, out_specs: Any):
+    def fun(w: Any, batch: Any, mask: Any, *, key: Any = 1) -> Any:
+        assert batch["y"] is mask is key is None
+        return mask, lax.pmean(batch["x"].sum() * w, "replica"), {"x": batch["x"] + 1, "y": None}
+
+    x = np.arange(8.0, dtype=np.float32)
+    run = ipu.jit(fun, device=on, replicas=2, in_specs=in_specs, out_specs=out_specs)
+    nothing, mean, tree = run(np.float32(2), {"x": x, "y": None}, None, key=None)
+    assert nothing is None and tree["y"] is None and mean == 28
+    np.testing.assert_array_equal(tree["x"], x + 1)
+
+
+@pytest.mark.parametrize("on", DEVICES, ids=["model", "cpu"])
+def test_a_partitioned_equinox_model_on_replicas(on: Any):
+    params, static = eqx.partition(eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)), eqx.is_array)
+    specs = jax.tree.map(lambda _: SAME, params)
+
+    def step(params: Any, static_params: Any, x: Any) -> Any:
+        assert jax.tree.leaves(static_params) == []
+        grads = jax.grad(lambda params: jnp.mean(jax.vmap(eqx.combine(params, static))(x) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * lax.pmean(g, "replica"), params, grads), static_params
+
+    x, nothing = np.ones((4, 3), np.float32), jax.tree.map(lambda _: None, params)
+    expected = ipu.jit(step, device=ipu.CPU(), replicas=1, in_specs=SAME)(params, nothing, x)
+    got = ipu.jit(step, device=on, replicas=2, in_specs=(specs, SAME, SPLIT), out_specs=(specs, SAME))(
+        params, nothing, x
+    )
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("on", DEVICES, ids=["model", "cpu"])
+def test_a_flax_state_without_a_dynamic_scale_on_replicas(on: Any):
+    def apply_fn(params: Any, x: Any) -> Any:
+        return x @ params["w"]
+
+    state = ScaledState.create(apply_fn=apply_fn, params={"w": jnp.ones((3, 1))}, tx=optax.adam(0.1))
+
+    def step(state: Any, x: Any) -> Any:
+        grads = jax.grad(lambda params: jnp.mean(state.apply_fn(params, x) ** 2))(state.params)
+        return state.apply_gradients(grads=lax.pmean(grads, "replica"))
+
+    for specs in (SAME, jax.tree.map(lambda _: SAME, state)):
+        run = ipu.jit(step, device=on, replicas=2, in_specs=(specs, SPLIT), out_specs=specs, donate_argnums=())
+        got = run(state, np.ones((4, 3), np.float32))
+        assert got.dynamic_scale is None and got.step == 1
+        np.testing.assert_allclose(got.params["w"], np.full((3, 1), 0.9), rtol=1e-5)
 
 
 # --- data-parallel training ---
@@ -325,6 +399,26 @@ def test_the_profile_names_collectives():
     programs = profile.graph()["programs"]
     assert [p["name"] for p in programs if p["type"] == "Sequence" and "name" in p] == ["psum"]
     assert profile.phase_cycles["global_exchange"] > 0 and sum(profile.phase_cycles.values()) == profile.cycles
+
+
+@pytest.mark.parametrize("statistics_first", [False, True])
+def test_merged_sums_are_charged_to_the_line_with_most_bytes(statistics_first: bool):
+    def centred(x: Any) -> Any:
+        return x - lax.pmean(x.mean(0), "replica")
+
+    def gradient(w: Any, x: Any) -> Any:
+        return lax.pmean(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), "replica")
+
+    def step(w: Any, x: Any) -> Any:
+        order = sorted((centred, gradient), key=lambda part: (part is centred) != statistics_first)
+        return {part.__name__: part(*((x,) if part is centred else (w, x))) for part in order}
+
+    run = replicated(step, in_specs=(SAME, SPLIT), out_specs={"centred": SPLIT, "gradient": SAME})
+    lowered = run.lower(np.ones((16, 32), np.float32), np.ones((8, 16), np.float32))
+    (merged,) = [node for node in distinct(lowered._lowered.program) if isinstance(node, Collective)]
+    (row,) = [row for row in lowered.compile().profile.operations() if row.phases.get("global_exchange")]
+    assert len(merged.inputs) == 2 and row.origin.line.endswith("(gradient)")
+    assert any("(centred)" in name for name in row.names), "the other line is in the name"
 
 
 def test_three_replicas_leave_an_ipu_unused():

@@ -284,6 +284,28 @@ def test_library_functions_inside_the_users_keep_his_lines() -> None:
     assert lines == {f"test_stages.py:{first + n} (fun)" for n in (1, 2)}
 
 
+def test_lines_of_libraries_unfold_a_line_of_the_user() -> None:
+    optimizer = optax.adam(0.1)
+
+    def step(params: jax.Array, state: Any) -> Any:
+        grads = jnp.tanh(params)
+        return optimizer.update(grads, state)
+
+    first = inspect.getsourcelines(step)[1]
+    user, calling = (f"test_stages.py:{first + n} (step)" for n in (1, 2))
+    profile = ipu.jit(step, device=DEVICE).lower(X, optimizer.init(X)).compile().profile
+    own, unfolded = ({op.origin.line: op.cycles for op in profile.operations(lines=of)} for of in ("user", "library"))
+    inside = {line: cycles for line, cycles in unfolded.items() if line.endswith(f", from {calling}")}
+    assert own[user] == unfolded[user] and calling not in unfolded
+    assert len(inside) > 2 and sum(inside.values()) == own[calling]
+    assert any(line.startswith("transform.py:") for line in inside)
+    assert max(inside, key=inside.__getitem__) in profile.summary(lines="library")
+    assert calling in profile.summary() and ", from" not in profile.summary()
+    for ask in (profile.summary, profile.operations):
+        with pytest.raises(ipu.ArgumentError, match="expected: 'user' or 'library'\n  got: 'libraries'"):
+            ask(lines="libraries")
+
+
 def test_profile_shows_named_scopes() -> None:
     def fun(x: jax.Array) -> jax.Array:
         with jax.named_scope("encoder"), jax.named_scope("dense"):

@@ -14,7 +14,7 @@ from jax import lax
 from ipujax.lowering.popops.elementwise import Op, elementwise, immediate_of
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Flat, TileMapping, blocked_mapping, even_cuts, grid, on_one_tile, owners
+from ipujax.runtime.mapping import Flat, TileMapping, grid, on_one_tile, owners
 from ipujax.runtime.program import Execute, Sequence
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import check as check_on
@@ -84,21 +84,6 @@ def test_only_repeated_operands_still_spread_over_tiles() -> None:
     graph, out, _, _ = added(((40, 1), on_one_tile(40, 5)), ((1, 40), on_one_tile(40, 6)))
     assert out.shape == (40, 40)
     assert len(np.unique(tiles_of(graph, out))) == 16
-
-
-@pytest.mark.parametrize("is_known", [True, False], ids=["placed", "of equal value"])
-def test_an_operand_that_lies_evenly_is_followed_unless_another_is_much_faster(is_known: bool) -> None:
-    def tiles(elements: int, other: int) -> int:
-        even = None if is_known else Flat(elements, np.arange(0, elements, 32), np.arange(elements // 32))
-        cut = even_cuts(elements, other)
-        placed = [((elements,), even), ((elements,), blocked_mapping((cut,), np.arange(other)))]
-        found = {len(np.unique(tiles_of(*added(*order, tiles=1472)[:2]))) for order in (placed, placed[::-1])}
-        (only,) = found
-        return only
-
-    assert tiles(9600, 400) == 300  # of 24 elements 221 cycles, of 32 they are 239
-    assert tiles(3200, 400) == 400  # of 8 they are much fewer
-    assert tiles(3200, 50) == 100
 
 
 def test_many_pieces_on_each_tile_are_not_followed() -> None:

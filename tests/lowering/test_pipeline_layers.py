@@ -24,7 +24,8 @@ from ipujax.lowering.pipelining.choice import Search
 from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.runtime.mapping import owners
-from ipujax.runtime.program import Call, Copy, StreamIn, walk
+from ipujax.runtime.program import Call, Copy, StreamIn
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.tensor import Tensor
 from ipujax.stages import Lowered
 from tests.ipujax.layer_models import MODELS, batch, parameters
@@ -166,13 +167,13 @@ def ipus_of(program: LoweredProgram | Lowered, tensor: Tensor) -> list[int]:
 
 def homes_of_pieces(program: LoweredProgram | Lowered) -> dict[str, list[list[int]]]:
     """Of each argument the IPUs of each of its pieces."""
-    filled = [node for node in walk(program.program) if isinstance(node, StreamIn)]
+    filled = [node for node in distinct(program.program) if isinstance(node, StreamIn)]
     return {node.stream.name: [ipus_of(program, Tensor.of(v)) for v in node.destination.variables()] for node in filled}
 
 
 def copies_between(program: LoweredProgram | Lowered) -> list[Copy]:
     """Copies with another place of their destination than of their source."""
-    copies = [node for node in walk(program.program) if isinstance(node, Copy)]
+    copies = [node for node in distinct(program.program) if isinstance(node, Copy)]
     ends = [(copy, ipus_of(program, copy.source), ipus_of(program, copy.destination)) for copy in copies]
     return [copy for copy, source, destination in ends if source and source != destination]
 
@@ -300,7 +301,7 @@ def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.Monkey
         return run_pieces(found, args, 4, run_tiles)
 
     def layers(program: LoweredProgram) -> int:
-        calls = {node.function for node in walk(program.program) if isinstance(node, Call)}
+        calls = {node.function for node in distinct(program.program) if isinstance(node, Call)}
         return sum(function.name == "layer" for function in calls)
 
     alone, expected = run("1f1b")

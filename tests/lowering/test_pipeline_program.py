@@ -18,8 +18,9 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.placement import value_bytes
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.program import Call, Function, Program, Repeat, walk
+from ipujax.runtime.program import Call, Function, Program, Repeat
 from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.steps import distinct
 from ipujax.runtime.timeline import timeline
 from ipujax.runtime.transfer_cost import CopyCost
 from tests.ipujax.pipeline_models import MODELS, WIDTH, array, batch, parameters
@@ -82,7 +83,7 @@ def blocks(program: LoweredProgram) -> tuple[Program, ...]:
 
 
 def functions(program: Program) -> dict[str, Function]:
-    return {node.function.name: node.function for node in walk(program) if isinstance(node, Call)}
+    return {node.function.name: node.function for node in distinct(program) if isinstance(node, Call)}
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def task_cycles(steps: tuple[Program, ...], executable: Executable) -> list[dict
     for step in leaves_in_order(steps):
         if isinstance(step, Call):
             name = step.function.name
-            spent = sum(executable.steps[node].cycles for node in walk(step) if node in executable.steps)
+            spent = sum(executable.steps[node].cycles for node in distinct(step) if node in executable.steps)
             assert np.count_nonzero(spent) == 1
             (ipu_of,) = np.flatnonzero(spent).tolist()
             if last.get(ipu_of) in cycles:

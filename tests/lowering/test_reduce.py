@@ -20,7 +20,7 @@ from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.interpreter import interpret
-from ipujax.runtime.mapping import Blocked, TileMapping, even_cuts, frozen, grid, linear, on_one_tile
+from ipujax.runtime.mapping import Blocked, TileMapping, frozen, grid, linear, on_one_tile
 from ipujax.runtime.program import Execute, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import check as check_on
@@ -164,30 +164,6 @@ def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages
         interpret(graph, prog, {source: x}, seed=slots)[sink],
     ):
         np.testing.assert_array_equal(got, x.sum(0))
-
-
-@pytest.mark.parametrize(
-    ("shape", "starts"),
-    [
-        ((4, 10), [0, 10, 20, 30]),  # of blocks of 8 elements two would hold parts of two rows
-        ((7, 13), range(0, 91, 13)),
-        ((3, 20), range(0, 60, 10)),  # equal parts of a row
-        ((1, 5, 30), range(0, 150, 10)),
-        ((3, 40), range(0, 120, 8)),  # as it would be anyway
-        ((2, 100), even_cuts(200, 25, 2)[:-1]),  # parts would not be equal
-        ((40, 30), even_cuts(1200, 64, 2)[:-1]),  # ten elements more, of eight partials each
-        ((0, 3), []),
-        ((3, 0), []),
-        ((), [0]),
-    ],
-    ids=str,
-)
-def test_rows_stay_whole_where_that_is_hardly_less_even(shape: tuple[int, ...], starts: Any) -> None:
-    graph = Graph(small_target(64))
-    partials = graph.add_variable((8, *shape), np.float32, "partials", linear(8 * int(np.prod(shape)), 4, 64), "add")
-    row = shape[-1] if shape else 1
-    (variable,) = reduce_partials(graph, partials, Sequence(), "sum", row=row).variables()
-    assert graph.mappings[variable].runs()[0].tolist() == list(starts)
 
 
 @pytest.mark.parametrize("slots", [2, 7, 16, 40, 125, 260])

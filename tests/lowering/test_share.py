@@ -16,7 +16,8 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, check_jaxpr, jaxpr_as_fun, jaxprs_in_params
 from ipujax.lowering.passes import PASSES
-from ipujax.runtime.program import Call, Copy, walk
+from ipujax.runtime.program import Call, Copy
+from ipujax.runtime.steps import distinct
 from tests.lowering.helpers import check, lowered, share_all, small_target
 
 RNG = np.random.default_rng(8)
@@ -64,7 +65,7 @@ def calls(jaxpr: Jaxpr) -> Iterator[Any]:
 def functions(fun: Callable[..., Any], *args: Any) -> tuple[int, int]:
     """How many functions the program of a function has, and how many calls are written in it."""
     program = lowered(fun, args, small_target(7)).program
-    found = [node.function for node in walk(program) if isinstance(node, Call)]
+    found = [node.function for node in distinct(program) if isinstance(node, Call)]
     return len(set(found)), len(found)
 
 
@@ -243,7 +244,7 @@ def test_library_code_called_from_one_line_is_shared() -> None:
 
 def copies(fun: Callable[..., Any], *args: Any) -> list[str]:
     program = lowered(fun, args, small_target(7)).program
-    return [node.name for node in walk(program) if isinstance(node, Copy)]
+    return [node.name for node in distinct(program) if isinstance(node, Copy)]
 
 
 def test_an_operand_that_never_changes_is_not_copied() -> None:

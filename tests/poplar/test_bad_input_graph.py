@@ -223,7 +223,7 @@ def test_a_vertex_of_another_graph_is_not_mistaken_for_one_of_this(s):
             act()
 
 
-@pytest.mark.parametrize("tile", [8, -1, 1.5, None])
+@pytest.mark.parametrize("tile", [8, -1, 1.5, None, True])
 def test_a_vertex_on_a_tile_that_is_none(s, tile):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex)
     with refused(GraphError, r"vertex 0 \(SumVertex\) of compute set cs is put on tile [\s\S]*0 … 7"):
@@ -236,10 +236,10 @@ def test_a_tensor_on_tiles_that_are_none(s, tiles):
         s.graph.set_tile_mapping(s.a, tiles)  # here
 
 
-@pytest.mark.parametrize("cycles", [-1, 2.5, "20"])
+@pytest.mark.parametrize("cycles", [-1, 2.5, "20", True, 2**32, 2**70])
 def test_cycles_that_are_none(s, cycles):
     vertex = s.graph.add_vertex(s.compute_set, SumVertex)
-    with refused(GraphError, r"cycles of vertex 0 \(SumVertex\) of compute set cs[\s\S]*at least 0"):
+    with refused(GraphError, r"cycles of vertex 0 \(SumVertex\) of compute set cs[\s\S]*0 … 4294967295"):
         s.graph.set_perf_estimate(vertex, cycles)  # here
 
 
@@ -316,7 +316,15 @@ WRONG_PROGRAMS = {
     ),
     "a count below zero": (
         lambda s: Repeat(-1, Sequence()),  # here
-        r"count of a Repeat[\s\S]*at least 0[\s\S]*got: -1",
+        r"count of a Repeat[\s\S]*0 … 4294967295[\s\S]*got: -1",
+    ),
+    "a count beyond 32 bits": (
+        lambda s: Repeat(10**12, Sequence()),  # here
+        r"count of a Repeat[\s\S]*0 … 4294967295[\s\S]*got: 1000000000000",
+    ),
+    "a count that is a flag": (
+        lambda s: Repeat(True, Sequence()),  # here
+        r"count of a Repeat[\s\S]*got: True",
     ),
     "half a turn": (
         lambda s: Repeat(2.5, Sequence()),  # here
@@ -324,7 +332,7 @@ WRONG_PROGRAMS = {
     ),
     "count and body exchanged": (
         lambda s: Repeat(Sequence(), 3),  # here
-        r"count of a Repeat[\s\S]*got: Sequence",
+        r"count of a Repeat[\s\S]*got: a Sequence",
     ),
     "a branch that is no program": (
         lambda s: If(s.flag, s.a),  # here

@@ -19,6 +19,7 @@ from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, Vector
 from ipujax.poplar.codelets import vertex_codelet
 from ipujax.poplar.estimate import OVERHEAD_CYCLES, instructions
 from ipujax.runtime.errors import ArgumentError, GraphError
+from ipujax.runtime.presets import preset
 from ipujax.runtime.program import Execute
 from tests.poplar.helpers import compiled, placed, run_both, small_graph
 
@@ -104,6 +105,46 @@ def test_compute_asks_for_fields_only(parameters, message):
     body = {"compute": eval(f"lambda {parameters}: 0.0"), "__annotations__": {"x": Input[FLOAT], "out": Output[FLOAT]}}
     with pytest.raises(GraphError, match=message):
         type("Wrong", (Vertex,), body)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("self", "has no self"),
+        ("xx", "try: 'x'"),
+        ("n", r"expected: connected fields: \['x', 'out', 'shapes', 'target'\]"),
+    ],
+)
+def test_cycles_asks_for_connected_fields_and_the_machine_only(parameters, message):
+    fields = {"x": Input[FLOAT], "n": INT, "out": Output[FLOAT]}
+    body = {"compute": lambda x: x, "cycles": eval(f"lambda {parameters}: 1"), "__annotations__": fields}
+    with pytest.raises(GraphError, match=message):
+        type("Wrong", (Vertex,), body)
+
+
+class ListedVertex(Vertex):
+    xs: Input[VectorList[FLOAT]]
+    in_: Input[Vector[FLOAT]]
+    out: Output[FLOAT]
+
+    def compute(xs, in_):
+        return sum(jnp.sum(x) for x in xs) + jnp.sum(in_)
+
+    def cycles(xs, in_, out, target):
+        return 1000 * len(xs) + 100 * xs[1].size + 10 * in_.shape[0] + out.ndim + target.worker_contexts - 0.5
+
+
+def test_cycles_gets_what_it_asks_for_by_name():
+    codelet = vertex_codelet(ListedVertex, ((2, 3), (4,), ()))
+    assert codelet.cycles((), preset("mk2")) == 2346  # 2345.5, rounded up
+
+
+@pytest.mark.parametrize("cycles", [-1, 2**70, np.nan, "4", True, None])
+def test_cycles_that_are_no_number_of_cycles_are_refused(cycles):
+    fields = {"x": Input[FLOAT], "out": Output[FLOAT]}
+    wrong = type("Wrong", (Vertex,), {"compute": lambda x: x, "cycles": lambda x: cycles, "__annotations__": fields})
+    with pytest.raises(GraphError, match=r"cycles of codelet Wrong[\s\S]*test_codelets.py[\s\S]*0 … 4294967295"):
+        vertex_codelet(wrong, ((), ())).cycles((), preset("mk2"))
 
 
 def codelet_returning(result):

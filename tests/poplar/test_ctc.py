@@ -14,7 +14,8 @@ from ipujax import poplar
 from ipujax.poplar.program import Sequence
 from ipujax.popnn import ctc_loss
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.program import Repeat, walk
+from ipujax.runtime.program import Repeat
+from ipujax.runtime.steps import distinct
 from tests.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.poplar.recurrent_helpers import numbers
 
@@ -57,7 +58,7 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     slope = jax.grad(lambda x: by_optax(x, labels, blank).sum())(LOGITS)
     np.testing.assert_allclose(found["gradient"], slope, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
-    assert [node.count for node in walk(prog) if isinstance(node, Repeat)] == [TIME] * 3
+    assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [TIME] * 3
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from ipujax import poplar
 from ipujax.poplar.program import Sequence
 from ipujax.popnn import gru
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.program import Repeat, walk
+from ipujax.runtime.program import Repeat
+from ipujax.runtime.steps import distinct
 from tests.marks import slow_but
 from tests.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.poplar.recurrent_helpers import assert_all_close, numbers
@@ -97,7 +98,7 @@ def test_passes_against_gradients_of_jax(case):
     gradients |= {name: gradients[name][order] for name in "wub"}
     assert_all_close(found, {"y": reference(values, **settings), **gradients}, rtol=1e-4, atol=1e-5)
     assert not graph.fallbacks
-    assert [node.count for node in walk(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
+    assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
 
 
 def test_backward_alone_without_gradient_of_the_input():

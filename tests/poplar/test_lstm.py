@@ -12,7 +12,8 @@ from ipujax import poplar
 from ipujax.poplar.program import Sequence
 from ipujax.popnn import lstm
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.program import Execute, Repeat, walk
+from ipujax.runtime.program import Execute, Repeat
+from ipujax.runtime.steps import distinct
 from tests.marks import slow_but
 from tests.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.poplar.recurrent_helpers import assert_all_close, numbers
@@ -157,9 +158,9 @@ def test_loops_are_programs_whose_size_does_not_grow_with_steps():
         x, weights, state = (make(graph, params) for make in CREATE)
         y, _, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
         lstm.lstm_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, variable(graph, list(y.shape)))
-        repeats = [node for node in walk(prog) if isinstance(node, Repeat)]
+        repeats = [node for node in distinct(prog) if isinstance(node, Repeat)]
         assert [node.count for node in repeats] == [steps, steps]
-        return [sum(isinstance(node, Execute) for node in walk(repeat)) for repeat in repeats]
+        return [sum(isinstance(node, Execute) for node in distinct(repeat)) for repeat in repeats]
 
     assert loops(8) == loops(64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,9 +13,16 @@ from ipujax import poplar, popops
 from ipujax.poplar import program
 from ipujax.poplar.printing import format_tensor
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileFalse, RepeatWhileTrue, Sequence, Switch
+from ipujax.runtime.compile import compile
+from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import EngineError, GraphError
 from ipujax.runtime.listing import listing
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.program import HostStream, StreamIn, StreamOut
 from tests.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
+
+X_OUT = HostStream("x", (3,), poplar.FLOAT)
 
 
 def counting(graph, limit):
@@ -249,3 +257,81 @@ def test_switch_by_values_of_an_unsigned_element(control):
     switch = Switch(constant(graph, control, poplar.UNSIGNED_INT), cases, Copy(constant(graph, [9.0]), out))
     expected = {3: 0, 2**31: 1, 2**32 - 1: 2}.get(control, 9)
     assert both(graph, switch, {"out": out})["out"] == expected
+
+
+# --- long repeats -----------------------------------------------------------------------------------------------------
+
+
+def additions(jaxpr):
+    """How many additions of arrays a jaxpr makes, those in loops once for each iteration."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inner = [additions(p.jaxpr) for p in eqn.params.values() if hasattr(p, "jaxpr")]
+        total += sum(inner) * eqn.params.get("length", 1) if inner else (eqn.primitive.name == "add")
+    return total
+
+
+def test_the_longest_repeat_has_a_profile_and_is_traced():
+    def counted(count):
+        graph = new_graph()
+        x, body = variable(graph, [3]), Sequence()
+        popops.add_in_place(graph, x, constant(graph, [1, 1, 1]), body, "n")
+        host = HostStream("x", (3,), poplar.FLOAT)
+        executable = compile(graph, Sequence(StreamIn(host, x), Repeat(count, body), StreamOut(x, host)))
+        traced = jax.make_jaxpr(executable.function)({host: np.zeros(3, np.float32)})
+        profile = Profile(executable)
+        profile.to_json(io.StringIO())
+        return profile.cycles, additions(traced.jaxpr), profile.summary()
+
+    longest = 2**32 - 1
+    (one, _, _), (two, _, _), (cycles, added, summary) = counted(1), counted(2), counted(longest)
+    assert cycles == one + (longest - 1) * (two - one)
+    assert added == longest
+    assert f"{cycles:,}" in summary
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+
+def adding(graph, x):
+    """A program that adds 1 to all of a variable."""
+    step = Sequence()
+    popops.add_in_place(graph, x, constant(graph, np.ones(x.shape)), step, "add")
+    return step
+
+
+@pytest.mark.parametrize("inside_out", [False, True])
+def test_deeply_nested_sequences_are_one(inside_out):
+    graph = new_graph()
+    x = variable(graph, [3], value=[1, 2, 3])
+    step, copy = adding(graph, x), Copy(variable(graph, [3], value=[0, 0, 0]), x)
+    nested = Sequence(copy)
+    for n in range(3000):
+        last = Sequence(step) if n % 1000 == 0 else Sequence()
+        nested = Sequence(last, nested) if inside_out else Sequence(nested, last)
+    flat = Sequence(step, step, step, copy) if inside_out else Sequence(copy, step, step, step)
+    assert listing(graph, nested) == listing(graph, flat)
+    np.testing.assert_array_equal(both(graph, nested, {"x": x})["x"], [0] * 3 if inside_out else [3] * 3)
+    reports = [Profile(compile(graph, each, options=Options(verify_undefined=False))) for each in (nested, flat)]
+    assert reports[0].execution() == reports[1].execution()
+    assert reports[0].graph()["programs"] == reports[1].graph()["programs"]
+    assert reports[0].summary() == reports[1].summary()
+
+
+def test_a_sequence_inside_of_itself_is_refused():
+    first, second = Sequence(), Sequence()
+    first.add(second)
+    second.add(first)
+    with pytest.raises(GraphError, match="a sequence is inside of itself"):
+        listing(new_graph(), first)
+
+
+@pytest.mark.parametrize("times", [15, 16, 1000])
+def test_many_executions_in_a_row_are_traced_as_one_loop(times):
+    graph = new_graph()
+    x = variable(graph, [3], value=[1, 2, 3])
+    program = Sequence(*[adding(graph, x)] * times)
+    np.testing.assert_array_equal(both(graph, program, {"x": x})["x"], np.arange(1, 4) + times)
+    traced = jax.make_jaxpr(lambda: engine_function(graph, Sequence(program, StreamOut(x, X_OUT)))({}))()
+    assert ("scan" in str(traced)) == (times >= 16)
+    assert additions(traced.jaxpr) == times

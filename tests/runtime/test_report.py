@@ -457,7 +457,7 @@ def test_a_static_trace_takes_the_dearer_branch():
     assert names.count("heavy/compute") == 6 and "light/compute" not in names
 
 
-@pytest.mark.parametrize("count", [10**6, 10**12])
+@pytest.mark.parametrize("count", [10**6, 2**32 - 1])
 def test_a_long_trace_is_cut_off_and_counted(count):
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")

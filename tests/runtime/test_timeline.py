@@ -181,6 +181,19 @@ def test_a_million_iterations_cost_no_more_than_three():
     assert found.executions[node] == 10**6
 
 
+def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
+    node, many = leaf(), (1 << 32) - 1
+    steps = {node: local(5, 0, 0)}
+    inner = Repeat(1 << 20, node)
+    found = run(Repeat(many, inner), steps)
+    assert found.cycles == found.phase_cycles()["compute"] == 5 * many << 20
+    assert found.executions[node] == many << 20
+    for program in (Repeat(many, Repeat(many, node)), Sequence(*[Repeat(many, Repeat(1 << 25, node))] * 2)):
+        for inside in (program, If(FLAG, node, program)):
+            with pytest.raises(ProfileError, match=r"2\^60 cycles or more"):
+                run(inside, steps | {inside: local(0, 0, 0)})
+
+
 def test_slow_ipu_overtakes_after_a_transient():
     # IPU 1 starts 1000 ahead and waits for IPU 0, which is slower: the increments of its clock change at iteration 200.
     start, slow, send, wait = leaf(), leaf(), leaf(), leaf()
