@@ -1,7 +1,8 @@
 """Lowers equations into a graph, each by the rule of its primitive.
 
-Input: jaxprs, and the tensors of what they read. Output: tensors of their results, and steps added to programs. What
-has no rule runs as one vertex, see `fallback`.
+Input: jaxprs, and the tensors of what they read. Output: tensors of their results, and steps added to programs. A
+primitive without a rule is what its implementation does in JAX, as those that libraries wrap functions in; what cannot
+be traced goes to `fallback`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 
 from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.fallback import fallback
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
+from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.nested import primitive_names
 from ipujax.lowering.rules import RULES
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
@@ -85,12 +88,19 @@ class Lowering:
             into_tensor=self._target(eqn, operands),
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
-        results = fallback(context, *operands) if rule is None else rule(context, *operands, **eqn.params)
+        results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
         return results
+
+    def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
+        """A primitive without a rule: what its implementation does where that can be traced, else the primitive."""
+        impl = traced_impl(ctx.equation)
+        if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
+            return fallback(ctx, *operands)
+        return self.jaxpr(inline(impl), operands, ctx.prog)
 
     def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
         """Where the only result of an equation may go at once: not where another part of an operand lies."""

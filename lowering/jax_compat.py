@@ -163,6 +163,25 @@ def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     return results if eqn.primitive.multiple_results else [results]
 
 
+def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """What a primitive's implementation does in JAX; None where it is no JAX code. It may be the primitive again.
+
+    Args:
+        eqn: an equation of the primitive, which gives shapes, dtypes and parameters.
+    """
+
+    def impl(*operands: Any) -> Any:
+        return eqn.primitive.impl(*operands, **eqn.params)
+
+    try:
+        traced = trace(impl, [atom.aval for atom in eqn.invars], {}, ()).jaxpr
+    except Exception:  # it may be code for arrays only, and raise whatever that raises for tracers
+        return None
+    wanted: list[Any] = [var.aval for var in eqn.outvars]
+    same = [(x.shape, x.dtype) for x in traced.out_avals] == [(x.shape, x.dtype) for x in wanted]
+    return traced if same else None
+
+
 def trace_over_axis(fun: Callable[..., Any], avals: Sequence[Any], axis: str, size: int) -> tuple[ClosedJaxpr, Any]:
     """Traces a function of arrays as one of `size` that run it over a named axis.
 

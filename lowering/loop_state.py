@@ -7,6 +7,7 @@ dimension whole on every tile, so that no slice moves between tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import jax
 import numpy as np
@@ -139,7 +140,9 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
     if slot is None:
         return stack.reshape(stack.shape[1:])
     layout = layout_like(graph, stack)
-    own = layout[0] if layout is not None and layout[0][:1] == stack.shape[:1] else stack.shape
+    own = stack.shape if layout is None else layout[0]
+    if own[:1] != stack.shape[:1] or prod(own[1:]) != prod(stack.shape[1:]):  # a stack of no slots has any shape behind
+        own = stack.shape
     part = dynamic_slice(graph, stack.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
     return part.reshape(stack.shape[1:])
 

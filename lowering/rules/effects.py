@@ -1,7 +1,8 @@
 """Rules for calls of Python functions from a program: prints and callbacks, as host exchanges in program order.
 
 Whether JAX calls them ordered or not, here they run in order: a control program has one order. A function is given
-words of 32 bits for keys, as by JAX, and JAX lets none give keys back.
+words of 32 bits for keys, as by JAX, and JAX lets none give keys back. What it gives in 64 bits, as Python's numbers
+are, is narrowed to 32 where JAX has no 64 bits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 from jax.random import key_data
 
@@ -28,6 +30,8 @@ def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Te
     graph, prog = ctx.graph, ctx.prog
     # JAX's own wrapper of the user's function; debugging has more to it, which its primitive does when called eagerly.
     fun = partial(ctx.primitive.impl, **params) if "debug" in ctx.primitive.name else params["callback"]
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
+        fun = partial(_narrowed, fun)
     if not operands:  # something must tell the host that it is time
         operands, fun = (graph.add_constant(np.ones((), bool), ctx.name),), partial(_without_operand, fun)
     results = tuple((tuple(aval.shape), aval.dtype) for aval in ctx.out_avals)
@@ -43,6 +47,14 @@ def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Te
         stream = CallStream(f"{ctx.name}/result{number}", shape, dtype, call=call, number=number)
         prog.add(StreamIn(stream, outs[-1], graph.origin))
     return outs
+
+
+_NARROWED = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+
+
+def _narrowed(fun: Any, *operands: Any) -> Sequence[Any]:
+    results = [np.asarray(value) for value in fun(*operands)]
+    return [value.astype(_NARROWED.get(value.dtype.name, value.dtype), copy=False) for value in results]
 
 
 def _without_operand(fun: Any, _: Any) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -227,6 +228,34 @@ def test_results_of_another_shape_are_refused() -> None:
 
     with pytest.raises(ipu.IpuError, match=r"(?s)other results.*float\[4\].*float\[3\]|(?s:other results.*4.*3)"):
         ipu.jit(fun, device=DEVICE)(X)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        *(
+            (np.float64(2.5), "float32"),
+            (np.int64(3), "int32"),
+            (np.uint64(3), "uint32"),
+            (np.complex128(3j), "complex64"),
+        ),
+        *((2.5, "float32"), (3, "int32"), (3j, "complex64"), (2**40 + 3, "int32"), (True, "bool")),
+        *((3, "float32"), (3, "uint32"), (2.5, "int32"), (2.5, "float16"), (np.float32(3), "float16"), (True, "int32")),
+    ],
+)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("call", [jax.pure_callback, partial(io_callback, ordered=True)])
+def test_numbers_of_64_bits_are_narrowed_where_jax_does(call: Any, value: Any, dtype: str, wide: bool) -> None:
+    def outcome(jit: Any) -> Any:
+        try:
+            return np.asarray(jit(lambda x: call(lambda v: value, jax.ShapeDtypeStruct((), dtype), x))(X))
+        except (ipu.IpuError, jax.errors.JaxRuntimeError):
+            return "refused"
+
+    with jax.enable_x64(wide):
+        plain, ours = outcome(jax.jit), outcome(partial(ipu.jit, device=DEVICE))
+    assert getattr(ours, "dtype", None) == getattr(plain, "dtype", None)
+    np.testing.assert_array_equal(ours, plain)
 
 
 def test_jax_refuses_ordered_calls_in_vmap_in_its_own_words() -> None:

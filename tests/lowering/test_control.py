@@ -70,6 +70,16 @@ def test_scan_over_nothing(shape: tuple[int, ...]) -> None:
     close(lambda xs, c: lax.scan(lambda c, x: (c + x.sum(), x + 1), c, xs), xs, np.float32(2))
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 2, 2), (0, 7), (1, 0), (3, 0, 2)])
+def test_turns_over_a_reshaped_array_without_elements(shape: tuple[int, ...]) -> None:
+    """A stack of no slots may be a view of an array with other slots."""
+    close(lambda x: lax.map(lambda row: row * 2, x.reshape(shape)), np.zeros((0, 4), np.float32))
+    close(
+        lambda x: lax.scan(lambda c, row: (c + row.sum(), row), 1.0, x.reshape(shape), reverse=True),
+        np.zeros((0, 4), np.float32),
+    )
+
+
 def test_scan_without_carry_without_stacks_without_slices() -> None:
     close(lambda xs: lax.scan(lambda c, x: (None, x + 1), None, xs)[1], X)
     close(lambda c: lax.scan(lambda c, _: (c + 1, None), c, None, length=4)[0], X)

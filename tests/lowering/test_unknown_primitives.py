@@ -1,0 +1,98 @@
+"""Primitives of other libraries: lowered as what their implementation does, where JAX can trace that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import Primitive, make_primitive
+from tests.lowering.helpers import check, lowered, small_target
+
+X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+
+
+def primitive(name: str, fun: Callable[..., Any], impl: Callable[..., Any] | None = None) -> Primitive:
+    """A primitive that XLA computes as `fun`, which is its implementation too where there is no other."""
+
+    def abstract(*avals: Any, **params: Any) -> Any:
+        return jax.eval_shape(lambda *x: fun(*x, **params), *avals)
+
+    new = make_primitive(name, fun, abstract)
+    new.def_impl(impl or fun)
+    return new
+
+
+def fallbacks(fun: Callable[..., Any], *arguments: Any) -> set[str]:
+    check(fun, *arguments, tiles=(4,), rtol=1e-5, atol=1e-6)
+    return set(lowered(fun, arguments, small_target(4)).graph.fallbacks.values())
+
+
+def test_an_implementation_in_jax_is_lowered() -> None:
+    wrapped = primitive("shifted", lambda x, *, by: [jnp.tanh(x) + by])
+    assert not fallbacks(lambda x: wrapped.bind(x * 2, by=3.0), X)
+
+
+def test_several_results_some_of_them_operands() -> None:
+    parts = primitive("parts", lambda x, y: [x, jnp.dot(x, y), y[0]])
+    assert not fallbacks(lambda x: parts.bind(x, x.T), X)
+
+
+def test_one_inside_another_and_inside_a_loop() -> None:
+    inner = primitive("inner", lambda x: [jax.jit(jnp.sin)(x)])
+    outer = primitive("outer", lambda x: [inner.bind(x)[0] * 2])
+    assert not fallbacks(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: outer.bind(y)[0], x), X)
+
+
+def test_an_implementation_for_arrays_only_is_one_vertex() -> None:
+    opaque = primitive("opaque", lambda x: [jnp.sort(x, 0)], lambda x: [np.sort(np.asarray(x), 0)])
+    assert fallbacks(lambda x: opaque.bind(x)[0] + 1, X) == {"opaque"}
+
+
+def test_an_implementation_that_is_the_primitive_again_is_one_vertex() -> None:
+    again = primitive("again", lambda x: [x * 2], lambda x: jax.jit(again.bind)(x))
+    assert fallbacks(lambda x: again.bind(x), X) == {"again"}
+
+
+def test_an_implementation_of_another_shape_is_one_vertex() -> None:
+    other = primitive("other", lambda x: [x * 2], lambda x: [x[0]])
+    assert fallbacks(lambda x: other.bind(x), X) == {"other"}
+
+
+def test_what_a_library_implements_belongs_to_the_users_line() -> None:
+    line = test_what_a_library_implements_belongs_to_the_users_line.__code__.co_firstlineno + 2
+    profile = ipu.jit(lambda x: eqxi.unvmap_max(x) + 1).lower(X).compile().profile
+    assert {op.origin.line for op in profile.operations() if op.origin.line} == {
+        f"test_unknown_primitives.py:{line} (<lambda>)"
+    }
+
+
+def _newton(x: jax.Array, kind: str) -> jax.Array:
+    """A loop of equinox, with its own primitives: `maybe_set`, `select_if_vmap`, `nonbatchable`, `unvmap_any`."""
+
+    def cond(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.abs(state[0] ** 2 - x) > 1e-3
+
+    def body(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y, kept = state
+        return (y + x / y) / 2, kept.at[0].set(y)
+
+    return eqxi.while_loop(cond, body, (x, jnp.zeros(3)), max_steps=16, kind=kind, buffers=lambda s: s[1])[0]
+
+
+@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+@pytest.mark.parametrize("many", [False, True])
+def test_loops_of_equinox_have_no_fallback(kind: str, many: bool) -> None:
+    fun = (lambda x: _newton(x, kind)) if kind == "lax" else jax.grad(lambda x: _newton(x, kind))
+    x = np.array([2.0, 3.0, 5.0], np.float32)
+    program = jax.vmap(fun) if many else fun
+    given = x if many else x[0]
+    done = ipu.jit(program, device=ipu.IPUModel(tiles_per_ipu=4))
+    np.testing.assert_allclose(done(given), jax.jit(program)(given), rtol=1e-5)
+    assert not done.lower(given).graph.fallbacks
