@@ -49,12 +49,6 @@ jaxprs_in_params = _core.jaxprs_in_params
 new_jaxpr_eqn = _core.new_jaxpr_eqn
 
 
-def public_primitives() -> dict[str, Primitive]:
-    """The primitives that JAX names in public, by their own names."""
-    found = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
-    return {value.name: value for value in found if isinstance(value, Primitive)}
-
-
 def make_primitive(
     name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any] | None = None
 ) -> Primitive:

@@ -243,20 +243,6 @@ class Affine:
             index = index[..., None] + np.arange(n, dtype=np.int64) * stride
         return index.reshape(self.shape)
 
-    def runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Contiguous flat intervals in the order of the view.
-
-        Returns:
-            Two int64 arrays of one length: first elements, and numbers of elements.
-        """
-        if self.is_empty:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        digits = canonical(self.subdims)
-        length = digits[-1][0] if digits and digits[-1][1] == 1 else 1
-        outer = digits[:-1] if length > 1 else digits
-        starts = Affine(self.variable, self.offset, (outer,)).flat_indices().reshape(-1)
-        return starts, np.full(starts.shape, length, np.int64)
-
 
 def row_major(variable: Variable) -> Affine:
     """The whole variable."""

@@ -86,15 +86,6 @@ class Executable:
         """The function that runs it, from the values of host streams to those it writes; `jax.jit` can trace it."""
         return engine_function(self.graph, self.program, exact_splits=self.options.exact_splits)
 
-    @cached_property
-    def static_timeline(self) -> Timeline:
-        """The timeline of one run as far as it is known before running.
-
-        Raises:
-            ProfileError: a loop whose trip count is data and not among `Options.trip_counts`.
-        """
-        return self.timeline_of(None)
-
     def timeline_of(self, recording: Recording | None) -> Timeline:
         """The timeline of the run that a recording tells of; the static one without.
 
@@ -102,7 +93,8 @@ class Executable:
             recording: what data-dependent control did, see `timeline.Recording`.
 
         Raises:
-            ProfileError: as `static_timeline`, or a recording that is too short.
+            ProfileError: a loop whose trip count is data and not in `Options.trip_counts`, or a recording that is too
+                short.
         """
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
         return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
@@ -160,6 +152,29 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
             case Sync(kind):
                 costs[leaf] = SyncCost(kind)
     return costs
+
+
+def program_cycles(
+    graph: Graph,
+    program: Program,
+    part: Program | None = None,
+    *,
+    costs: Mapping[Leaf, Cost] | None = None,
+    effects: EffectsOf | None = None,
+) -> int:
+    """Cycles of one run of a program that is not compiled; loops whose trip count is data run once.
+
+    Args:
+        graph: variables, mappings and vertices.
+        program: the control tree.
+        part: the part of it that runs; all of it when None.
+        costs: the costs of its leaves, if they were computed already.
+        effects: the effects of its nodes, if some were computed already.
+    """
+    costs, effects = leaf_costs(graph, program) if costs is None else costs, effects or EffectsOf(graph)
+    steps, slots = clock_steps(program, costs, effects, graph.target)
+    trips = {name: 1 for names in while_names(program).values() for name in names}
+    return timeline(part or program, steps, graph.target.num_ipus, slots, trips).cycles
 
 
 def _copied(graph: Graph) -> Graph:

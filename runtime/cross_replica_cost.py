@@ -53,7 +53,7 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     ports = exchange_cycles(receiving, both["sent_bytes"], target)
     exchange = ExchangeCost(**{name: compact(values) for name, values in both.items()}, cycles=compact(ports))
     none = compact(np.zeros(tiles, np.int64))
-    return CopyCost(0, exchange, none, none, of_pair, cycles)
+    return CopyCost(0, exchange, none, of_pair, cycles)
 
 
 _COUNTS = ("received_bytes", "sent_bytes", "fragments")

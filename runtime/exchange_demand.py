@@ -135,17 +135,3 @@ def element_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileM
     present = np.bincount(tile, minlength=num_tiles) > 0
     needs = np.where(present, np.arange(num_tiles), -1)[:, None]
     return demand(runs, needs, total([v.size for v in variables]), num_tiles)
-
-
-def copy_demand(source: Tensor, destination: Tensor, graph: Graph) -> Demand:
-    """What each tile needs of the source of a copy.
-
-    Args:
-        source: tensor that is read.
-        destination: tensor of the same shape that is written.
-        graph: holds the target and the mappings of all variables.
-    """
-    grid = copy_grid(source, destination, graph) if source.size else None
-    if grid is not None:
-        return access_demand(*grid, graph.target.num_tiles)
-    return element_demand(source, destination, mappings_of(destination, graph), graph.target.num_tiles)

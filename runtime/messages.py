@@ -1,6 +1,6 @@
-"""Exchange messages, element by element: what moves between tiles around a compute set or in a copy.
+"""Exchange messages, element by element: what moves between tiles around a compute set.
 
-Input: a graph, a vertex group and one of its fields, or the two tensors of a copy. Output: arrays over messages,
+Input: a graph, a vertex group and one of its fields. Output: arrays over messages,
 expanded from the same pieces that `ipujax.runtime.exchange` counts. Linear in the number of elements: for the tile
 interpreter, which so runs the exchange as it was planned, and for tests.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ipujax.runtime.exchange_count import Demand, cut
-from ipujax.runtime.exchange_demand import access_demand, copy_demand, mappings_of
+from ipujax.runtime.exchange_demand import access_demand, mappings_of
 from ipujax.runtime.exchange_runs import flat_bases, ragged
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.mapping import TileMapping
-from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tile_memory import Messages
 from ipujax.runtime.variable import Variable
 from ipujax.runtime.vertices import VertexGroup
@@ -34,18 +33,6 @@ def messages(graph: Graph, group: VertexGroup, number: int, results: bool) -> Me
     which, element, owner, vertex = _listed(wanted, access.tensor.variables(), mappings_of(access.tensor, graph))
     source, destination = (vertex, owner) if results else (owner, vertex)
     return Messages(access.tensor.variables(), which, element, source, destination)
-
-
-def copy_messages(graph: Graph, source: Tensor, destination: Tensor) -> Messages:
-    """What a copy moves: elements of the source, each once a tile whose part of the destination needs it.
-
-    Args:
-        graph: holds the target and the mappings of all variables.
-        source: tensor that is read.
-        destination: tensor of the same shape that is written.
-    """
-    variables = source.variables()
-    return Messages(variables, *_listed(copy_demand(source, destination, graph), variables, mappings_of(source, graph)))
 
 
 def _listed(

@@ -1,5 +1,7 @@
 """Rules of the verifier on races: in a compute set no vertex writes what another vertex writes or reads.
 
+A vertex itself may read what it writes if both are the same region in the same order, so that it can work in place.
+
 One group is judged in O(rank): where every output index is one term with coefficient ±1, boxes of different blocks
 along an axis are disjoint, so it suffices that every split axis appears in every output. Fields that share a variable
 are judged by their whole tensors, and where these meet, exactly, by the contiguous runs of all their blocks.
@@ -13,7 +15,7 @@ import numpy as np
 
 from ipujax.runtime.aliasing import surely_disjoint
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange_runs import Bases, Runs, flat_bases, ragged
+from ipujax.runtime.exchange_runs import Bases, Runs, flat_bases
 from ipujax.runtime.rules_facts import Connection, Facts, access_runs, element_name, joined
 from ipujax.runtime.variable import Variable
 from ipujax.runtime.vertices import Dim, VertexGroup
@@ -94,49 +96,45 @@ def _between(variable: Variable, writers: Sequence[Connection]) -> Iterator[Veri
 
 
 def read_write_race(facts: Facts) -> Iterator[VerifyError]:
-    """No vertex of a compute set reads what another vertex of it writes."""
+    """No vertex of a compute set reads what another writes, nor what it writes itself, unless element by element."""
     for connections in facts.connections.values():
         written = _by_variable(connections)
         for reader in connections:
             if not reader.field.is_read:
                 continue
             for variable in reader.access.tensor.variables():
-                writers = written.get(variable, ())
-                if not all(_same_region(reader, writer) or _apart(reader, writer) for writer in writers):
-                    yield from _read_by_another(variable, reader, writers)
+                writers = [writer for writer in written.get(variable, ()) if not _in_place(reader, writer)]
+                if not all(surely_disjoint([reader.access.tensor.node, w.access.tensor.node]) for w in writers):
+                    yield from _read_and_written(variable, reader, writers)
 
 
-def _same_region(reader: Connection, writer: Connection) -> bool:
+def _in_place(reader: Connection, writer: Connection) -> bool:
     """Whether every vertex surely reads just what it writes itself; by the rule on write races no other writes that."""
-    if reader.group is not writer.group:
-        return False
-    a, b = reader.access, writer.access
-    return a is b or (a.dims == b.dims and (a.tensor is b.tensor or a.tensor.node == b.tensor.node))
+    return reader.group is writer.group and reader.access.is_same(writer.access)
 
 
-def _apart(reader: Connection, writer: Connection) -> bool:
-    return surely_disjoint([reader.access.tensor.node, writer.access.tensor.node])
-
-
-def _read_by_another(variable: Variable, reader: Connection, writers: Sequence[Connection]) -> Iterator[VerifyError]:
-    """Refuses a read of an element of a variable that another vertex writes."""
+def _read_and_written(variable: Variable, reader: Connection, writers: Sequence[Connection]) -> Iterator[VerifyError]:
+    """Refuses a read of an element of a variable that is written through a field of another region."""
     bases = _bases([reader, *writers])
     first: dict[VertexGroup, int] = {}
-    written = _runs_in(variable, writers, first, bases)
+    parts = [_runs_in(variable, [writer], first, bases) for writer in writers]
+    written, by = joined(parts), np.repeat(np.arange(len(parts)), [len(part.box) for part in parts])
     order = np.argsort(written.start)
-    who, start, end = written.box[order], written.start[order], (written.start + written.length)[order]
+    start, end = written.start[order], (written.start + written.length)[order]
     read = _runs_in(variable, [reader], first, bases)
     # Written runs are disjoint, so those that meet a run that is read are neighbours.
     low = np.searchsorted(end, read.start, side="right")
     high = np.searchsorted(start, read.start + read.length, side="left")
-    row, within = ragged(np.maximum(high - low, 0))
-    met = low[row] + within
-    raced = np.flatnonzero(who[met] != read.box[row])
+    raced = np.flatnonzero(high > low)
     if raced.size:
-        element = element_name(int(max(start[met[raced[0]]], read.start[row[raced[0]]])), bases)
-        writer = next(w for w in writers if w.group is not reader.group or not _same_region(reader, w))
-        what = f"{element} is read through {reader} and written by another vertex through {writer}"
+        row, met = raced[0], order[low[raced[0]]]
+        element = element_name(int(max(written.start[met], read.start[row])), bases)
+        itself = written.box[met] == read.box[row]
+        who = "the same vertex" if itself else "another vertex"
+        what = f"{element} is read through {reader} and written by {who} through {writers[by[met]]}"
         hint = "do it in two compute sets, or write to another variable"
+        if itself:
+            hint += "; what is updated in place is one in-out field, or an input and an output of the same region"
         yield VerifyError("read-write-race", what, where=reader.where, hint=hint)
 
 

@@ -245,26 +245,6 @@ class Target:
         """Returns the time of `cycles` tile clock cycles, in seconds; of any shape."""
         return cycles / self.clock_hz
 
-    @overload
-    def ipu_of_tile(self, tile: int) -> int: ...
-    @overload
-    def ipu_of_tile(self, tile: NDArray[np.integer]) -> NDArray[np.integer]: ...
-    def ipu_of_tile(self, tile: int | NDArray[np.integer]) -> int | NDArray[np.integer]:
-        """Returns the IPU that holds each tile.
-
-        Args:
-            tile: tile numbers of the system, of any shape; -1 (no tile) gives -1.
-
-        Raises:
-            TargetError: a number that is not whole, or outside -1 … num_tiles - 1.
-        """
-        tiles = np.asarray(tile)
-        if tiles.dtype.kind not in "iu" or np.any((tiles < -1) | (tiles >= self.num_tiles)):
-            expected = f"whole numbers from -1 to {self.num_tiles - 1}"
-            raise TargetError(f"not tiles of {self.name}", expected=expected, got=repr(tile))
-        ipu = tiles.astype(np.int64) // self.tiles_per_ipu
-        return int(ipu) if np.ndim(tile) == 0 else ipu
-
 
 def _rebuild(values: dict[str, Any]) -> Target:
     return Target(**values)

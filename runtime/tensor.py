@@ -91,11 +91,6 @@ class Tensor(PoplarViews):
         return isinstance(self.node, Affine) and self.node.is_whole
 
     @property
-    def contains_constant_broadcast(self) -> bool:
-        """Whether an element is repeated by a broadcast (a stride of 0)."""
-        return any(leaf.has_broadcast for leaf in leaves(self.node))
-
-    @property
     def contains_constant(self) -> bool:
         """Whether one of the variables seen holds a constant."""
         return any(variable.is_constant for variable in self.variables())
@@ -113,19 +108,6 @@ class Tensor(PoplarViews):
             variables()[which[i]].
         """
         return elements(self.node, self.variables())
-
-    def single_runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Contiguous flat intervals of the variable, in the order of the view.
-
-        Returns:
-            (starts, lengths) in elements, int64 arrays of one length.
-
-        Raises:
-            TensorError: the tensor is not one affine piece.
-        """
-        if not isinstance(self.node, Affine):
-            raise TensorError(f"runs of {self!r}", expected="one affine piece of a variable", got=_kind(self.node))
-        return self.node.runs()
 
     # --- views ---
 

@@ -114,6 +114,7 @@ def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views)
     """
     codelet = vertex.group.codelet
     connections = list(zip(codelet.fields, vertex.group.accesses, strict=True))
+    _check_in_place(vertex, views)
     operands = [_operand(vertex, access, memory, races, views) for f, access in connections if f.is_read]
     written = [(f.name, access) for f, access in connections if f.is_written]
     extras: dict[str, Any] = {
@@ -129,6 +130,27 @@ def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views)
         raise InterpreterError("type-mismatch", what, where=vertex.actor.where, expected=expected, got=got)
     for (name, access), value in zip(written, results, strict=True):
         _result(vertex, name, access, value, memory, races, views)
+
+
+def _check_in_place(vertex: Vertex, views: Views) -> None:
+    """Refuses a vertex that reads elements which it writes through a field of another region."""
+    connections = list(zip(vertex.group.codelet.fields, vertex.group.accesses, strict=True))
+    for read in (access for f, access in connections if f.is_read):
+        for written in (access for f, access in connections if f.is_written):
+            if read.is_same(written) or set(read.tensor.variables()).isdisjoint(written.tensor.variables()):
+                continue
+            mine, others = (_elements(vertex, access, views) for access in (read, written))
+            for variable in mine.keys() & others.keys():
+                both = np.intersect1d(mine[variable], others[variable])
+                if both.size:
+                    what = "reads what it writes through a field of another region:"
+                    raise vertex.actor.error("read-write-race", what, variable, both[0])
+
+
+def _elements(vertex: Vertex, access: Access, views: Views) -> dict[Variable, np.ndarray]:
+    """The elements of each variable that a vertex touches through one field."""
+    starts, lengths, _ = views.block(vertex, access)
+    return {variable: elements for variable, _, elements in views.box(access.tensor, starts, lengths).parts()}
 
 
 def _origins(vertex: Vertex) -> tuple[np.ndarray, ...]:

@@ -39,7 +39,6 @@ class CopyCost:
         first_ipu: the IPU of the first tile of the arrays.
         exchange: what tiles send and receive, within an IPU and beyond.
         copy_cycles: cycles of copying on the own tile.
-        copy_bytes: bytes so copied.
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
         link_cycles: cycles each IPU needs for what leaves it and comes to it, int64[num_ipus]; None as `flows`.
     """
@@ -47,7 +46,6 @@ class CopyCost:
     first_ipu: int
     exchange: ExchangeCost
     copy_cycles: np.ndarray
-    copy_bytes: np.ndarray
     flows: np.ndarray | None = None
     link_cycles: np.ndarray | None = None
 
@@ -96,10 +94,10 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
         exchange = exchange_cost([moved], window, target)
-        return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied))
+        return CopyCost(window.first_ipu, exchange, copied_cycles)
     # Only the exchange inside an IPU is known to join the tiles of a bus.
     exchange = exchange_cost([replace(moved, shared_bytes=np.zeros_like(moved.shared_bytes))], window, target)
-    return CopyCost(window.first_ipu, exchange, copied_cycles, compact(copied), flows, link_cycles(flows, target))
+    return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target))
 
 
 def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False) -> StreamCost:

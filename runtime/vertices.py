@@ -97,6 +97,11 @@ class Access:
     dims: tuple[Dim, ...]
     fill: Any = None
 
+    def is_same(self, other: Access) -> bool:
+        """Whether each vertex surely meets the same elements in the same order through both: it can work in place."""
+        a, b = self.tensor, other.tensor
+        return self is other or (self.dims == other.dims and (a is b or a.node == b.node))
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexGroup:

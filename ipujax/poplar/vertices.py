@@ -296,7 +296,8 @@ class VertexStore:
         accesses = []
         for field, _, tensors in fields:
             dims = tuple(element(1 + extents.index(n)) for n in tensors[0].shape)
-            if not field.is_written and is_same(tensors):
+            is_plain = len(tensors) == 1 and tensors[0].is_writable if field.is_written else is_same(tensors)
+            if is_plain:
                 accesses.append(Access(tensors[0], dims))
             else:
                 accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))

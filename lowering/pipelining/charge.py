@@ -17,17 +17,14 @@ from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.placement import Span, homes
 from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory import memory_report
 from ipujax.runtime.program import HostStream, Program, StreamIn, StreamOut
 from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.steps import while_names
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.timeline import timeline
 
 
 def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> tuple[int, int]:
@@ -59,10 +56,7 @@ def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering)
         map_linearly(graph, Tensor.of(variable))
     costs, effects = leaf_costs(graph, prog), EffectsOf(graph)
     memory = memory_report(graph, prog, effects, costs)
-    steps, slots = clock_steps(prog, costs, effects, target)
-    trips = {name: 1 for names in while_names(prog).values() for name in names}
-    cycles = timeline(run.program, steps, target.num_ipus, slots, trips).cycles
-    return int(memory.max_tile_bytes), cycles
+    return int(memory.max_tile_bytes), program_cycles(graph, prog, run.program, costs=costs, effects=effects)
 
 
 def worst_tile_bytes(graph: Graph, program: Program) -> int:

@@ -27,15 +27,12 @@ from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.placement import value_bytes, variables
 from ipujax.lowering.popops.elementwise import Op, elementwise
 from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.effects import EffectsOf
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.steps import while_names
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.timeline import timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +161,7 @@ def _cycles(
     for kind, number, prog in added:
         if number >= 0 and prog.children():
             if prog not in taken:
-                steps, slots = clock_steps(prog, leaf_costs(graph, prog), effects, target)
-                trips = {name: 1 for names in while_names(prog).values() for name in names}
-                taken[prog] = timeline(prog, steps, target.num_ipus, slots, trips).cycles
+                taken[prog] = program_cycles(graph, prog, effects=effects)
             cycles[kind, number] += taken[prog]
     return cycles[0], cycles[1], cycles[2], cycles[3]
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.timeline import timeline
 
 Candidate = TypeVar("Candidate")
 
@@ -30,8 +27,7 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
     scratch, prog = Graph(graph.target), ProgramSequence()
     scratch.mappings = dict(graph.mappings)
     add(scratch, prog)
-    steps, slots = clock_steps(prog, leaf_costs(scratch, prog), EffectsOf(scratch), graph.target)
-    return timeline(prog, steps, graph.target.num_ipus, slots).cycles
+    return program_cycles(scratch, prog)
 
 
 def least_charged(

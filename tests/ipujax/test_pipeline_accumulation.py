@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.runtime.program import Execute, Repeat, walk
+from ipujax.runtime.program import Execute, Repeat
+from ipujax.runtime.steps import distinct
 from tests.lowering.helpers import check
 
 RNG = np.random.default_rng(7)
@@ -262,10 +263,10 @@ def test_the_program_is_one_loop_of_any_number_of_turns() -> None:
         batch = {"x": jax.ShapeDtypeStruct((rows, 5), np.float32), "y": jax.ShapeDtypeStruct((rows, 3), np.float32)}
         run = ipu.pipeline(jax.value_and_grad(loss), micro_batches=micro_batches)
         lowered = ipu.jit(run, device=DEVICE).lower(PARAMS, batch)
-        nodes = list(walk(lowered.program))
+        nodes = list(distinct(lowered.program))
         (loop,) = [node for node in nodes if isinstance(node, Repeat)]
         assert loop.count == micro_batches
-        sizes.add((len(nodes), sum(isinstance(node, Execute) for node in walk(loop.body))))
+        sizes.add((len(nodes), sum(isinstance(node, Execute) for node in distinct(loop.body))))
     assert len(sizes) == 1
 
 

@@ -17,7 +17,8 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.runtime.program import Call, walk
+from ipujax.runtime.program import Call
+from ipujax.runtime.steps import distinct
 
 ROWS, WIDTH, MICRO_BATCHES = 3, 20, 64
 IN_PLACE = {"parameter", "dynamic-update-slice", "bitcast"}  # what a fusion that updates a buffer in place consists of
@@ -87,7 +88,7 @@ def test_a_part_is_compiled_once() -> None:
     lowered = ipu.jit(run, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(params, batch)
     text = jax.jit(lowered.evaluate).lower(*params, batch).as_text()
     called = Counter(re.findall(r"call @(\w+)\(.*inlineable", text))
-    calls = Counter(node.function for node in walk(lowered.program) if isinstance(node, Call))
+    calls = Counter(node.function for node in distinct(lowered.program) if isinstance(node, Call))
     assert called.total() == sum(times for times in calls.values() if times > 1)
     assert len(called) < called.total() / 2  # not one for each: JAX drops what the last call of a part need not give
 

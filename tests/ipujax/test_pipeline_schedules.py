@@ -17,7 +17,8 @@ import ipujax as ipu
 from ipujax.lowering.schedules import FORWARD, SCHEDULES, Schedule, Task
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.mapping import owners
-from ipujax.runtime.program import Repeat, walk
+from ipujax.runtime.program import Repeat
+from ipujax.runtime.steps import distinct
 from tests.ipujax.pipeline_models import MODELS, WIDTH, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 
@@ -290,7 +291,7 @@ def test_a_schedule_of_ones_own() -> None:
         return ipu.pipeline(lambda p, x: two_layers(p, x, stage), micro_batches=4, reduce="stack", **settings)
 
     program = compare(fun, parameters(2), array(8, WIDTH))
-    assert not any(isinstance(node, Repeat) and node.count > 4 for node in walk(program.program))
+    assert not any(isinstance(node, Repeat) and node.count > 4 for node in distinct(program.program))
 
 
 def in_a_loop(params: Any, key: Any, rows: Any) -> Any:

@@ -15,7 +15,8 @@ import ipujax as ipu
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.placement import place
 from ipujax.runtime.mapping import owners
-from ipujax.runtime.program import Copy, walk
+from ipujax.runtime.program import Copy
+from ipujax.runtime.steps import distinct
 from tests.ipujax.pipeline_models import MODELS, batch, no_stage, parameters
 from tests.lowering.helpers import (
     assert_rounded_alike,
@@ -112,7 +113,7 @@ def test_what_crosses_between_ipus_is_activations_and_their_gradients() -> None:
     tiles = {v: set((owners(m) // TILES).tolist()) for v, m in program.graph.mappings.items()}
     crossing = [
         node
-        for node in walk(program.program)
+        for node in distinct(program.program)
         if isinstance(node, Copy)
         if set.union(*(tiles[v] for v in node.source.variables())) != tiles[node.destination.variables()[0]]
     ]

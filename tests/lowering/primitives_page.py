@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import jax
+from jax.extend.core import primitives  # noqa: TID251 the list of JAX that the page is held against
+
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
-from ipujax.lowering.jax_compat import CALLEES, public_primitives
+from ipujax.lowering.jax_compat import CALLEES, Primitive
 from ipujax.lowering.rules import RULES
 from tests.lowering.op_case import OpCase
 from tests.lowering.op_rows_fallback import fallback_rows
@@ -57,6 +60,12 @@ def kind_of(name: str, fallbacks: Iterable[str]) -> str:
     return "one tile" if name in fallbacks else "–"
 
 
+def public_names() -> set[str]:
+    """The primitives that JAX names in public, by their own names."""
+    found = (value for module in (primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
+    return {value.name for value in found if isinstance(value, Primitive)}
+
+
 def page() -> str:
     """The text of the page."""
     alone = fallback_rows()
@@ -64,7 +73,7 @@ def page() -> str:
     for case in (*CASES, *alone):
         rows.setdefault(case.primitive, []).append(case)
     fallbacks = {case.primitive for case in alone}
-    names = sorted({*public_primitives(), *RULES, *_INLINED, *rows}, key=str.lower)
+    names = sorted({*public_names(), *RULES, *_INLINED, *rows}, key=str.lower)
     kinds = {name: kind_of(name, fallbacks) for name in names}
     counts = [f"{sum(kind == k for k in kinds.values())} {kind}" for kind in ("tile-parallel", "inlined", "one tile")]
     rest = sum(kind == "–" for kind in kinds.values())

@@ -108,7 +108,7 @@ def test_virtual_graphs_of_no_tiles(s, tiles):
 @pytest.mark.parametrize("tile", ["a", 1.0, None, 2, -1])
 def test_vertices_of_virtual_graphs_on_no_tile(s, tile):
     virtual = s.graph.create_virtual_graph(2, 4)
-    with refused(GraphError, rf"vertex 0 .* is put on tile [\s\S]*expected: 0 … 1[\s\S]*{tile}"):
+    with refused(GraphError, rf"vertex 0 .* is put on tile [\s\S]*expected: a whole number, 0 … 1[\s\S]*{tile}"):
         virtual.set_tile_mapping(s.vertex, tile)  # here
 
 

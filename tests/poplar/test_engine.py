@@ -136,7 +136,7 @@ def loop(graph, turns):
 def test_execution_profile_adds_up_all_runs_since_the_reset():
     graph, _, add, double = accumulator()
     engine = loaded(graph, [add, double])
-    once = [compile(graph, p, options=Options(verify_undefined=False)).static_timeline.cycles for p in (add, double)]
+    once = [compile(graph, p, options=Options(verify_undefined=False)).timeline_of(None).cycles for p in (add, double)]
     assert engine.get_execution_profile()["simulation"]["cycles"] == 0
     for index in (0, 0, 1):
         engine.run(index)

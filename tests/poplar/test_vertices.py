@@ -462,3 +462,34 @@ def test_a_vertex_that_was_wrong_can_be_put_right_and_compiled_again():
     graph.connect(v["out"], out[0])
     (got,) = run_both(graph, Execute(compute_set), {x: np.ones((2, 4)), out: np.zeros(4)}, [out])
     assert got[0] == 4
+
+
+# --- what a vertex reads and writes -----------------------------------------------------------------------------------
+
+
+class DoubleVertex(Vertex):
+    x: Input[Vector[FLOAT]]
+    out: Output[Vector[FLOAT]]
+
+    def compute(x):
+        return 2 * x
+
+
+@pytest.mark.parametrize(("into", "outof"), [(slice(4), slice(4)), (slice(3), slice(3, 6)), (slice(4), slice(2, 6))])
+@pytest.mark.parametrize("vertices", [1, 2])
+def test_a_vertex_may_read_what_it_writes_only_in_place(into, outof, vertices):
+    graph = small_graph()
+    x = placed(graph, FLOAT, [vertices, 6], "x")
+    compute_set = graph.add_compute_set("scale")
+    for row in x:
+        vertex = graph.add_vertex(compute_set, DoubleVertex, {"x": row[into], "out": row[outof]})
+        graph.set_tile_mapping(vertex, 0)
+    values = np.arange(6 * vertices).reshape(vertices, 6)
+    if into.start != outof.start and into.stop > outof.start:
+        with pytest.raises(VerifyError, match=r"x: float32.*\[0, 2\] is read through field x .* by the same vertex"):
+            run_both(graph, Execute(compute_set), {x: values}, [x])
+        return
+    expected = values.copy()
+    expected[:, outof] = 2 * values[:, into]
+    (found,) = run_both(graph, Execute(compute_set), {x: values}, [x])
+    np.testing.assert_array_equal(found, expected)

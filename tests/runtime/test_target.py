@@ -154,22 +154,6 @@ def test_seconds():
     np.testing.assert_allclose(target.seconds(np.array([[0, 16], [160, 1600]])), [[0, 1e-8], [1e-7, 1e-6]])
 
 
-def test_ipu_of_tile():
-    target = preset("mk2", 3).replace(tiles_per_ipu=4)
-    assert target.ipu_of_tile(7) == 1 and type(target.ipu_of_tile(7)) is int
-    tiles = np.arange(-1, 12, dtype=np.int32)
-    assert target.ipu_of_tile(tiles).tolist() == [-1] + [0] * 4 + [1] * 4 + [2] * 4
-    assert target.ipu_of_tile(tiles[1:].reshape(2, 6)).shape == (2, 6)
-    assert target.ipu_of_tile(np.array([11], np.uint8)).tolist() == [2]
-    assert target.ipu_of_tile(np.array([], np.int32)).size == 0
-
-
-@pytest.mark.parametrize("tile", [12, -2, 1.5, True, np.array([0, 12])])
-def test_ipu_of_tile_refuses(tile):
-    with pytest.raises(TargetError, match="from -1 to 11"):
-        preset("mk2", 3).replace(tiles_per_ipu=4).ipu_of_tile(tile)
-
-
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), np.float32("inf"), "6", None, True, 1j], ids=repr)
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
 def test_nonsense_number_is_refused(item, value):

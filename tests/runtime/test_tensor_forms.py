@@ -103,8 +103,6 @@ def test_whole_and_constant_and_iteration():
     assert t.variables() == (v,) and concat([t, t]).variables() == (v,)
     scalar = t[1, 2]
     assert scalar.shape == () and scalar.affine.offset == 6
-    starts, lengths = t[1:, 1:3].single_runs()
-    assert starts.tolist() == [5, 9] and lengths.tolist() == [2, 2]
     assert t.expand_dims((0, -1)).shape == (1, 3, 4, 1)
     assert t[None, :1].squeeze(0).shape == (1, 4)
     assert "float32[3, 4] of c" in repr(t)

@@ -370,7 +370,7 @@ def test_transfers_that_follow_each_other_pay_one_latency() -> None:
     streams = [HostStream(f"s{n}", (1000,), np.dtype(np.float32)) for n in range(3)]
     tensors = [graph.add_variable((1000,), np.dtype(np.float32), mapping=linear(1000, 4, 4)) for _ in streams]
     ins = [StreamIn(s, t) for s, t in zip(streams, tensors, strict=True)]
-    together = compile(graph, Sequence(*ins)).static_timeline.cycles
-    apart = sum(compile(graph, Sequence(step)).static_timeline.cycles for step in ins)
+    together = compile(graph, Sequence(*ins)).timeline_of(None).cycles
+    apart = sum(compile(graph, Sequence(step)).timeline_of(None).cycles for step in ins)
     latency = target.host_latency_seconds * target.clock_hz
     assert apart - together == pytest.approx(2 * latency, abs=3)

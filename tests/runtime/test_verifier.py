@@ -197,11 +197,11 @@ def two_fields_of_one_group(b):
 
 
 @must_fail(
-    "read-write-race", r"v: float32\[8\]\)\[2\] is read through field f0 .* written by another vertex through field f1"
+    "read-write-race", r"v: float32\[8\]\)\[1\] is read through field f0 .* written by another vertex through field f1"
 )
 def reads_its_neighbour_in_place(b):
     y = b.given(8, name="v")
-    b.run(b.group(UNARY, [Axis("i", even_cuts(8, 4))], along(y, 1, fill=0.0), along(y)))
+    b.run(b.group(UNARY, [Axis("i", even_cuts(8, 8))], along(y, 1, fill=0.0), along(y)))
 
 
 @must_fail("read-write-race", "is read through field f0")
@@ -367,6 +367,24 @@ def a_constant_of_another_replica(b):
 def two_groups_on_one_tile_race_all_the_same(b):
     x, y, z = b.given(8), b.given(8, name="y"), b.variable(8)
     b.run(b.unary(x, y, 1, tile=[0]), b.unary(y, z, 1, tile=[0]))
+
+
+@must_fail("read-write-race", r"\)\[2\] is read through field f0 .*written by the same vertex through field f1")
+def vertex_that_reads_some_of_what_it_writes(b):
+    x = b.given(6)
+    b.run(b.unary(x[:4], x[2:], 1))
+
+
+@must_fail("read-write-race", "by the same vertex")
+def vertex_that_reads_backwards_what_it_writes(b):
+    x = b.given(6)
+    b.run(b.unary(x[::-1], x, 1))
+
+
+@must_fail("read-write-race", "by the same vertex")
+def vertex_that_reads_another_part_of_what_it_updates(b):
+    x = b.given(6)
+    b.run(b.group(codelet("in", "inout"), [Axis("i", even_cuts(4, 1))], along(x[:4]), along(x[2:])))
 
 
 @must_fail("undefined-read", r"row: int32\[1\]\)\[0\] .*by RemoteIn")
