@@ -1,4 +1,4 @@
-"""The README's Poplar section, run as written from an empty folder."""
+"""`docs/poplar.md`: its program, run as written from an empty folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 
 import ipujax
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "poplar.md"
 
 
-def test_the_poplar_section_runs_as_written(tmp_path):
-    section = README.read_text(encoding="utf-8").split("\n## Poplar programs by hand\n")[1].split("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+def test_the_program_runs_as_written(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "suffix_sums.py").write_text(block, encoding="utf-8")
     # The folder of the package comes after the script's own, as if it were installed.
     found = f"import sys; sys.path.append({str(Path(ipujax.__file__).parents[1])!r}); "

@@ -1,0 +1,99 @@
+"""Pages of documentation as tests see them: their Python code, which runs as pasted, and the output pasted after it.
+
+A page is one program: its ```python blocks run in order and share their names. A ```text block after one is its output:
+the same lines, `…` for lines left out, numbers within a fifth (or one), as they move with planners and JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_FENCE = re.compile(r"```(python|text)\n(.*?)```\n", re.DOTALL)
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+LEFT_OUT = "…"
+
+
+@dataclass
+class Block:
+    """Some code of a page, and its output: as pasted if there is any, and as printed."""
+
+    code: str
+    pasted: str | None = None
+    printed: str = ""
+
+
+def blocks(page: str) -> list[Block]:
+    """The code of a page in the repository."""
+    found: list[Block] = []
+    for kind, text in _FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
+        if kind == "python":
+            found.append(Block(text))
+        elif found and found[-1].pasted is None:
+            found[-1].pasted = text
+    return found
+
+
+def run(page: str, names: dict[str, Any] | None = None) -> tuple[list[Block], dict[str, Any]]:
+    """Runs all code of a page.
+
+    Args:
+        page: path in the repository.
+        names: what the code may use without defining it.
+
+    Returns:
+        Its blocks with what they printed, and the names they defined.
+    """
+    ran, space, lines = blocks(page), {"__name__": "page"} | (names or {}), 0
+    for block in ran:
+        code = compile("\n" * lines + block.code, "train.py", "exec", dont_inherit=True)
+        lines += block.code.count("\n")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, space)
+        block.printed = printed.getvalue()
+    return ran, space
+
+
+def excerpt(pasted: str, printed: str) -> str:
+    """The printed lines that pasted ones stand for, which must agree but for their numbers."""
+    left, lines, skips = iter(printed.splitlines()), [], False
+    for line in pasted.splitlines():
+        if line == LEFT_OUT:
+            lines.append(line)
+        else:
+            found = next((p for p in left if words(p) == words(line)), None) if skips else next(left, None)
+            assert found is not None and words(found) == words(line), f"pasted: {line!r}, printed: {found!r}"
+            lines.append(found)
+        skips = line == LEFT_OUT
+    assert skips or not list(left), "there is more output than is pasted"
+    return "".join(f"{line}\n" for line in lines)
+
+
+def words(line: str) -> str:
+    """A line without its numbers and without the width of its spaces."""
+    return " ".join(_NUMBER.sub("#", line).split())
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers of a text."""
+    return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
+
+
+def close(pasted: float, printed: float) -> bool:
+    """Whether a pasted figure is still about right."""
+    return abs(pasted - printed) <= max(1.0, 0.2 * abs(printed))
+
+
+def write(page: str, ran: list[Block]) -> None:
+    """Writes what was printed in place of what is pasted."""
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    for block in ran:
+        if block.pasted:
+            text = text.replace(f"```text\n{block.pasted}```", f"```text\n{excerpt(block.pasted, block.printed)}```", 1)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,91 @@
+"""Code of the README and of the guides runs as pasted, prints what is pasted, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.examples.doc_pages import LEFT_OUT, ROOT, blocks, close, excerpt, numbers, run, write
+
+PAGES = ["README.md", "docs/codelets.md", "docs/profile.md"]
+
+
+def markdown() -> list[str]:
+    """All pages."""
+    return [str(path.relative_to(ROOT)) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_prints_what_is_pasted(page: str, request: pytest.FixtureRequest, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran, _ = run(page)
+    assert ran and any(block.pasted for block in ran)
+    if request.config.getoption("--update-golden"):
+        write(page, ran)
+        return
+    for block in ran:
+        if block.pasted is not None:
+            kept = excerpt(block.pasted, block.printed)
+            pairs = zip(numbers(block.pasted), numbers(kept), strict=True)
+            assert all(close(*pair) for pair in pairs), f"pytest --update-golden {__file__} writes:\n{kept}"
+
+
+def test_the_readme_trains_as_jax_jit_does() -> None:
+    ran, _ = run("README.md")
+    ((first,), (second,)) = (re.findall(r"^loss ([\d.]+)$", block.printed, re.MULTILINE) for block in (ran[0], ran[-1]))
+    names: dict[str, Any] = {}
+    exec(ran[0].code.split("step = ipu.jit")[0], names)
+    params, batch, losses = names["params"], names["batch"], []
+    opt_state, step = names["optimizer"].init(params), jax.jit(names["train_step"])
+    for _ in range(11):  # ten on one IPU, one with replicas and a pipeline
+        params, opt_state, value = step(params, opt_state, batch)
+        losses.append(float(value))
+    np.testing.assert_allclose([float(first), float(second)], losses[-2:], atol=1.01e-4)
+
+
+def test_the_huber_loss_of_the_codelets_page_is_that_of_plain_jax() -> None:
+    _, names = run("docs/codelets.md")
+    step, plain = (jax.value_and_grad(names[name], (0, 1, 2)) for name in ("loss", "plain_loss"))
+    args = [3 * names[name] for name in "wxy"]
+    for got, expected in zip(jax.tree.leaves(step(*args)), jax.tree.leaves(plain(*args)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    rows = jnp.ones((2, 3, 4))
+    assert jax.vmap(names["huber"])(rows, -rows).shape == (2, 3)
+
+
+@pytest.mark.parametrize("page", markdown())
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert not [link for link in links if not (folder / link).exists()]
+
+
+# --- the comparison itself --------------------------------------------------------------------------------------------
+
+PRINTED = "Target:\n  Name: mk2\nExecution:\n  Cycles:   71,080\n  Sync:  12\n"
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    ["Target:\n", f"Execution:\n{LEFT_OUT}\n", f"{LEFT_OUT}\n  Cycles: 71,080\n", f"{LEFT_OUT}\n  Time: 3\n{LEFT_OUT}\n"],
+)
+def test_output_that_is_not_printed_is_found(pasted: str) -> None:
+    with pytest.raises(AssertionError):
+        excerpt(pasted, PRINTED)
+
+
+def test_figures_are_those_printed() -> None:
+    pasted = f"{LEFT_OUT}\n  Cycles: 70,000\n{LEFT_OUT}\n"
+    kept = excerpt(pasted, PRINTED)
+    assert kept == f"{LEFT_OUT}\n  Cycles:   71,080\n{LEFT_OUT}\n"
+    assert close(70_000, 71_080) and not close(50_000, 71_080) and not close(3, 6)
+
+
+def test_every_fenced_block_of_python_is_found() -> None:
+    for page in PAGES:
+        assert len(blocks(page)) == (ROOT / page).read_text(encoding="utf-8").count("```python")
