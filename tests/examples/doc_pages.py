@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,11 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def run(page: str, names: dict[str, Any] | None = None) -> tuple[list[Block], dict[str, Any]]:
-    """Runs all code of a page.
-
-    Args:
-        page: path in the repository.
-        names: what the code may use without defining it.
-
-    Returns:
-        Its blocks with what they printed, and the names they defined.
-    """
-    ran, space, lines = blocks(page), {"__name__": "page"} | (names or {}), 0
+@cache
+def run(page: str) -> tuple[list[Block], dict[str, Any]]:
+    """Runs all code of a page; its blocks with what they printed, and the names they defined."""
+    ran, lines = blocks(page), 0
+    space: dict[str, Any] = {"__name__": "page"}
     for block in ran:
         code = compile("\n" * lines + block.code, "train.py", "exec", dont_inherit=True)
         lines += block.code.count("\n")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.examples.doc_pages import LEFT_OUT, ROOT, blocks, close, excerpt, numbers, run, write
 
-PAGES = ["README.md", "docs/codelets.md", "docs/profile.md"]
+PAGES = ["README.md", "docs/codelets.md", "docs/pipelines.md", "docs/profile.md"]
 
 
 def markdown() -> list[str]:
@@ -72,7 +72,7 @@ PRINTED = "Target:\n  Name: mk2\nExecution:\n  Cycles:   71,080\n  Sync:  12\n"
 
 @pytest.mark.parametrize(
     "pasted",
-    ["Target:\n", f"Execution:\n{LEFT_OUT}\n", f"{LEFT_OUT}\n  Cycles: 71,080\n", f"{LEFT_OUT}\n  Time: 3\n{LEFT_OUT}\n"],
+    ["Target:\n", f"Execution:\n{LEFT_OUT}\n", f"{LEFT_OUT}\n  Cycles: 7\n", f"{LEFT_OUT}\n  Time: 3\n{LEFT_OUT}\n"],
 )
 def test_output_that_is_not_printed_is_found(pasted: str) -> None:
     with pytest.raises(AssertionError):

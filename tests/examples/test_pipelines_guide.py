@@ -1,33 +1,23 @@
-"""`docs/pipelines.md`: its code runs, and what its table says of memory is what the schedules need."""
+"""`docs/pipelines.md`: its code trains, and its table of schedules gives the micro-batches that each one keeps."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES, schedule_plan
+from tests.examples.doc_pages import ROOT, run
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
-
-
-def code() -> dict[str, Any]:
-    """What the guide defines."""
-    names: dict[str, Any] = {"ipu": ipu, "jax": jax, "jnp": jnp, "optax": optax, "optimizer": optax.sgd(0.1)}
-    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
-        exec(block, names)
-    return names
+PAGE = "docs/pipelines.md"
 
 
 def test_the_code_trains() -> None:
-    names = code()
+    _, names = run(PAGE)
     rng = np.random.default_rng(0)
     params = {"w0": rng.normal(size=(6, 5)).astype(np.float32), "w1": rng.normal(size=(5, 3)).astype(np.float32)}
     batch = {"x": rng.normal(size=(16, 6)).astype(np.float32), "y": np.zeros((16, 3), np.float32)}
@@ -40,7 +30,7 @@ def test_the_code_trains() -> None:
 
 
 def test_a_loop_over_layers_is_cut() -> None:
-    names, rng = code(), np.random.default_rng(0)
+    (_, names), rng = run(PAGE), np.random.default_rng(0)
     params = {"layers": {"w": rng.normal(size=(6, 5, 5)).astype(np.float32) / 4}}
     batch = {"x": rng.normal(size=(16, 5)).astype(np.float32), "y": np.zeros((16, 5), np.float32)}
     scanned = ipu.jit(names["scanned"], device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
@@ -59,9 +49,9 @@ KEEPS = {
 
 
 def rows() -> dict[str, str]:
-    """What the table says that each schedule keeps."""
-    found = {}
-    for names, keeps in re.findall(r"^\| (`.*?`) \| .*? \| (.*?) \|$", GUIDE, re.MULTILINE):
+    """Schedule → micro-batches kept, as the table of the page has it."""
+    found, text = {}, (ROOT / PAGE).read_text(encoding="utf-8")
+    for names, keeps in re.findall(r"^\| (`.*?`) \| .*? \| (.*?) \|$", text, re.MULTILINE):
         listed = re.findall(r"`(.*?)`", names)
         several = keeps.split(", ") if len(listed) > 1 else [keeps]
         found.update(zip(listed, several, strict=True))
