@@ -33,7 +33,7 @@ from ipujax.arguments import (
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.passes import run_passes
 from ipujax.lowering.replicate import AXIS, evaluate
 from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.processes.mesh import to_local
@@ -420,10 +420,7 @@ class IpuFunction(Generic[_P, _R]):
         signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
-        jaxprs = {"trace": jaxpr}
-        for name, run in PASSES:
-            with _timed(timings, name):
-                jaxprs[name] = run(list(jaxprs.values())[-1])
+        jaxprs = {"trace": jaxpr, **run_passes(jaxpr, timings)}
         with _timed(timings, "lower"):
             program = lower(
                 list(jaxprs.values())[-1],

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import jax
 
 from ipujax.lowering.ipu_view import IpuView
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, trace
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
+from ipujax.lowering.passes import traced
 from ipujax.lowering.placement import variables
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.graph import Graph
@@ -113,14 +113,7 @@ class Ipus:
         Returns:
             The result: `into` if that is given.
         """
-
-        def named(*arrays: jax.Array) -> Any:
-            with jax.named_scope(name):
-                return fun(*arrays)
-
-        jaxpr = trace(named, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands], {}, ()).jaxpr
-        for _, run in PASSES:
-            jaxpr = run(jaxpr)
+        jaxpr, _ = traced(fun, operands, name)
         (out,) = jaxpr.jaxpr.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
         (result,) = self._make(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)
