@@ -16,7 +16,8 @@ from ipujax.poplar.device import IPUModel as IPUModel
 from ipujax.poplar.device import Target as Target
 from ipujax.poplar.engine import Engine as Engine
 from ipujax.poplar.graph import Graph as Graph
-from ipujax.poplar.replicated import ReplicatedGraph as ReplicatedGraph
+from ipujax.poplar.graph import ReplicatedGraph as ReplicatedGraph
+from ipujax.poplar.graph import VirtualGraph as VirtualGraph
 from ipujax.poplar.streams import StreamCallback as StreamCallback
 from ipujax.poplar.summary import serialize_to_cbor as serialize_to_cbor
 from ipujax.poplar.summary import serialize_to_json as serialize_to_json

@@ -29,17 +29,15 @@ from ipujax.poplar.channels import buffer_channel, callback_channel, unconnected
 from ipujax.poplar.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.device import Device
 from ipujax.poplar.expand import expanded
-from ipujax.poplar.graph import Graph
+from ipujax.poplar.graph import Graph, ReplicatedGraph, VirtualGraph
 from ipujax.poplar.memory import DeviceMemory
 from ipujax.poplar.options import EngineOptions
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.replica_tensors import all_replicas
-from ipujax.poplar.replicated import ReplicatedGraph
 from ipujax.poplar.runs import Runs
 from ipujax.poplar.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.summary import print_summary
 from ipujax.poplar.types import DataStream
-from ipujax.poplar.virtual import VirtualGraph
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.effects import EffectsOf, group_tensors
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError

@@ -24,8 +24,7 @@ from typing import Any
 from ipujax.poplar.copies import rebuilt
 from ipujax.poplar.graph import Graph
 from ipujax.poplar.program import AbortStream, PrintStream
-from ipujax.poplar.replica_tensors import all_replicas, replicated_graph_of
-from ipujax.poplar.replicated import ReplicatedGraph
+from ipujax.poplar.replica_tensors import Replicas, all_replicas, replicated_graph_of
 from ipujax.poplar.streams import StreamPart
 from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError
@@ -126,13 +125,13 @@ class _Expander:
             hint = "a tensor of the replicated graph, or graph.get_non_replicated_tensor for all of their values"
             raise GraphError(what, where=getattr(node, "origin", None), got=tensor, hint=hint)
 
-    def _in_all(self, tensor: Tensor, graph: ReplicatedGraph) -> Tensor:
+    def _in_all(self, tensor: Tensor, graph: Replicas) -> Tensor:
         """A tensor of all replicas, [replicas, *shape]; what is of none repeated."""
         if replicated_graph_of(self._graph, tensor) is not None:
             return all_replicas(self._graph, tensor)
         return tensor.expand_dims(0).broadcast(graph.replicas, 0)
 
-    def _cross_replica_copy(self, node: nodes.CrossReplicaCopy, graph: ReplicatedGraph | None) -> Program:
+    def _cross_replica_copy(self, node: nodes.CrossReplicaCopy, graph: Replicas | None) -> Program:
         if graph is None:
             return node
         for error in map_errors(node, graph.replicas):
@@ -170,12 +169,12 @@ class _Expander:
 
     # --- one replica ---
 
-    def one(self, node: Program, graph: ReplicatedGraph, replica: int) -> Program:
+    def one(self, node: Program, graph: Replicas, replica: int) -> Program:
         """A node done in one replica only."""
         found: Program = self._once((node, graph, replica), lambda: self._one(node, graph, replica))
         return found
 
-    def _one(self, node: Program, graph: ReplicatedGraph, replica: int) -> Program:
+    def _one(self, node: Program, graph: Replicas, replica: int) -> Program:
         def there(tensor: Tensor) -> Tensor:
             return graph.in_replica(tensor, replica)
 
@@ -217,7 +216,7 @@ class _Expander:
         found: nodes.RemoteBuffer = self._once((buffer, replica), lambda: replace(buffer, memory=memory))
         return found
 
-    def _compute_set(self, compute_set: nodes.ComputeSet, graph: ReplicatedGraph, replica: int) -> nodes.ComputeSet:
+    def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
         """The vertices of one replica in a compute set, as a compute set."""
         key = compute_set, graph, replica
         if key not in self._known:

@@ -7,14 +7,12 @@ stays the same object as long as it is the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ipujax.poplar.replica_tensors import Replicas
 from ipujax.poplar.vertices import VertexStore
 from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.vertices import VertexGroup
-
-if TYPE_CHECKING:
-    from ipujax.poplar.replicated import ReplicatedGraph
 
 
 class GroupTable(dict[ComputeSet, list[VertexGroup]]):
@@ -46,7 +44,7 @@ class Groups(GroupTable):
     def __init__(self, vertices: VertexStore) -> None:
         super().__init__()
         self._vertices = vertices
-        self.replicated: list[ReplicatedGraph] = []
+        self.replicated: list[Replicas] = []
 
     def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
         own = super().__getitem__(compute_set) + self._vertices.groups(compute_set)

@@ -6,20 +6,39 @@ a tensor of each replica. Output: those tensors. A tensor of the top-level graph
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.program import ComputeSet
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, concat
-
-if TYPE_CHECKING:
-    from ipujax.poplar.graph import Graph
-    from ipujax.poplar.replicated import ReplicatedGraph
+from ipujax.runtime.variable import Variable
+from ipujax.runtime.vertices import VertexGroup
 
 
-def replicated_graph_of(top: Graph, *tensors: Tensor) -> ReplicatedGraph | None:
+class Replicas(Protocol):
+    """A replicated graph; `replicated.ReplicatedBase` says what each part is."""
+
+    replicas: int
+    instances: dict[Variable, tuple[Variable, ...]]
+    groups: dict[ComputeSet, list[VertexGroup]]
+
+    def in_replica(self, tensor: Tensor, replica: int) -> Tensor: ...
+
+    def group_in_replica(self, group: VertexGroup, replica: int) -> VertexGroup: ...
+
+    def groups_of_replicas(self, compute_set: ComputeSet) -> list[VertexGroup]: ...
+
+
+class HasReplicas(Protocol):
+    """A top-level graph, with the replicated graphs inside of it."""
+
+    replicated: list[Replicas]
+
+
+def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
     """The replicated graph that tensors are of, None if of none.
 
     Raises:
@@ -32,18 +51,18 @@ def replicated_graph_of(top: Graph, *tensors: Tensor) -> ReplicatedGraph | None:
     return found[0] if found else None
 
 
-def is_of_replicas(top: Graph, tensor: Tensor) -> bool:
+def is_of_replicas(top: HasReplicas, tensor: Tensor) -> bool:
     """Whether a tensor is of a replicated graph."""
     return replicated_graph_of(top, tensor) is not None
 
 
-def in_each_replica(top: Graph, tensor: Tensor) -> list[Tensor]:
+def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
     """The tensor that a template stands for in each replica; a tensor that is no template by itself."""
     graph = replicated_graph_of(top, tensor)
     return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
 
 
-def all_replicas(top: Graph, tensor: Tensor) -> Tensor:
+def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
     """The tensors of all replicas as one, [replicas, *shape]; a tensor that is no template as it is."""
     if not is_of_replicas(top, tensor):
         return tensor

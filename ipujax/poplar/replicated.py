@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.graph import SHARED, Graph
+from ipujax.poplar.graph_base import SHARED, GraphBase
 from ipujax.poplar.groups import TemplateGroups
 from ipujax.poplar.mapping import Placement
 from ipujax.poplar.replica_tensors import share_of_tiles
@@ -32,8 +32,8 @@ from ipujax.runtime.variable import Variable
 from ipujax.runtime.vertices import NO_TILE, VertexGroup
 
 
-class ReplicatedGraph(Graph):
-    """Copies of one graph on shares of a parent's tiles; made by `Graph.create_replicated_graph`.
+class ReplicatedBase(GraphBase):
+    """What makes a graph stand for copies of it on shares of a parent's tiles.
 
     Args:
         parent: the graph it is a part of.
@@ -44,7 +44,7 @@ class ReplicatedGraph(Graph):
         instances: for each template the parent's variable of each replica.
     """
 
-    def __init__(self, parent: Graph, replicas: int) -> None:
+    def __init__(self, parent: GraphBase, replicas: int) -> None:
         if parent.replication_factor > 1:
             raise GraphError("replicas inside of replicas", expected="a graph that is not replicated")
         super().__init__(share_of_tiles(parent.target, replicas))
@@ -61,10 +61,7 @@ class ReplicatedGraph(Graph):
         self.groups = TemplateGroups(self.vertices, parent.groups)
         parent._top().replicated.append(self)
 
-    def get_top_level_graph(self) -> Graph:
-        return self._parent.get_top_level_graph()
-
-    def _top(self) -> Graph:
+    def _top(self) -> GraphBase:
         return self._parent._top()
 
     def _tiles_in_top_level(self) -> np.ndarray:
@@ -120,7 +117,7 @@ class ReplicatedGraph(Graph):
 class _TemplatePlacement(Placement):
     """Where templates lie, in tiles of a replica; their instances lie on the parent's tiles accordingly."""
 
-    def __init__(self, graph: ReplicatedGraph, parent: Graph, tiles: np.ndarray) -> None:
+    def __init__(self, graph: ReplicatedBase, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__()
         self._own, self._graph, self._parent, self._tiles = Placement(), graph, parent, tiles
 

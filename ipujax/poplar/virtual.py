@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.graph import SHARED, Graph
+from ipujax.poplar.graph_base import SHARED, GraphBase
 from ipujax.poplar.groups import GroupTable
 from ipujax.poplar.mapping import UNMAPPED, Placement
 from ipujax.poplar.vertices import VertexRef
@@ -83,7 +83,7 @@ def virtual_target(target: Target, tiles: np.ndarray) -> Target:
 class _VirtualMappings(Mapping[Variable, TileMapping]):
     """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
 
-    def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
+    def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
         self._parent, self._inverse = parent, inverse
         self._known: dict[TileMapping, TileMapping | None] = {}
 
@@ -114,7 +114,7 @@ class _VirtualMappings(Mapping[Variable, TileMapping]):
 class _VirtualPlacement(Placement):
     """The placement of a parent in the tile numbers of a virtual graph."""
 
-    def __init__(self, parent: Graph, tiles: np.ndarray, inverse: np.ndarray) -> None:
+    def __init__(self, parent: GraphBase, tiles: np.ndarray, inverse: np.ndarray) -> None:
         super().__init__()
         self._parent, self._tiles, self._inverse = parent, tiles, inverse
         self._view = _VirtualMappings(parent, inverse)
@@ -139,7 +139,7 @@ class _VirtualPlacement(Placement):
 class _VirtualGroups(GroupTable):
     """The vertex groups of a parent in the tile numbers of a virtual graph; compute sets are the parent's."""
 
-    def __init__(self, parent: Graph, inverse: np.ndarray) -> None:
+    def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
         super().__init__()
         self._parent, self._inverse = parent, inverse
         self._known: dict[VertexGroup, VertexGroup] = {}  # a group is known by its identity, so it must stay the same
@@ -168,15 +168,15 @@ class _VirtualGroups(GroupTable):
         return len(self._parent.groups)
 
 
-class VirtualGraph(Graph):
-    """A view of a graph with some of its tiles; made by `Graph.create_virtual_graph`.
+class VirtualBase(GraphBase):
+    """What makes a graph a view of another with some of its tiles.
 
     Args:
         parent: the graph it is a part of.
         tiles: the parent's number of each of its tiles, int32[n].
     """
 
-    def __init__(self, parent: Graph, tiles: np.ndarray) -> None:
+    def __init__(self, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__(virtual_target(parent.target, tiles))
         inverse = np.full(parent.target.num_tiles, UNMAPPED, np.int32)
         inverse[tiles] = np.arange(len(tiles), dtype=np.int32)
@@ -187,10 +187,7 @@ class VirtualGraph(Graph):
         for shared in (*SHARED, "variables", "vertices"):
             setattr(self, shared, getattr(parent, shared))
 
-    def get_top_level_graph(self) -> Graph:
-        return self._parent.get_top_level_graph()
-
-    def _top(self) -> Graph:
+    def _top(self) -> GraphBase:
         return self._parent._top()
 
     def _tiles_in_top_level(self) -> np.ndarray:
