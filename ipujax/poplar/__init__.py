@@ -43,7 +43,6 @@ from ipujax.poplar.vertex import VectorList as VectorList
 from ipujax.poplar.vertex import Vertex as Vertex
 from ipujax.poplar.vertices import FieldRef as FieldRef
 from ipujax.poplar.vertices import VertexRef as VertexRef
-from ipujax.poplar.virtual import VirtualGraph as VirtualGraph
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.program import ComputeSet as ComputeSet
 from ipujax.runtime.program import Function as Function
