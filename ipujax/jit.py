@@ -39,6 +39,7 @@ from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.processes.mesh import to_local
 from ipujax.processes.spread import Operands, Spread, received
 from ipujax.replicas import Replication, saying_what_axes_there_are
+from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host_call import HostCalls
@@ -417,6 +418,7 @@ class IpuFunction(Generic[_P, _R]):
         return lowered
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+        release_freed_memory()  # of compilations before
         signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
