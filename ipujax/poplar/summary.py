@@ -40,7 +40,7 @@ def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str,
         ArgumentError: an unknown option, or a value that is neither "true" nor "false".
     """
     stream = sys.stdout if stream is None else stream
-    asked = {_OPTIONS[name]: value for name, value in _checked(options).items()}
+    asked: dict[str, Any] = {_OPTIONS[name]: value for name, value in _checked(options).items()}
     is_terminal = bool(getattr(stream, "isatty", lambda: False)())
     asked["colours"] = wants_colours(asked.get("colours"), is_terminal=is_terminal)
     print(profile.summary(**asked), file=stream, end="")
