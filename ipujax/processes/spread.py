@@ -271,4 +271,4 @@ def _digest(x: Any) -> str:
     held = np.asarray(x)
     if held.size == 1:
         return str(held.item())
-    return f"checksum {zlib.crc32(held.tobytes()):08x}"
+    return f"checksum {zlib.crc32(np.ascontiguousarray(held).view(np.uint8).data):08x}"
