@@ -72,8 +72,3 @@ class ClockStep:
             state[frees] = np.maximum(state[frees], state[readers].max(0))
         for row, senders in self.delivers:
             state[row] = np.maximum(state[row], state[list(senders)].max(0))
-
-    def advance(self, state: np.ndarray) -> None:
-        """Runs the step on `state`, in place."""
-        self.start(state)
-        self.finish(state)
