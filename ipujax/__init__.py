@@ -19,10 +19,10 @@ from ipujax.device import default_device as default_device
 from ipujax.jit import jit as jit
 from ipujax.pipeline import pipeline as pipeline
 from ipujax.pipeline import stage as stage
-from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
-from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
-from ipujax.pipeline_tasks import TaskTime as TaskTime
-from ipujax.pipeline_tasks import pipeline_tasks as pipeline_tasks
+from ipujax.pipeline.plan import PipelinePlan as PipelinePlan
+from ipujax.pipeline.plan import pipeline_plan as pipeline_plan
+from ipujax.pipeline.tasks import TaskTime as TaskTime
+from ipujax.pipeline.tasks import pipeline_tasks as pipeline_tasks
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
 from ipujax.runtime.errors import ArgumentError as ArgumentError
@@ -36,8 +36,8 @@ from ipujax.runtime.errors import TensorError as TensorError
 from ipujax.runtime.errors import TileMemoryError as TileMemoryError
 from ipujax.runtime.errors import VerifyError as VerifyError
 from ipujax.runtime.options import Options as Options
-from ipujax.runtime.profile import Profile as Profile
-from ipujax.runtime.target import Target as Target
+from ipujax.runtime.profile.profile import Profile as Profile
+from ipujax.runtime.target.target import Target as Target
 from ipujax.stages import Compiled as Compiled
 from ipujax.stages import Lowered as Lowered
 from ipujax.stages import Traced as Traced
@@ -53,7 +53,7 @@ if _typing.TYPE_CHECKING:
     from ipujax import poprand as poprand
     from ipujax import poputil as poputil
     from ipujax import schedules as schedules
-    from ipujax.poplar.custom_op import codelet_call as codelet_call
+    from ipujax.codelet_calls import codelet_call as codelet_call
 
     __version__: str
 else:  # a type checker would take any name
@@ -62,7 +62,7 @@ else:  # a type checker would take any name
         if name in _LATER:
             return _import_module(f"ipujax.{name}")
         if name == "codelet_call":
-            return _import_module("ipujax.poplar.custom_op").codelet_call
+            return _import_module("ipujax.codelet_calls").codelet_call
         if name == "__version__":
             return _import_module("importlib.metadata").version("ipujax")
         raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)

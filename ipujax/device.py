@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError, TargetError
-from ipujax.runtime.presets import PRESETS, preset
-from ipujax.runtime.target import Target
+from ipujax.runtime.target.presets import PRESETS, preset
+from ipujax.runtime.target.target import Target
 
 
 class IPUModel:

@@ -17,24 +17,24 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.equations import Lowering
-from ipujax.lowering.fallback import check_is_array
 from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jaxpr.stage_names import has_stages
 from ipujax.lowering.pipelining.choice import find_stages
+from ipujax.lowering.pipelining.model_parallel import lower_staged
 from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces, uncut
 from ipujax.lowering.pipelining.program import PipelineRun
 from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.replica_checks import check_results, of_one_replica
-from ipujax.lowering.replicate import Dims, Replicated, joined, split, unwrapped
-from ipujax.lowering.stage_names import has_stages
-from ipujax.lowering.staged import lower_staged
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.instances import ALONE, Instances
-from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import Origin
+from ipujax.lowering.replicas.checks import check_results, of_one_replica
+from ipujax.lowering.replicas.replicated_primitive import Dims, Replicated, joined, split, unwrapped
+from ipujax.lowering.rules.equations import Lowering
+from ipujax.lowering.rules.fallback import check_is_array
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Copy, HostStream, StreamIn, StreamOut
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.host.instances import ALONE, Instances
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.tensor import Tensor, concat
+from ipujax.runtime.tensor.variable import Origin
 
 _UPDATE = Origin(path="results into donated arguments")
 

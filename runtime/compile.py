@@ -19,18 +19,14 @@ from typing import Any
 
 import jax
 
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.clocks import ClockStep
-from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
-from ipujax.runtime.cross_replica_cost import cross_replica_cost
-from ipujax.runtime.effects import EffectsOf
-from ipujax.runtime.engine import engine_function
+from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.cost.compute_set import ComputeSetCost, compute_set_cost
+from ipujax.runtime.cost.cross_replica import cross_replica_cost
+from ipujax.runtime.cost.transfer import CopyCost, StreamCost, SyncCost, copy_cost, stream_cost
+from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory import MemoryReport, memory_report
-from ipujax.runtime.options import Options
-from ipujax.runtime.out_of_memory import check_memory
-from ipujax.runtime.program import (
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import (
     ComputeSet,
     Copy,
     CrossReplicaCopy,
@@ -43,11 +39,15 @@ from ipujax.runtime.program import (
     StreamOut,
     Sync,
 )
-from ipujax.runtime.steps import Leaf, joining_streams, leaves, while_names
-from ipujax.runtime.target import Target
-from ipujax.runtime.timeline import Recording, Timeline, timeline
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost, copy_cost, stream_cost
-from ipujax.runtime.verifier import verify
+from ipujax.runtime.graph.steps import Leaf, joining_streams, leaves, while_names
+from ipujax.runtime.memory.out_of_memory import check_memory
+from ipujax.runtime.memory.report import MemoryReport, memory_report
+from ipujax.runtime.options import Options
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.timeline.clock_steps import clock_steps
+from ipujax.runtime.timeline.clocks import ClockStep
+from ipujax.runtime.timeline.timeline import Recording, Timeline, timeline
+from ipujax.runtime.verify.verifier import verify
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost
 

@@ -20,17 +20,17 @@ import numpy as np
 
 from ipujax.poplar.types import BOOL, INT, UNSIGNED_INT, DataStream, RemoteBuffer
 from ipujax.public import public_names
-from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError, user_line
-from ipujax.runtime.program import Call as Call
-from ipujax.runtime.program import Execute as Execute
-from ipujax.runtime.program import Function as Function
-from ipujax.runtime.program import HostStream, SyncKind
-from ipujax.runtime.program import Program as Program
-from ipujax.runtime.program import Sequence as Sequence
-from ipujax.runtime.program import WriteUndef as WriteUndef
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin, dtype_name
+from ipujax.runtime.graph import program as nodes
+from ipujax.runtime.graph.program import Call as Call
+from ipujax.runtime.graph.program import Execute as Execute
+from ipujax.runtime.graph.program import Function as Function
+from ipujax.runtime.graph.program import HostStream, SyncKind
+from ipujax.runtime.graph.program import Program as Program
+from ipujax.runtime.graph.program import Sequence as Sequence
+from ipujax.runtime.graph.program import WriteUndef as WriteUndef
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import Origin, dtype_name
 
 Place = Tensor | DataStream | RemoteBuffer
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from ipujax.runtime import program as remote_memory
-from ipujax.runtime.program import HostStream
-from ipujax.runtime.variable import Origin
+from ipujax.runtime.graph import program as remote_memory
+from ipujax.runtime.graph.program import HostStream
+from ipujax.runtime.tensor.variable import Origin
 
 Type = np.dtype
 

@@ -6,7 +6,7 @@ Operands lie on tiles already; `create_mat_mul_input_lhs` and its like make tens
 Source: Poplar & PopLibs user guide, tutorial 4; names from poplin.
 """
 
-from ipujax.library import registrar as _registrar
+from ipujax.poplar.library import registrar as _registrar
 from ipujax.poplin.convolution import ConvParams as ConvParams
 from ipujax.poplin.convolution import add_bias as add_bias
 from ipujax.poplin.convolution import convolution as convolution

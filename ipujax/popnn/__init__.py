@@ -5,7 +5,7 @@ connectionist temporal classification in `popnn.ctc_loss`. All are compositions 
 Source: names from popnn.
 """
 
-from ipujax.library import registrar as _registrar
+from ipujax.poplar.library import registrar as _registrar
 from ipujax.popnn import ctc_loss as ctc_loss
 from ipujax.popnn import gru as gru
 from ipujax.popnn import lstm as lstm

@@ -8,9 +8,9 @@ Source: popnn `GroupNorm.hpp`, `InstanceNorm.hpp`, `LayerNorm.hpp`.
 from __future__ import annotations
 
 from ipujax.popnn import norms
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence as Program
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 def group_norm_statistics(

@@ -9,7 +9,7 @@ Source: Poplar & PopLibs user guide, tutorial 2; names from popops.
 
 import sys
 
-from ipujax.library import registrar as _registrar
+from ipujax.poplar.library import registrar as _registrar
 from ipujax.popops import expr as expr
 from ipujax.popops.elementwise import FUNCTIONS as _FUNCTIONS
 from ipujax.popops.elementwise import Operation as _Operation

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence as Program
+from ipujax.runtime.tensor.tensor import Tensor
 
 SortOrder = Literal["none", "ascending", "descending"]
 

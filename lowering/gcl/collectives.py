@@ -21,13 +21,13 @@ from ipujax.lowering.gcl.choice import choose
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.gcl.schedule import Groups, Pairs, Schedule
 from ipujax.lowering.poputil.mapping import add_like, map_linearly
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import on_one_tile
-from ipujax.runtime.program import Collective, Copy
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.substitution import substituted
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Collective, Copy
+from ipujax.runtime.graph.program import Sequence as Program
+from ipujax.runtime.graph.substitution import substituted
+from ipujax.runtime.tensor.mapping import on_one_tile
+from ipujax.runtime.tensor.tensor import Tensor, concat
+from ipujax.runtime.tensor.variable import element_bytes
 
 
 def all_reduce(

@@ -16,24 +16,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
-from ipujax.lowering.ipus import MakeLowering
+from ipujax.lowering.ipus.ipus import MakeLowering
+from ipujax.lowering.ipus.placement import Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.pipeline_op import PipelineSpec
+from ipujax.lowering.jaxpr.stage_names import named_stages
 from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
 from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
 from ipujax.lowering.pipelining.numbering import same_values
 from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
+from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
 from ipujax.lowering.pipelining.work import Work, work_of
-from ipujax.lowering.placement import Span, value_bytes
 from ipujax.lowering.schedules import SchedulePlan, schedule_plan
-from ipujax.lowering.stage_names import named_stages
 from ipujax.runtime.errors import ArgumentError, raised_at
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Program
-from ipujax.runtime.target import Target
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Program
+from ipujax.runtime.target.target import Target
 
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_var, with_rows
-from ipujax.lowering.pipeline_op import MicroBatch, PipelineSpec
 from ipujax.lowering.pipelining.pieces import (
     Bounds,
     CutJaxpr,
@@ -31,6 +30,7 @@ from ipujax.lowering.pipelining.pieces import (
     spread,
     uncut,
 )
+from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 
 _MOST_PIECES = 32  # of a loop of more turns, several make one piece
 

@@ -11,14 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
+from ipujax.lowering.ipus.placement import Span, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
+from ipujax.lowering.jaxpr.stage_names import stage_name
 from ipujax.lowering.passes import ready
-from ipujax.lowering.pipeline_op import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
-from ipujax.lowering.placement import Span, variables
+from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
-from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError, raised_at
 
 

@@ -26,9 +26,9 @@ from ipujax.lowering.poplin.vertex_kinds import (
     weight_lengths,
 )
 from ipujax.lowering.poputil.grids import grids, split_candidates
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE
-from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import MIN_BYTES_PER_TILE
+from ipujax.runtime.tensor.variable import element_bytes
 
 # Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid small. Up to
 # three all are tried, as PopLibs does: thinned to 48 the plans of large products took up to 7 % more cycles.

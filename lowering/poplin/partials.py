@@ -19,11 +19,11 @@ from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.partials import kept_slots, longest_share, reduce_partials
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import element_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

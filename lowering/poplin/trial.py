@@ -13,12 +13,12 @@ from typing import Any
 from ipujax.lowering.poplin.plan import Plan
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.affine import Affine, Group
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import TileMapping
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.affine import Affine, Group
+from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.tensor.tensor import Tensor
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
 

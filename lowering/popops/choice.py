@@ -18,12 +18,12 @@ from ipujax.lowering.poputil.digits import view_digits
 from ipujax.lowering.poputil.grids import Grids, even_grids
 from ipujax.lowering.poputil.trial import charged_cycles, least_charged
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import MIN_BYTES_PER_TILE, Blocked
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import element_bytes
 
 _FIRST_COSTED = 64
 _MOST_TRIALS = 8  # grids tried where halos are read, which an estimate does not know to the cycle

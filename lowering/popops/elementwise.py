@@ -20,16 +20,16 @@ from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_
 from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping
-from ipujax.runtime.program import ComputeSet, Copy, Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
+from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import ComputeSet, Copy, Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import dtype_name, element_bytes, is_key_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,15 @@ from ipujax.lowering.popops.reducers import nothing
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Extras, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, is_key_dtype
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Extras, Field
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked, blocked_mapping, even_cuts
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import dtype_name, is_key_dtype
 
 Mode = lax.GatherScatterMode
 

@@ -21,15 +21,15 @@ from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.mapping import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
-from ipujax.runtime.vertices import Access, Dim, Term, VertexGroup
+from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import Access, Dim, Term, VertexGroup
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import dtype_name
 
 Config = Sequence[tuple[int, int, int]]
 

@@ -21,13 +21,13 @@ from ipujax.lowering.popops.reducers import neutral, reduce_codelet
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, blocked_mapping, even_cuts
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, element
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked, Flat, blocked_mapping, even_cuts
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:

@@ -43,17 +43,17 @@ from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil.grids import Grids
 from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly
 from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.codelet import Codelet
-from ipujax.runtime.exchange import exchange_cycles, receive_cycles
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.memory_fixed import INSTRUCTION_BYTES
-from ipujax.runtime.program import Copy, Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.exchange.traffic import exchange_cycles, receive_cycles
+from ipujax.runtime.graph.codelet import Codelet
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Copy, Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.memory.always_live import INSTRUCTION_BYTES
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked, blocked_mapping, even_cuts
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import element_bytes
 
 # How the table is combined with what the updates made of a neutral one, by monoid: name of the operation, function.
 _COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {

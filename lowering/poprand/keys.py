@@ -23,15 +23,15 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.work import Source, Work, spans
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import Blocked
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.variable import dtype_name, element_bytes
 
 _SUPERVISOR_CYCLES = 4
 _WORKER_CYCLES = 22

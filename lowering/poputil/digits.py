@@ -18,8 +18,8 @@ from math import prod
 
 import numpy as np
 
-from ipujax.runtime.mapping import frozen
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor.mapping import frozen
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.context import Rule
 from ipujax.lowering.rules import (
     arg_reduce,
     calls,
@@ -24,6 +23,7 @@ from ipujax.lowering.rules import (
     sort,
     windows,
 )
+from ipujax.lowering.rules.context import Rule
 
 _FAMILIES = (
     elementwise,

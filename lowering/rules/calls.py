@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Call, Copy, Function
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Call, Copy, Function
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor.mapping import Blocked
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

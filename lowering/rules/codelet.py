@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.codelet_op import Outs
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.codelet import Codelet
+from ipujax.lowering.rules.codelet_call_primitive import Outs
+from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.mapping import even_cuts, flat_mapping
-from ipujax.runtime.program import Copy, Execute
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.graph.codelet import Codelet
+from ipujax.runtime.graph.program import Copy, Execute
+from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.tensor.mapping import even_cuts, flat_mapping
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 def codelet_call_rule(

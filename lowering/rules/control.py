@@ -10,18 +10,18 @@ from typing import Any
 
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.loop_state import advance, assign, new_counter, new_stack, new_state, push, slot_of
 from ipujax.lowering.popops.dynamic import map_for_slicing
 from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops.loop_state import advance, assign, new_counter, new_stack, new_state, push, slot_of
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import TileMapping
-from ipujax.runtime.program import Copy, Repeat, RepeatWhile, Switch
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Copy, Repeat, RepeatWhile, Switch
+from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.tensor.tensor import Tensor
 
 
 def scan_rule(

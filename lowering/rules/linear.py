@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.poplin import convolution, matmul
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.tensor.tensor import Tensor
 
 DotDims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 

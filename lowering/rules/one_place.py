@@ -22,8 +22,8 @@ from jax import lax
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.popops.gather import GatherSpec, Mode, fill_of
 from ipujax.lowering.popops.scatter import ScatterSpec
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.view import elements
+from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor.view import elements
 
 Place = Sequence[int]  # a component for each indexed dimension
 _MOST_COMPARED = 4096  # indices that are compared with each other, assumed: more are hardly all the same

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.popops.windows import (
     Windows,
     primitive_reducer,
@@ -15,7 +13,9 @@ from ipujax.lowering.popops.windows import (
     scatter_by_functions,
     select_and_scatter,
 )
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
+from ipujax.runtime.tensor.tensor import Tensor
 
 _MONOIDS = {"reduce_window_max": "max", "reduce_window_min": "min", "reduce_window_sum": "add"}
 

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError
-from ipujax.runtime.program import Collective
-from ipujax.runtime.steps import distinct
+from ipujax.runtime.graph.program import Collective
+from ipujax.runtime.graph.steps import distinct
 
 SPLIT, SAME = P("replica"), P()
 

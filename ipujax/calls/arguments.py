@@ -1,0 +1,357 @@
+"""Says what is wrong with a call's arguments, once JAX has refused them, and with `ipu.jit`'s settings about them.
+
+Input: a function, what it was called with, and which of its arguments are static or donated. Output: nothing, or an
+error that names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
+from ipujax.runtime.target.target import nearest
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a transformation of JAX is tracing through the call."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def knowing_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function of ipujax that names the nearest of its keywords when it is given one that it lacks.
+
+    Args:
+        fun: the function; a decorator.
+
+    Returns:
+        The same, which raises `ArgumentTypeError` for such a keyword.
+    """
+    known = [p.name for p in _parameters(fun) if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @functools.wraps(fun)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in kwargs:
+            if name not in known:
+                what = f"ipu.{fun.__name__} got an unexpected keyword argument {name!r}"
+                raise ArgumentTypeError(what, expected=f"one of {', '.join(known)}", hint=nearest(name, known))
+        return fun(*args, **kwargs)
+
+    return checked
+
+
+def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positions of arguments") -> tuple[int, ...]:
+    """Positions of arguments, or other numbers, given as one, several or None.
+
+    Args:
+        setting: what they are given for, for the message.
+        value: whole numbers.
+        who: whose setting it is, for the message.
+        of: what they number, for the message.
+
+    Raises:
+        ArgumentTypeError: for anything else; a bool is most likely meant as yes or no.
+    """
+    return _several(setting, value, int, f"a whole number or several: the {of}, from 0", who)
+
+
+def as_names(setting: str, value: Any) -> tuple[str, ...]:
+    """Names of arguments, given as one string, several or None.
+
+    Args:
+        setting: what they are given for, for the message.
+        value: strings.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    return _several(setting, value, str, "a string or several: the names of arguments")
+
+
+def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
+    single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
+    items = () if value is None else (value,) if single else tuple(value)
+    read = [item.__index__() if kind is int and hasattr(item, "__index__") else item for item in items]
+    if not all(isinstance(item, kind) for item in read) or any(isinstance(item, bool) for item in items):
+        raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=_kinds(value, items))
+    return tuple(read)
+
+
+def _kinds(value: Any, items: Sequence[Any]) -> str:
+    inside = ", ".join(sorted({type(item).__name__ for item in items}))
+    return inside if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {inside}"
+
+
+def by_position(
+    fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments, those by position that can be.
+
+    Args:
+        fun: any callable; as they are if it has no signature, or takes no such arguments.
+        args: given by position.
+        kwargs: given by name.
+    """
+    try:
+        bound = inspect.signature(fun).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call itself says what is wrong
+        return args, kwargs
+    return bound.args, bound.kwargs
+
+
+def check_settings(
+    fun: Callable[..., Any],
+    donate_argnums: Sequence[int],
+    donate_argnames: Sequence[str],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> None:
+    """Refuses settings that name no argument of the function, or make a static one donated.
+
+    Args:
+        fun: any callable; one without a signature takes everything.
+        donate_argnums: positions of donated arguments, from the end if negative.
+        donate_argnames: names of donated ones.
+        static_argnums: positions of static ones.
+        static_argnames: names of static ones.
+
+    Raises:
+        ArgumentValueError: naming the setting and the function's arguments.
+    """
+    parameters, given = _parameters(fun), positional_parameters(fun)
+    kinds = {p.kind for p in parameters}
+    if not parameters and not _has_signature(fun):
+        return
+    who = function_name(fun)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for setting, numbers in (("donate_argnums", donate_argnums), ("static_argnums", static_argnums)):
+            for number in numbers:
+                if not -len(given) <= number < len(given):
+                    raise ArgumentValueError(
+                        f"{setting} names an argument that {who} lacks",
+                        expected=f"positions in {_shown_signature(fun)}, of {len(given)} that can be given by position",
+                        got=number,
+                        hint="static_argnames for one that is given by name" if "static" in setting else None,
+                    )
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        names = [p.name for p in parameters]
+        for setting, given_names in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
+            for name in given_names:
+                if name not in names:
+                    what, hint = f"{setting} names an argument that {who} lacks", nearest(name, names)
+                    raise ArgumentValueError(what, expected=_shown_signature(fun), got=repr(name), hint=hint)
+    static = {_name_at(given, n) for n in static_argnums} | set(static_argnames)
+    for donated in (*(_name_at(given, n) for n in donate_argnums), *donate_argnames):
+        if donated in static:
+            raise ArgumentValueError(
+                f"argument {donated} of {who} is both static and donated",
+                expected="an argument that is static, which is compiled in, or donated, which is an array, or neither",
+                got=f"donated: {', '.join(map(str, (*donate_argnums, *donate_argnames)))}, "
+                f"static: {', '.join(sorted(map(str, static)))}",
+                hint=f"leave {donated} out of what is donated",
+            )
+
+
+def _name_at(names: Sequence[str], number: int) -> str | int:
+    """The name at a position, or the position itself where only a starred parameter takes it."""
+    return names[number] if -len(names) <= number < len(names) else number
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def check_arguments(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> None:
+    """Refuses arguments the function does not take, static ones that cannot be hashed, and leaves that are no arrays.
+
+    Raises:
+        ArgumentTypeError: naming function, argument and place in its tree, and the static argument that would allow it.
+        ArgumentValueError: for a static argument that cannot be hashed.
+        DeletedArgumentError: for an array that an earlier call has taken.
+    """
+    _check_call(fun, args, kwargs)
+    names, static = argument_places(fun, args, static_argnums, static_argnames)
+    keywords = static_keywords(fun, static_argnums, static_argnames)
+    for number, value in enumerate(args):
+        if number in static:
+            _check_static(fun, names[number], value)
+        else:
+            _check_leaves(fun, names[number], value, f"static_argnums={number}")
+    for name, value in kwargs.items():
+        if name in keywords:
+            _check_static(fun, name, value)
+        else:
+            _check_leaves(fun, name, value, f"static_argnames={name!r}")
+
+
+def argument_places(
+    fun: Callable[..., Any], args: Sequence[Any], static_argnums: Sequence[int], static_argnames: Sequence[str]
+) -> tuple[list[str], set[int]]:
+    """The name of each positional argument of a call, and the positions of those that are static."""
+    parameters = positional_parameters(fun)
+    rest = next((p.name for p in _parameters(fun) if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    more = range(len(args) - len(parameters))
+    names = [*parameters[: len(args)], *(f"arg{n + len(parameters)}" if rest is None else f"{rest}[{n}]" for n in more)]
+    static = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
+    by_name = () if static_argnums else static_argnames
+    return names, static | {n for n, name in enumerate(names) if name in by_name}
+
+
+def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> set[str]:
+    """Names of arguments that are static when they are given by name."""
+    parameters = positional_parameters(fun)
+    # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
+    numbers = () if static_argnames else static_argnums
+    by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
+    return {*static_argnames, *by_number}
+
+
+def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    try:  # a wrapper takes what it takes itself, whatever the function inside says
+        signature = inspect.signature(fun, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = [p.name for p in _parameters(fun) if p.kind not in _STARS and p.name not in kwargs]
+        hints = [nearest(name, known) for name in kwargs if name not in [p.name for p in _parameters(fun)]]
+        raise ArgumentTypeError(
+            f"{function_name(fun)} cannot be called like this: {error}",
+            expected=_shown_signature(fun),
+            got=_shown_call(fun, args, kwargs),
+            hint=next((hint for hint in hints if hint), None),
+        ) from error
+
+
+def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ArgumentValueError(
+            f"static argument {name} of {function_name(fun)} cannot be hashed",
+            expected="a value that can be hashed and compared, which each compiled version is looked up by",
+            got=f"{type(value).__name__} {value!r:.60} ({error})",
+            hint="pass a tuple for a list, or leave it out of the static arguments if it holds arrays",
+        ) from error
+
+
+def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        check_not_deleted(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf)
+        try:
+            jax.typeof(leaf)
+        except TypeError as error:
+            dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+            raise ArgumentTypeError(
+                f"argument {name}{jax.tree_util.keystr(path)} of {function_name(fun)} is not an array",
+                expected="a jax or numpy array of a dtype JAX has, or a Python number",
+                got=f"{type(leaf).__name__}{dtype} {leaf!r:.60}",
+                hint=f"pass {remedy} to ipu.jit if it is a setting, or convert it to an array",
+            ) from error
+
+
+def check_not_deleted(who: str, place: str, leaf: Any) -> None:
+    """Refuses an array whose buffer is gone.
+
+    Args:
+        who: the function that is given it, for the message.
+        place: the array as the user would write it, for the message.
+        leaf: anything.
+
+    Raises:
+        DeletedArgumentError: naming function and place.
+    """
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+        raise DeletedArgumentError(
+            f"argument {place} of {who} has been deleted, most often by donating it to an earlier call",
+            expected="an array that no call has taken",
+            got=f"deleted {described(leaf)}",
+            hint="what the earlier call returned in its place, or leave it out of donate_argnums",
+        )
+
+
+# --- functions and values in words ------------------------------------------------------------------------------------
+
+
+def positional_parameters(fun: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that can be given by position; none where a function has no signature."""
+    return [p.name for p in _parameters(fun) if p.kind in _POSITIONAL]
+
+
+def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(fun).parameters.values()) if _has_signature(fun) else []
+
+
+def _has_signature(fun: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fun)
+    except (TypeError, ValueError):  # builtins and some C functions have no signature
+        return False
+    return True
+
+
+def function_name(fun: Callable[..., Any]) -> str:
+    """The function's name for messages: that of the innermost function of a `functools.partial`, or the class's."""
+    inner = fun
+    while not hasattr(inner, "__name__") and hasattr(inner, "func"):
+        inner = inner.func
+    return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def described(value: Any) -> str:
+    """An argument in few words: shape and dtype of an array, else its type."""
+    try:
+        return jax.typeof(value).str_short()
+    except TypeError:
+        return type(value).__name__
+
+
+def _shown_signature(fun: Callable[..., Any]) -> str:
+    """Names of the parameters, as `add(a, b=…, *, c=…)`: defaults may be large."""
+    words: list[str] = []
+    for p in _parameters(fun):
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        words.append(f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '=…'}")
+    return f"{function_name(fun)}({', '.join(words)})"
+
+
+def _shown_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    words = [*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items())]
+    return f"{function_name(fun)}({', '.join(words)})"
+
+
+def check_optimizer(optimizer: Any, who: str) -> None:
+    """Refuses what is no optimiser.
+
+    Args:
+        optimizer: what a wrapper of optimisers was given.
+        who: the wrapper's name in `ipu.optim`.
+
+    Raises:
+        ArgumentTypeError: for anything without `init` and `update`.
+    """
+    if not all(hasattr(optimizer, name) for name in ("init", "update", "_replace")):
+        raise ArgumentTypeError(
+            f"ipu.optim.{who} needs an optimiser",
+            expected="an optax.GradientTransformation, as optax.adam(1e-3) makes",
+            got=repr(optimizer),
+        )

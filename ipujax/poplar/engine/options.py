@@ -1,0 +1,105 @@
+"""Options of an engine: known names only, from the program and from the environment.
+
+Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS`, a JSON object of the same names, which goes before the
+program's own. Output: `EngineOptions`. Values are Python's own or text, "true", "4".
+Source: Poplar & PopLibs user guide, "Profiling options" and "Environment variables"; `streams.` names are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.target.target import nearest
+
+ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Choices for one engine.
+
+    Args:
+        instrument: `debug.instrument`: note what data-dependent control does in every run, for the execution profile.
+        allow_out_of_memory: `debug.allowOutOfMemory`: run programs that overflow tiles.
+        exact_splits: `debug.exactSplits`: compute vertex by vertex, rounding as split; slower.
+        prefetch_depth: `streams.prefetchDepth`: transfers that callbacks are asked for ahead of time; 0 for none.
+        split_large_copies: `streams.splitLargeCopies`: split stream copies over the size limit.
+    """
+
+    instrument: bool = False
+    allow_out_of_memory: bool = False
+    exact_splits: bool = False
+    prefetch_depth: int = 0
+    split_large_copies: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
+        """The options that a program and the environment ask for.
+
+        Args:
+            given: values by option name.
+            environment: environment variables, those of the process when None.
+
+        Raises:
+            ArgumentError: no dict, an unknown name, a value that makes no sense, or an environment variable that is no
+                JSON object.
+        """
+        if not isinstance(given, Mapping | None):
+            raise ArgumentError("engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(given))
+        asked = dict(given or {}) | _from_environment(os.environ if environment is None else environment)
+        values = {}
+        for name, value in asked.items():
+            if name not in _KNOWN:
+                expected, hint = f"one of {', '.join(_KNOWN)}", nearest(name, _KNOWN)
+                raise ArgumentError(f"no engine option is called {name!r}", expected=expected, hint=hint)
+            field, parse = _KNOWN[name]
+            values[field] = parse(name, value)
+        return cls(**values)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    text = environment.get(ENVIRONMENT, "")
+    if not text:
+        return {}
+    expected = """a JSON object, such as '{"debug.instrument": "true"}'"""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentError(f"{ENVIRONMENT} is no JSON: {error}", expected=expected, got=text) from error
+    if not isinstance(found, dict):
+        raise ArgumentError(f"{ENVIRONMENT} is no JSON object", expected=expected, got=text)
+    return found
+
+
+def _flag(name: str, value: Any) -> bool:
+    known = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in known:
+        return known[value.lower()]
+    raise ArgumentError(f"engine option {name} is no truth value", expected='"true" or "false"', got=repr(value))
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        number = int(value) if not isinstance(value, (bool, float)) else -1
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        expected = "a whole number, at least 0"
+        raise ArgumentError(f"engine option {name} is no count", expected=expected, got=repr(value))
+    return number
+
+
+_KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "debug.instrument": ("instrument", _flag),
+    "debug.allowOutOfMemory": ("allow_out_of_memory", _flag),
+    "debug.exactSplits": ("exact_splits", _flag),
+    "streams.prefetchDepth": ("prefetch_depth", _count),
+    "streams.splitLargeCopies": ("split_large_copies", _flag),
+}

@@ -1,0 +1,1 @@
+"""Exchange between tiles: bytes each tile sends and receives, and pieces, without listing elements."""

@@ -1,0 +1,80 @@
+"""Codelets: code for one tile, as a JAX function of blocks with a cycle estimate.
+
+A codelet says nothing of tiles or tensors; a `VertexGroup` connects it. Library codelets are supervisor codelets: one
+vertex a tile that shares its work among the six workers inside its cycle formula, as PopLibs' MultiVertex does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ipujax.runtime.target.target import Target
+
+Direction = Literal["in", "out", "inout"]
+Extras = Literal["pads", "origins", "shapes"]
+
+# Per field, per dimension of its block: the block's length, an int64 array broadcastable to the grid of vertices.
+BlockShapes = Sequence[tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One connection of a codelet: name, direction and dtype; whether it is accessed 128 bits at a time.
+
+    What is `interleaved` lies in the interleaved region of tile memory.
+    """
+
+    name: str
+    direction: Direction
+    dtype: Any
+    interleaved: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        return self.direction != "out"
+
+    @property
+    def is_written(self) -> bool:
+        return self.direction != "in"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Codelet:
+    """Code for one tile; equal only to itself, so its makers are memoised.
+
+    Args:
+        name: as shown in profiles, `popops::Add<float>`.
+        fields: its connections, inputs and outputs in any order.
+        compute: called with one array for each field that is read, in field order, returns the array of the field that
+            is written, or a tuple of them in field order. Dimensions indexed by a block number alone are squeezed away.
+        cycles: `(shapes, target) -> int64 array`, tile cycles of one vertex (of one worker when not `supervisor`), from
+            the lengths of the blocks of all fields, as arrays over the grid of vertices.
+        state_bytes: size of the vertex state in tile memory.
+        code_bytes: size of its code in tile memory, once a tile.
+        supervisor: whether one vertex uses all workers of the tile.
+        takes: keywords `compute` wants besides the arrays:
+            "pads": `pads=`, per field read, per dimension, the `(low, high)` fill elements that the block lacks, in
+            units of the dilated index; the arrays then come unpadded. Without it the arrays come padded with `fill`.
+            "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
+            "shapes": `shapes=`, per field written the shape of its block.
+        moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    compute: Callable[..., Any]
+    cycles: Callable[[BlockShapes, Target], np.ndarray]
+    # Derived: (65,768 B of vertex instances + 24,052 B of vertex fields) / 5,564 vertices of the user guide's example,
+    # "Profile summary output"; pointers are compressed there, to 2.1 bytes an edge (38,876 B / 18,564 edges).
+    state_bytes: int = 16
+    code_bytes: int = 256  # assumed
+    supervisor: bool = True
+    takes: tuple[Extras, ...] = ()
+    moves: bool = False
+
+    def __repr__(self) -> str:
+        return f"Codelet({self.name})"

@@ -1,0 +1,1 @@
+"""What answers the host transfers of a program, and processes that share its replicas."""

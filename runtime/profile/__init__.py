@@ -1,0 +1,1 @@
+"""Profiles: graph and execution reports under Poplar's names, as data, files and text."""

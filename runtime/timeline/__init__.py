@@ -1,0 +1,1 @@
+"""Clocks of all IPUs over a program, and the timeline of its phases."""

@@ -1,0 +1,1 @@
+"""The verifier: named rules that every program is checked against before it is compiled."""
