@@ -18,13 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.rules.codelet_call_primitive import codelet_call_p
+from ipujax.lowering.rules import codelet_call_p
 from ipujax.poplar.arguments import held
-from ipujax.poplar.vertex.codelets import codelet_of_call, codelets_in, connected_fields, result_shapes, state_fields
-from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
+from ipujax.poplar.vertex import (
+    NUM_DIMS,
+    Vertex,
+    VertexField,
+    codelet_of_call,
+    codelets_in,
+    connected_fields,
+    result_shapes,
+    state_fields,
+)
 from ipujax.runtime.errors import ArgumentError, GraphError
-from ipujax.runtime.target.target import nearest
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import dtype_name
 
 Gradient = Callable[..., Any]
 

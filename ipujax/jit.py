@@ -19,30 +19,33 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
-from ipujax.calls.arguments import (
+from ipujax.calls import (
+    Compilation,
+    FunctionName,
+    Replication,
     argument_places,
     as_names,
     as_numbers,
     check_arguments,
     check_settings,
+    compiling,
+    compiling_for,
     function_name,
     has_tracer,
     knowing_keywords,
+    saying_what_axes_there_are,
     static_keywords,
 )
-from ipujax.calls.in_specs import Replication, saying_what_axes_there_are
-from ipujax.calls.nesting import Compilation, FunctionName, compiling, compiling_for
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
-from ipujax.distributed.instance.mesh import to_local
-from ipujax.distributed.instance.spread import Operands, Spread, received
+from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.replicas.replicated_primitive import AXIS, evaluate
+from ipujax.lowering.replicas import AXIS, evaluate
 from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.host.host_call import HostCalls
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Traced, settled
 

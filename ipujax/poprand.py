@@ -25,10 +25,8 @@ from ipujax.poplar.library import add, check_tensors, registrar
 from ipujax.poputil import clone
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 add_codelets = registrar("poprand")
 

@@ -14,14 +14,11 @@ import jax
 
 from ipujax.lowering.jax_compat import Var
 from ipujax.lowering.passes import traced
-from ipujax.lowering.poputil.mapping import check_may_place, map_linearly
-from ipujax.lowering.rules.equations import Lowering
+from ipujax.lowering.poputil import check_may_place, map_linearly
+from ipujax.lowering.rules import Lowering
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 @contextmanager

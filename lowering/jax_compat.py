@@ -15,7 +15,7 @@ from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
-from ipujax.runtime.tensor.variable import Origin
+from ipujax.runtime.tensor import Origin
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr

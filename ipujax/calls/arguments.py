@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
-from ipujax.runtime.target.target import nearest
+from ipujax.runtime.target import nearest
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}

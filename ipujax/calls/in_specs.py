@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
-from ipujax.lowering.replicas.replicated_primitive import AXIS, Dims, evaluate, replicated_p
+from ipujax.lowering.replicas import AXIS, Dims, evaluate, replicated_p
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 
 Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones

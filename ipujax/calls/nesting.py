@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ipujax.device import Device
 from ipujax.lowering.jax_compat import ClosedJaxpr, source_line
-from ipujax.lowering.jaxpr.stage_names import equations
+from ipujax.lowering.jaxpr import equations
 from ipujax.runtime.errors import ArgumentError
 
 

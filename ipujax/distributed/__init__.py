@@ -28,16 +28,25 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls.arguments import described, has_tracer
-from ipujax.calls.in_specs import split_dims
-from ipujax.distributed.instance.instance import EXIT_CODE
-from ipujax.distributed.instance.membership import Facts, check_joined, leave, meet, membership, stable
-from ipujax.distributed.instance.mesh import ALL, SHARE, instance_mesh, to_all, to_local
-from ipujax.lowering.replicas.replicated_primitive import AXIS as REPLICAS
-from ipujax.lowering.replicas.replicated_primitive import Dims
+from ipujax.calls import described, has_tracer, split_dims
+from ipujax.distributed.instance import (
+    ALL,
+    EXIT_CODE,
+    SHARE,
+    Facts,
+    check_joined,
+    instance_mesh,
+    leave,
+    meet,
+    stable,
+    to_all,
+    to_local,
+)
+from ipujax.distributed.instance.membership import membership
+from ipujax.lowering.replicas import AXIS as REPLICAS, Dims
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
-from ipujax.runtime.host.instances import AXIS
+from ipujax.runtime.host import AXIS
 
 _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
     "mean": lax.pmean,

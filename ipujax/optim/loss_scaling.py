@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.calls.arguments import check_optimizer
+from ipujax.calls import check_optimizer
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`

@@ -33,10 +33,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls.arguments import check_optimizer
+from ipujax.calls import check_optimizer
 from ipujax.lowering.jax_compat import library_function, source_line
-from ipujax.lowering.passes.merge_collectives import MOST_BYTES
-from ipujax.lowering.replicas.sharded_eval import Held, Path, Shards, sharded_eval
+from ipujax.lowering.passes import MOST_BYTES
+from ipujax.lowering.replicas import Held, Path, Shards
+from ipujax.lowering.replicas.sharded_eval import sharded_eval
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, calling_line
 
 MIN_ELEMENTS = 8192  # published: PopART's TensorLocationSettings.minElementsForReplicatedTensorSharding

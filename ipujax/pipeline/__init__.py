@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.calls.arguments import argument_places, as_numbers, by_position, described, function_name, knowing_keywords
+from ipujax.calls import argument_places, as_numbers, by_position, described, function_name, knowing_keywords
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
-from ipujax.lowering.jaxpr.stage_names import named_stages, stage_scope
-from ipujax.lowering.pipelining.primitive import (
+from ipujax.lowering.jaxpr import named_stages, stage_scope
+from ipujax.lowering.pipelining import (
     REDUCTIONS,
     PipelineSpec,
     Reduce,
@@ -34,7 +34,7 @@ from ipujax.lowering.pipelining.primitive import (
 )
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
-from ipujax.runtime.target.target import nearest
+from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.program import Call, Function, Program, Repeat, Sequence
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.graph import Call, Function, Program, Repeat, Sequence
+from ipujax.runtime.profile import Profile
 from ipujax.stages import Compiled
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.tensor import dtype_name
 
 _NUMBERS = "biufcV"  # kinds of numpy types; V are those that numpy itself lacks, such as bfloat16
 

@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipujax.lowering.emit import emit, placing
-from ipujax.lowering.poputil.mapping import add_like
+from ipujax.lowering.poputil import add_like
 from ipujax.runtime.errors import GraphError, user_line
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def registrar(library: str) -> Callable[[Graph], None]:

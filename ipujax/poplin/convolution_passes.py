@@ -14,10 +14,8 @@ from ipujax.poplar.library import add
 from ipujax.poplin.convolution import ConvParams, transposed_and_flipped
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 
 def get_gradient_params(params: ConvParams) -> ConvParams:

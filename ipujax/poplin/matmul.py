@@ -14,9 +14,8 @@ from ipujax.poplar.library import same_type
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 
 def mat_mul(

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.target.target import nearest
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
 
 Options = Mapping[str, Any] | None
 _TYPES = {"half": np.dtype(np.float16), "float": np.dtype(np.float32)}

@@ -7,9 +7,8 @@ Source: popnn `BatchNorm.hpp`. Its overloads that take activations and statistic
 from __future__ import annotations
 
 from ipujax.popnn import norms
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 
 def batch_norm_statistics(

@@ -25,10 +25,8 @@ from ipujax.poplar.library import add
 from ipujax.poplin.operands import where_used
 from ipujax.popnn.ctc_paths import loss_and_gradient, loss_of_paths
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def create_data_input(

@@ -8,9 +8,8 @@ Source: popnn `GroupNorm.hpp`, `InstanceNorm.hpp`, `LayerNorm.hpp`.
 from __future__ import annotations
 
 from ipujax.popnn import norms
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 
 def group_norm_statistics(

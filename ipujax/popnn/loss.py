@@ -17,9 +17,8 @@ from jax import lax
 from ipujax.poplar.library import add
 from ipujax.popnn.non_linearity import known
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 Loss = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 

@@ -20,9 +20,8 @@ from ipujax.poplar.library import add
 from ipujax.popnn.lstm_cell import KEPT, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
 from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
 from ipujax.popops.fills import zero
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor, concat
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat
 
 
 @dataclass(frozen=True, slots=True, eq=False)

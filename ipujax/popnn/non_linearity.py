@@ -13,10 +13,9 @@ import jax.numpy as jnp
 
 from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.target.target import nearest
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor
 
 # By PopLibs' names; softmax is over the last dimension, and its stable form the only one here.
 NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -19,10 +19,8 @@ from ipujax.poplar.library import add
 from ipujax.poplin.operands import where_used
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 # Non-linearities of single elements whose gradient follows from their result, which is all that is kept of them.
 ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}

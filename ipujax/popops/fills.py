@@ -14,14 +14,12 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.poplar.arguments import held
 from ipujax.poplar.library import add, check_tensors
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat, dtype_name
 
 MASKED_LABEL_CODE = 0xFFFFFFFF  # an index that stands for none; -1 as INT (popops EncodingConstants.hpp)
 _COLOURS = 3

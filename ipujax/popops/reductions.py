@@ -18,11 +18,9 @@ from jax import lax
 
 from ipujax.poplar.library import add, check_tensors
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.target.target import nearest
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.target import nearest
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 Scale = float | Tensor
 

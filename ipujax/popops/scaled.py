@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 Scale = float | Tensor
 Speciality = Literal["default", "x_minus_ax_plus_by"]

@@ -15,13 +15,11 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.emit import placing
-from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.lowering.popops import dynamic_update_slice_in_place, map_for_slicing
 from ipujax.poplar.library import add, add_new, same_type
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def create_sliceable_tensor(

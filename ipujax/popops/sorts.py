@@ -15,9 +15,8 @@ from jax import lax
 
 from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as Program
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
 
 SortOrder = Literal["none", "ascending", "descending"]
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.cost.links import link_cycles
-from ipujax.runtime.graph.graph import Graph, of_replicas
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.cost import link_cycles
+from ipujax.runtime.graph import Graph, of_replicas
+from ipujax.runtime.target import Target
 
 _STEPS_A_ROUND = 3  # compute sets of a round on a ring: the number of the chunk, its slice, the sum (or the store)
 

@@ -27,7 +27,7 @@ from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.schedule import Groups, Pairs
 from ipujax.lowering.jax_compat import JaxprEqn, source_line
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 AXIS = "replica"  # the name of the axis of replicas, unless the user gives it another
 MONOIDS = {"psum": "add", "pmax": "max", "pmin": "min"}

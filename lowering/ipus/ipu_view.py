@@ -11,11 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import NO_TILE, VertexGroup
-from ipujax.runtime.tensor.mapping import TileMapping, check_mapping, frozen, moved
-from ipujax.runtime.tensor.variable import Origin, Variable
+from ipujax.runtime.graph import NO_TILE, ComputeSet, Graph, VertexGroup
+from ipujax.runtime.tensor import Origin, TileMapping, Variable, check_mapping, frozen, moved
 
 
 class IpuView(Graph):

@@ -18,14 +18,9 @@ from ipujax.lowering.ipus.ipu_view import IpuView
 from ipujax.lowering.ipus.placement import variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.passes import traced
-from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.substitution import substituted
-from ipujax.runtime.tensor.mapping import TileMapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable
 
 
 class LowersEquations(Protocol):

@@ -20,9 +20,9 @@ from math import prod
 from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.jaxpr.stage_names import holds_pipeline, stage_name, stages_inside
+from ipujax.lowering.jaxpr import holds_pipeline, stage_name, stages_inside
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.tensor.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 
 @dataclass(frozen=True, slots=True)

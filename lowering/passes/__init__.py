@@ -14,9 +14,13 @@ import jax
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.passes.merge_collectives import merge_collectives
+from ipujax.lowering.passes.merge_collectives import (
+    MOST_BYTES as MOST_BYTES,
+    all_reduce_p as all_reduce_p,
+    merge_collectives,
+)
 from ipujax.lowering.passes.shard_map import shard_map
-from ipujax.lowering.passes.share import share
+from ipujax.lowering.passes.share import function_call_p as function_call_p, share, sharing_pays as sharing_pays
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 

@@ -38,9 +38,7 @@ from ipujax.lowering.jax_compat import (
     make_primitive,
     source_line,
 )
-from ipujax.lowering.jaxpr.nested import rewritten_params
-from ipujax.lowering.jaxpr.op_counts import elements_of, work_of
-from ipujax.lowering.jaxpr.stage_names import StageName, has_stages, read_name
+from ipujax.lowering.jaxpr import StageName, elements_of, has_stages, read_name, rewritten_params, work_of
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import callee_of
 from ipujax.runtime.errors import is_installed

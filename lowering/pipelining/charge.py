@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipujax.lowering.ipus.ipus import Ipus, MakeLowering
-from ipujax.lowering.ipus.placement import Span, homes
+from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.lowering.poputil import map_linearly
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs, program_cycles
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import HostStream, Program, StreamIn, StreamOut
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.memory.report import memory_report
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut
+from ipujax.runtime.memory import memory_report
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
 
 
 def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> tuple[int, int]:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
-from ipujax.lowering.ipus.ipus import MakeLowering
-from ipujax.lowering.ipus.placement import Span, value_bytes
+from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.jaxpr.stage_names import named_stages
+from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
 from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
@@ -31,9 +30,8 @@ from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_b
 from ipujax.lowering.pipelining.work import Work, work_of
 from ipujax.lowering.schedules import SchedulePlan, schedule_plan
 from ipujax.runtime.errors import ArgumentError, raised_at
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Program
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.target import Target
 
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too

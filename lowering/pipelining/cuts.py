@@ -23,13 +23,13 @@ from math import comb
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, in_scope
-from ipujax.lowering.jaxpr.stage_names import stage_scope
+from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.pipelining.layers import in_pieces, together
 from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.work import Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 _MOST_CUTS = 64
 _MOST_WEIGHED = 256  # ways to cut

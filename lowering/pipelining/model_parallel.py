@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipujax.lowering.ipus.ipus import Ipus, MakeLowering
-from ipujax.lowering.ipus.placement import place
+from ipujax.lowering.ipus import Ipus, MakeLowering, place
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
-from ipujax.lowering.jaxpr.stage_names import stage_name
+from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.rules.collectives import is_reduction, reduce_where_they_lie
+from ipujax.lowering.rules import is_reduction, reduce_where_they_lie
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 def lower_staged(

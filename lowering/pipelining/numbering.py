@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipujax.lowering.ipus.placement import variables
+from ipujax.lowering.ipus import variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, name_stack
 from ipujax.lowering.pipelining.layers import finest, is_layer_loop
 from ipujax.lowering.pipelining.pieces import Bounds

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ipujax.lowering.ipus.placement import check_flow, check_gaps, named_stage, variables
+from ipujax.lowering.ipus import check_flow, check_gaps, named_stage, variables
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -31,7 +31,7 @@ from ipujax.lowering.jax_compat import (
     name_stack,
     source_line,
 )
-from ipujax.lowering.jaxpr.stage_names import stage_name
+from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
 from ipujax.runtime.errors import ArgumentError

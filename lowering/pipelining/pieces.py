@@ -22,7 +22,7 @@ from typing import Any
 
 from jax import lax
 
-from ipujax.lowering.gcl.collective_params import MONOIDS
+from ipujax.lowering.gcl import MONOIDS
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -35,7 +35,7 @@ from ipujax.lowering.jax_compat import (
     new_var,
     with_rows,
 )
-from ipujax.lowering.passes.merge_collectives import all_reduce_p
+from ipujax.lowering.passes import all_reduce_p
 from ipujax.lowering.pipelining.row_rules import COMBINES, Rows, params_for, rows_of
 
 Bounds = tuple[int, ...]  # 0 = first row, …, number of rows

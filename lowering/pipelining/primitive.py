@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
-from ipujax.lowering.jaxpr.stage_names import PIPELINE, named_stages
+from ipujax.lowering.jaxpr import PIPELINE, named_stages
 from ipujax.lowering.schedules import OneForwardOneBackward, Schedule
 from ipujax.runtime.errors import ArgumentError
 

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ipujax.lowering.ipus.placement import Span, variables
+from ipujax.lowering.ipus import Span, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
-from ipujax.lowering.jaxpr.stage_names import stage_name
+from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts

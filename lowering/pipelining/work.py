@@ -17,22 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.ipus.ipus import MakeLowering
-from ipujax.lowering.ipus.placement import value_bytes, variables
+from ipujax.lowering.ipus import MakeLowering, value_bytes, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code
 from ipujax.lowering.pipelining.layers import in_pieces, spec_in_pieces
 from ipujax.lowering.pipelining.numbering import is_backward, layer_loops, numbered
 from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.primitive import PipelineSpec
-from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.popops.loop_state import new_counter, new_stack, push, slot_of
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.poputil import map_linearly
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

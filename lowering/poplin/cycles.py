@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 Precision = Literal["half", "float"]
 Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same

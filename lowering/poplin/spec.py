@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ipujax.lowering.poplin.cycles import Precision
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 T = TypeVar("T")
 

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.affine import Affine, Group
-from ipujax.runtime.tensor.mapping import TileMapping
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.lowering.poputil import charged_cycles, least_charged, map_linearly
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
 

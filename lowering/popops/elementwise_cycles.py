@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.popops.emulation import Width, emulation, kind_of
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 Turn = tuple[int, int]  # cycles and elements of one turn of the loop
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.variable import is_key_dtype
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import is_key_dtype
 
 Width = Literal["float", "half", "int", "byte", "double"]
 Kind = Literal["move", "add", "multiply", "function"]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.popops.emulation import Kind, emulation
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.variable import element_bytes
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form.
 _SLICE_SUPERVISOR_CYCLES = 14

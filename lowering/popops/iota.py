@@ -16,15 +16,9 @@ from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name, element_bytes
+from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 _BASE_CYCLES = 14
 _VECTOR_CYCLES = 3

@@ -15,13 +15,10 @@ from jax import lax
 
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
 from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy, WriteUndef
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, on_one_tile
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, WriteUndef
+from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, on_one_tile
 
 _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)

@@ -17,8 +17,8 @@ import numpy as np
 
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.span import Span
-from ipujax.lowering.poputil.grids import Grids
-from ipujax.runtime.target.target import Target
+from ipujax.lowering.poputil import Grids
+from ipujax.runtime.target import Target
 
 # A block that many tiles read is placed on one of them up to this size (assumed: 1/40 of a tile), else shared out.
 MOST_SHARED_BYTES = 16 * 1024

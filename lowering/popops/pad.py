@@ -19,17 +19,22 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.vertex_group import Access, Dim, Term, VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import (
+    Access,
+    BlockShapes,
+    Codelet,
+    Dim,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 Config = Sequence[tuple[int, int, int]]
 

@@ -37,17 +37,22 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.vertex_group import Access, Dim, Term, VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import (
+    Access,
+    BlockShapes,
+    Codelet,
+    Dim,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 Pads = Sequence[tuple[int, int]]
 

@@ -7,7 +7,7 @@ from ipujax.lowering.replicas.replicated_primitive import Replicated
 from ipujax.lowering.replicas.varying import varying
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError, GraphError
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 
 @remembered

@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.lowering.gcl.collective_params import AXIS as AXIS
+from ipujax.lowering.gcl import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
 from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval
-from ipujax.runtime.host.instances import ALONE, Instances
+from ipujax.runtime.host import ALONE, Instances
 
 Dims = tuple[int | None, ...]
 

@@ -25,9 +25,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var, closed, eval_equation, shape_of
-from ipujax.lowering.jax_compat import Literal as ScalarLiteral
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Literal as ScalarLiteral,
+    Var,
+    closed,
+    eval_equation,
+    shape_of,
+)
+from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.replicas.stacked_eval import EVALUATED
 
 Kind = Literal["uniform", "whole", "shard"]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.gcl.collective_params import COLLECTIVES, is_collective
+from ipujax.lowering.gcl import COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import (
     CALLEES,
     Atom,
@@ -31,7 +31,7 @@ from ipujax.lowering.jax_compat import (
     eval_equation,
     jaxprs_in_params,
 )
-from ipujax.runtime.host.instances import ALONE, Instances
+from ipujax.runtime.host import ALONE, Instances
 
 Values = list[jax.Array]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ipujax.lowering.gcl.collective_params import COLLECTIVES, axis_of, is_collective
+from ipujax.lowering.gcl import COLLECTIVES, axis_of, is_collective
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,

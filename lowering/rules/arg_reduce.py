@@ -8,7 +8,7 @@ from typing import Any
 from ipujax.lowering.popops.arg_reduce import arg_reduce
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def arg_reduce_rule(ctx: Context, x: Tensor, *, axes: Sequence[int], index_dtype: Any) -> Tensor | Sequence[Tensor]:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.lowering.jax_compat import make_primitive
-from ipujax.runtime.graph.codelet import Codelet
+from ipujax.runtime.graph import Codelet
 
 Outs = tuple[tuple[tuple[int, ...], Any], ...]  # shape and dtype of the block of each field that is written
 

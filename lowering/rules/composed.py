@@ -10,7 +10,7 @@ import jax
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.context import Context
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def composed(ctx: Context, fun: Callable[..., Any], operands: Sequence[Tensor]) -> list[Tensor]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 class LowerJaxpr(Protocol):

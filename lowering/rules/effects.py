@@ -15,13 +15,12 @@ import jax
 import numpy as np
 from jax.random import key_data
 
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.graph.program import StreamIn, StreamOut
-from ipujax.runtime.host.host_call import CallStream, HostCall
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import is_key_dtype
+from ipujax.runtime.graph import StreamIn, StreamOut
+from ipujax.runtime.host import CallStream, HostCall
+from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:

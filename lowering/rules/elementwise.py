@@ -10,13 +10,12 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Literal, Primitive
-from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
-from ipujax.lowering.popops.row_functions import RowFunction, each_row
+from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, each_row
+from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
-from ipujax.lowering.jaxpr.nested import primitive_names
+from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.rules import RULES
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.lowering.rules.table import RULES
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 class Lowering:

@@ -22,21 +22,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly
+from ipujax.lowering.popops import (
+    Work,
+    along,
+    choose,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    source_of,
+    spans,
+    tile_grid,
+    total_elements,
+    whole_axis,
+)
+from ipujax.lowering.poputil import linear_mapping, map_linearly
 from ipujax.lowering.rules.context import Context
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import element_bytes
+from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]  # of a tensor: the axis of the problems each dimension follows, None inside a problem

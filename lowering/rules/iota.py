@@ -9,7 +9,7 @@ from typing import Any
 from ipujax.lowering.popops.iota import iota
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def iota_rule(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipujax.lowering.poplin import convolution, matmul
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 DotDims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ipujax.lowering.popops.pad import pad
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.tensor.variable import is_key_dtype
+from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 Config = Sequence[tuple[int, int, int]]
 

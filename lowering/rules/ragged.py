@@ -17,7 +17,7 @@ from jax import lax
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def ragged_dot_general_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:

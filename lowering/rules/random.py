@@ -10,7 +10,7 @@ from ipujax.lowering.poprand import per_key
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 @remembered

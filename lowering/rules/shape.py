@@ -11,8 +11,7 @@ import numpy as np
 
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.tensor.variable import is_key_dtype
+from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:

@@ -8,8 +8,7 @@ from math import ceil, log2
 from typing import Any
 
 from ipujax.lowering.jax_compat import Primitive
-from ipujax.lowering.popops.row_functions import RowFunction, each_row
-from ipujax.lowering.popops.rows import sort, top_k
+from ipujax.lowering.popops import RowFunction, each_row, sort, top_k
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
@@ -24,7 +23,7 @@ from ipujax.lowering.rules.long_rows import (
     sorted_parts,
 )
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, num_keys: int) -> Sequence[Tensor]:

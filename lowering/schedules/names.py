@@ -11,7 +11,7 @@ from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.schedule import Schedule
 from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1
 from ipujax.runtime.errors import ScheduleError
-from ipujax.runtime.target.target import nearest
+from ipujax.runtime.target import nearest
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule

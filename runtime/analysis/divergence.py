@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ipujax.runtime.analysis.effects import EffectsOf, group_tensors, written_in_full
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Call,
     Collective,
     Copy,
     CrossReplicaCopy,
     Execute,
+    Graph,
     If,
     Program,
     RemoteIn,
@@ -31,10 +31,9 @@ from ipujax.runtime.graph.program import (
     StreamIn,
     StreamOut,
     Switch,
+    distinct,
 )
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import Tensor, Variable
 
 Decision = If | Switch | RepeatWhile
 

@@ -13,30 +13,28 @@ from math import prod
 
 import numpy as np
 
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Call,
     Copy,
     CrossReplicaCopy,
     Execute,
+    Graph,
     If,
     Program,
     RemoteIn,
     RemoteOut,
     Repeat,
     RepeatWhile,
+    Sequence as ProgramSequence,
     StreamIn,
     StreamOut,
     Switch,
     Sync,
+    VertexGroup,
     WriteUndef,
+    extents,
 )
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.vertex_group import VertexGroup, extents
-from ipujax.runtime.tensor.aliasing import leaves
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.tensor.view import Indexed
+from ipujax.runtime.tensor import Indexed, Tensor, Variable, leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.analysis.effects import Effects, EffectsOf
-from ipujax.runtime.graph.program import Call, Function, If, Program, Repeat, RepeatWhile, Switch
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.steps import Leaf, distinct
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import (
+    Call,
+    Function,
+    If,
+    Leaf,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence as ProgramSequence,
+    Switch,
+    distinct,
+)
+from ipujax.runtime.tensor import Variable
 
 Step = Leaf | Call | If | Switch | RepeatWhile  # the last three stand for the reading of their predicate
 

@@ -23,12 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
-from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, exchange_cycles, receive_cycles, traffic
-from ipujax.runtime.graph.codelet import BlockShapes
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import NO_TILE, Dim, VertexGroup, dim_extent
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, receive_cycles
+from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.graph import NO_TILE, BlockShapes, ComputeSet, Dim, Graph, VertexGroup, dim_extent
+from ipujax.runtime.target import Target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

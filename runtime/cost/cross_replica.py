@@ -19,11 +19,9 @@ from ipujax.runtime.cost.compute_set import ExchangeCost
 from ipujax.runtime.cost.ipu_window import compact
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.cost.transfer import CopyCost, copy_cost
-from ipujax.runtime.exchange.traffic import exchange_cycles, receive_cycles
-from ipujax.runtime.graph.graph import Graph, of_replicas
-from ipujax.runtime.graph.program import Copy, CrossReplicaCopy
-from ipujax.runtime.graph.substitution import substituted
-from ipujax.runtime.tensor.mapping import moved
+from ipujax.runtime.exchange import exchange_cycles, receive_cycles
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, of_replicas, substituted
+from ipujax.runtime.tensor import moved
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked, TileMapping
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, TileMapping
 
 TileRange = tuple[int, int]  # first tile, one past the last; (0, 0) for none
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 _LINKS = {"pair": 4, "cross": 2, "up": 2, "down": 2}  # poplibs_test Util.cpp via reference 1.5
 _PAIR, _CROSS, _UP, _DOWN, _OUT, _IN = range(6)

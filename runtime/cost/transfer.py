@@ -22,13 +22,10 @@ from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, copy_traffic
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy, HostStream, RemoteBuffer, SyncKind
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, frozen
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import element_bytes
+from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
+from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,12 +22,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute, Program, own_tensors
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, Dim, Term, VertexGroup, element, unsplit
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import (
+    NO_TILE,
+    Access,
+    Axis,
+    Dim,
+    Execute,
+    Graph,
+    Program,
+    Term,
+    VertexGroup,
+    distinct,
+    element,
+    own_tensors,
+    unsplit,
+)
+from ipujax.runtime.tensor import Tensor, Variable
 
 Collapsed = Mapping[Variable, Variable]
 

@@ -14,18 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.replicated import ReplicatedProgram
 from ipujax.runtime.engine.single import EngineProgram, Record, Streams
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import CrossReplicaCopy, HostStream, Program
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.host.host import GuardedHost
-from ipujax.runtime.host.host_call import HostCalls
-from ipujax.runtime.host.instances import ALONE, Instances
-from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.verify.facts import Facts
-from ipujax.runtime.verify.replicas import cross_replica, divergent_control
+from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, distinct
+from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
+from ipujax.runtime.tensor import Variable
+from ipujax.runtime.verify import Facts, cross_replica, divergent_control
 
 
 def engine_function(

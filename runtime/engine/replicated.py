@@ -25,9 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.analysis.divergence import Divergence, meets
+from ipujax.runtime.analysis import Divergence, meets
 from ipujax.runtime.engine.single import EngineProgram, Live, State, Values, steps_of
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Collective,
     CrossReplicaCopy,
     HostStream,
@@ -37,16 +37,14 @@ from ipujax.runtime.graph.program import (
     RemoteOut,
     Repeat,
     RepeatWhile,
+    Sequence as ProgramSequence,
     StreamIn,
     StreamOut,
     Switch,
+    distinct,
 )
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.host.host_call import CallStream, HostCall
-from ipujax.runtime.host.instances import Instances
-from ipujax.runtime.tensor.tensor import Tensor, read, write
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.host import CallStream, HostCall, Instances
+from ipujax.runtime.tensor import Tensor, Variable, read, write
 
 
 class StackedValues(Values):

@@ -27,16 +27,16 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.collapse import collapsible, executed_groups, merged, one_slot
 from ipujax.runtime.engine.split import apply, run_group, signatures
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Call,
     Copy,
     Execute,
     Function,
+    Graph,
     HostStream,
     If,
     Program,
@@ -50,13 +50,11 @@ from ipujax.runtime.graph.program import (
     Switch,
     Sync,
     WriteUndef,
+    distinct,
     own_tensors,
 )
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.host.host import GuardedHost
-from ipujax.runtime.host.host_call import CallStream, HostCall, HostCalls
-from ipujax.runtime.tensor.tensor import Tensor, read, write
-from ipujax.runtime.tensor.variable import Variable, dtype_name
+from ipujax.runtime.host import CallStream, GuardedHost, HostCall, HostCalls
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name, read, write
 
 Streams = dict[HostStream, jax.Array]
 Live = frozenset[Variable]

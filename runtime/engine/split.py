@@ -24,10 +24,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.engine.blocks import join_blocks, put_blocks, take_blocks, varying_axes
-from ipujax.runtime.graph.codelet import Field
-from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Dim, Extent, VertexGroup, extents, grid_size
-from ipujax.runtime.tensor.tensor import Tensor, read, write
-from ipujax.runtime.tensor.variable import Variable, dtype_name
+from ipujax.runtime.graph import NO_TILE, Access, Dim, Extent, Field, VertexGroup, extents, grid_size
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name, read, write
 
 Pads = tuple[tuple[int, int], ...]
 Values = MutableMapping[Variable, jax.Array]

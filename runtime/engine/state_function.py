@@ -12,14 +12,12 @@ from typing import Any
 
 import jax
 
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.engine import prepared
 from ipujax.runtime.engine.single import Record
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Program, RemoteIn, RemoteOut
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.host.host import GuardedHost
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import Graph, Program, RemoteIn, RemoteOut, distinct
+from ipujax.runtime.host import GuardedHost
+from ipujax.runtime.tensor import Variable
 
 
 class StateFunction:

@@ -21,9 +21,8 @@ import numpy as np
 from ipujax.runtime.exchange.count import Counts
 from ipujax.runtime.exchange.digits import Placed, box_of_tile, box_tiles, place
 from ipujax.runtime.exchange.shared_bus import Buses, shared_boxes
-from ipujax.runtime.graph.vertex_group import Access, VertexGroup, extents
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.graph import Access, VertexGroup, extents
+from ipujax.runtime.tensor import Affine, TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange.runs import Runs, covered, pick, ragged, tidy, total
 from ipujax.runtime.exchange.shared_bus import Buses, shared_runs
-from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.tensor import TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,13 +15,9 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange.count import Demand, demand
 from ipujax.runtime.exchange.digits import view_blocks
 from ipujax.runtime.exchange.runs import box_runs, flat_bases, interval_runs, total
-from ipujax.runtime.graph.codelet import Codelet
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element, extents
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, owners
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Affine, Blocked, Flat, Tensor, TileMapping, owners
 
 
 def _no_cycles(shapes: object, target: Target) -> np.ndarray:

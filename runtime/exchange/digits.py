@@ -16,8 +16,7 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.mapping import Blocked, TileMapping
+from ipujax.runtime.tensor import Affine, Blocked, TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ipujax.runtime.exchange.count import Counts, homes
-from ipujax.runtime.graph.vertex_group import Access, VertexGroup, element
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.aliasing import surely_disjoint
-from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.graph import Access, VertexGroup, element
+from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
 _SHORT_RUN = 16  # elements; beyond, sorting runs was faster (measured: 4 million elements, 1,472 tiles)
 

@@ -14,9 +14,7 @@ from math import prod
 
 import numpy as np
 
-from ipujax.runtime.tensor.affine import Affine, Group, canonical
-from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
+from ipujax.runtime.tensor import Affine, Concat, Group, Indexed, Node, Reshaped, Variable, canonical
 
 Bases = dict[Variable, int]
 

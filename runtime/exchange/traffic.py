@@ -28,15 +28,22 @@ from ipujax.runtime.exchange.count import Counts, count
 from ipujax.runtime.exchange.demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.vertex_group import Access, VertexGroup, element
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.aliasing import surely_disjoint
-from ipujax.runtime.tensor.mapping import Blocked, TileMapping, blocked_mapping, flat_mapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable, element_bytes
-from ipujax.runtime.tensor.view import Concat, Node, Reshaped
+from ipujax.runtime.graph import Access, Graph, VertexGroup, element
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import (
+    Affine,
+    Blocked,
+    Concat,
+    Node,
+    Reshaped,
+    Tensor,
+    TileMapping,
+    Variable,
+    blocked_mapping,
+    element_bytes,
+    flat_mapping,
+    surely_disjoint,
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 Direction = Literal["in", "out", "inout"]
 Extras = Literal["pads", "origins", "shapes"]

@@ -1,25 +1,25 @@
 """The graph: variables, their tile mappings, and the vertex groups of each compute set.
 
 A `Graph` is a builder. `compile` reads it and never writes it; a graph may grow and be compiled again.
+Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
+ever larger bounds when nothing fits (reference machine.md §2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.memory_bound import UnmetBound
 from ipujax.runtime.graph.program import ComputeSet, Function, Program
 from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import TileMapping, check_mapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin, Variable, dtype_name
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
 
 @remembered
@@ -190,3 +190,23 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
                 expected=f"{tensor.ndim} dimensions",
                 got=f"{len(access.dims)}",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetBound:
+    """An operation for which no plan within the available memory proportion was found.
+
+    Args:
+        name: debug name of the operation.
+        bound_bytes: what its operands and results may take of a tile.
+        needed_bytes: what they take on the fullest tile.
+        origin: where it comes from.
+    """
+
+    name: str
+    bound_bytes: int
+    needed_bytes: int
+    origin: Origin
+
+    def __str__(self) -> str:
+        return f"{self.name} needs {self.needed_bytes:,} bytes of a tile, of {self.bound_bytes:,} that planners may use"

@@ -46,19 +46,28 @@ from ipujax.runtime.graph.program import (
     RemoteOut,
     Repeat,
     RepeatWhile,
+    Sequence as ProgramSequence,
     StreamIn,
     StreamOut,
     Switch,
     Sync,
     WriteUndef,
 )
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
 from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, Dim, Term, VertexGroup
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.mapping import Blocked, TileMapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin, Variable, dtype_name, is_key_dtype
-from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
+from ipujax.runtime.tensor import (
+    Affine,
+    Blocked,
+    Concat,
+    Indexed,
+    Node,
+    Origin,
+    Reshaped,
+    Tensor,
+    TileMapping,
+    Variable,
+    dtype_name,
+    is_key_dtype,
+)
 
 INDENT = "  "
 

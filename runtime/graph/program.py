@@ -21,8 +21,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from ipujax.runtime.errors import GraphError, shortened, whole_number
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin, Variable
+from ipujax.runtime.tensor import Origin, Tensor, Variable
 
 SyncKind = Literal["internal", "external"]
 

@@ -24,7 +24,7 @@ from ipujax.runtime.graph.program import (
     Sync,
     WriteUndef,
 )
-from ipujax.runtime.tensor.variable import Origin
+from ipujax.runtime.tensor import Origin
 
 Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Sync
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
+from ipujax.runtime.tensor import Affine, Concat, Indexed, Node, Reshaped, Tensor, Variable
 
 Table = Mapping[Variable, Variable]
 

@@ -12,6 +12,9 @@ writes partials.
 
 Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by
 a monoid, and the split of a `literal` axis is part of the meaning.
+
+`extents` gives the blocks of an access over the grid; `boxes` lists them for the vertices that exist, for the tile
+interpreter and for the verifier where its quick tests decide nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ipujax.runtime.graph.codelet import Codelet
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin
+from ipujax.runtime.tensor import Origin, Tensor
 
 Kind = Literal["map", "reduce", "literal"]
 NO_TILE = -1
@@ -216,3 +218,34 @@ def squeezed_shape(access: Access, lengths: tuple[int, ...]) -> tuple[int, ...]:
 def grid_size(group: VertexGroup) -> int:
     """Number of blocks, with or without a vertex."""
     return prod(group.grid)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Boxes:
+    """The blocks of one access, for the vertices that exist, in row-major order of the grid.
+
+    Args:
+        start: first index of each block in each dimension of the tensor, int64[vertices, dims].
+        length: number of indices, int64[vertices, dims].
+        pad_low: fill before the block, in dilated indices, int64[vertices, dims].
+        pad_high: fill after it, int64[vertices, dims].
+        tile: the tile of each vertex, int32[vertices].
+    """
+
+    start: np.ndarray
+    length: np.ndarray
+    pad_low: np.ndarray
+    pad_high: np.ndarray
+    tile: np.ndarray
+
+
+def boxes(group: VertexGroup, access: Access) -> Boxes:
+    """The blocks of `access` for the vertices of `group` that exist."""
+    present = group.tile >= 0
+    per_dim = extents(group, access)
+
+    def column(name: str) -> np.ndarray:
+        columns = [np.broadcast_to(getattr(extent, name), group.grid)[present] for extent in per_dim]
+        return np.stack(columns, axis=1) if columns else np.zeros((int(present.sum()), 0), np.int64)
+
+    return Boxes(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[present])

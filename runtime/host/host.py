@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ipujax.runtime.graph.program import HostStream
+from ipujax.runtime.graph import HostStream
 
 _FLAG = jax.ShapeDtypeStruct((), np.dtype(bool))
 

@@ -18,8 +18,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.program import HostStream
-from ipujax.runtime.tensor.variable import Origin, dtype_name
+from ipujax.runtime.graph import HostStream
+from ipujax.runtime.tensor import Origin, dtype_name
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Call,
     ComputeSet,
     Copy,
     Execute,
+    Graph,
     HostStream,
     If,
     Program,
@@ -36,19 +36,17 @@ from ipujax.runtime.graph.program import (
     StreamOut,
     Switch,
     Sync,
+    VertexGroup,
     WriteUndef,
+    distinct,
     own_tensors,
 )
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.host.host import Host
-from ipujax.runtime.host.host_call import CallStream, HostCall
+from ipujax.runtime.host import CallStream, Host, HostCall
 from ipujax.runtime.interpreter.messages import messages
 from ipujax.runtime.interpreter.replicated import Replicas
 from ipujax.runtime.interpreter.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
 from ipujax.runtime.interpreter.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable, is_key_dtype
+from ipujax.runtime.tensor import Tensor, Variable, is_key_dtype
 
 MAX_TILES = 64
 

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipujax.runtime.exchange.count import Demand, cut
-from ipujax.runtime.exchange.demand import access_demand, mappings_of
-from ipujax.runtime.exchange.runs import flat_bases, ragged
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.runtime.exchange import Demand, access_demand, cut, flat_bases, mappings_of, ragged
+from ipujax.runtime.graph import Graph, VertexGroup
 from ipujax.runtime.interpreter.tile_memory import Messages
-from ipujax.runtime.tensor.mapping import TileMapping
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import TileMapping, Variable
 
 
 def messages(graph: Graph, group: VertexGroup, number: int, results: bool) -> Messages:

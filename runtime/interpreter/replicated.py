@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.analysis.divergence import meets
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.analysis import meets
+from ipujax.runtime.graph import (
     Call,
     CrossReplicaCopy,
     HostStream,
@@ -25,14 +25,14 @@ from ipujax.runtime.graph.program import (
     Program,
     Repeat,
     RepeatWhile,
+    Sequence as ProgramSequence,
     StreamIn,
     StreamOut,
     Switch,
 )
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.host.host import Host
+from ipujax.runtime.host import Host
 from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 
 class Machine(Protocol):

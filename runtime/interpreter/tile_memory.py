@@ -21,9 +21,8 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.tensor.mapping import owners
-from ipujax.runtime.tensor.variable import Variable, is_key_dtype
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.tensor import Variable, is_key_dtype, owners
 
 KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 NOBODY, MANY = -1, -2

@@ -15,9 +15,7 @@ import jax
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph.boxes import Boxes, boxes
-from ipujax.runtime.graph.codelet import Codelet
-from ipujax.runtime.graph.vertex_group import Access, VertexGroup, squeezed_shape
+from ipujax.runtime.graph import Access, Boxes, Codelet, VertexGroup, boxes, squeezed_shape
 from ipujax.runtime.interpreter.tile_memory import (
     Actor,
     InterpreterError,
@@ -27,8 +25,7 @@ from ipujax.runtime.interpreter.tile_memory import (
     raw_empty,
     to_raw,
 )
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable, dtype_name
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name
 
 Pads = list[tuple[int, int]]
 

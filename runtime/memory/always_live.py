@@ -27,14 +27,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipujax.runtime.cost.compute_set import ComputeSetCost, ExchangeCost
-from ipujax.runtime.cost.ipu_window import tile_range
-from ipujax.runtime.cost.transfer import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute, Program
-from ipujax.runtime.graph.steps import Leaf, is_free, leaves
-from ipujax.runtime.graph.vertex_group import NO_TILE, VertexGroup
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, tile_range
+from ipujax.runtime.graph import NO_TILE, Execute, Graph, Leaf, Program, VertexGroup, is_free, leaves
+from ipujax.runtime.target import Target
 
 STACK_BYTES = 3_168  # derived: 3,852,288 B of stacks / 1,216 tiles of the guide's example
 CONTROL_BYTES_PER_STEP = 9  # derived: 467,696 B of control code / 1,216 tiles / 43 compute sets of the guide's example

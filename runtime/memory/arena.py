@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph import Graph
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Layer, Occupancy
 from ipujax.runtime.memory.packing import (
@@ -40,7 +40,7 @@ from ipujax.runtime.memory.packing import (
     place,
     round_up,
 )
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import Variable
 
 _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of their peak no other order is tried
 

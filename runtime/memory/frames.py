@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from ipujax.runtime.analysis.liveness import Liveness, Step
-from ipujax.runtime.graph.program import Call, Function
+from ipujax.runtime.analysis import Liveness, Step
+from ipujax.runtime.graph import Call, Function
 
 Owner = Function | None  # None is the program itself
 

@@ -21,14 +21,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.runtime.analysis.liveness import Liveness, Step
-from ipujax.runtime.cost.compute_set import ComputeSetCost
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.analysis import Liveness, Step
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import Execute, Graph
 from ipujax.runtime.memory.always_live import Costs
 from ipujax.runtime.memory.frames import Frames, Owner
-from ipujax.runtime.tensor.mapping import TileMapping
-from ipujax.runtime.tensor.variable import Origin, Variable, element_bytes
+from ipujax.runtime.tensor import Origin, TileMapping, Variable, element_bytes
 
 LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 

@@ -1,6 +1,7 @@
 """The memory of every tile, by what it is used for.
 
-Input: a graph, a program, its effects and the costs of its leaves. Output: `MemoryReport`.
+Input: a graph, a program, its effects and the costs of its leaves. Output: `MemoryReport`; `LiveItem` is one thing in
+the memory of a tile, as profiles and errors name it.
 Three parts make up a tile's memory: what is there during the whole program (`memory.always_live`), what variables and
 buffers share, packed so that what never lives at one time may lie in one place (`memory.live`, `packing`,
 `memory.arena`), and gaps. Categories bear the names of Poplar's profile. What overlaps in time (`LIVE`) is reported as
@@ -23,20 +24,28 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ipujax.runtime.analysis.effects import EffectsOf
-from ipujax.runtime.analysis.liveness import Step, constants, liveness
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Program, RemoteIn, StreamIn
-from ipujax.runtime.graph.steps import leaves
+from ipujax.runtime.analysis import EffectsOf, Step, constants
+from ipujax.runtime.analysis.liveness import liveness
+from ipujax.runtime.graph import (
+    Call,
+    Graph,
+    If,
+    Program,
+    RemoteIn,
+    RepeatWhile,
+    StreamIn,
+    Switch,
+    leaf_name,
+    leaf_origin,
+    leaves,
+)
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
 from ipujax.runtime.memory.arena import Arena, arena, stacked
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
-from ipujax.runtime.memory.live_items import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import frozen
-from ipujax.runtime.tensor.variable import Origin, Variable
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin, Variable, frozen
 
 ALWAYS = FIXED
 CATEGORIES = (*LIVE, "gap", *ALWAYS)
@@ -219,3 +228,49 @@ def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None
         inner, more = _at_peak(function, tile, occupancy)
         step, items = inner or step, items + more
     return step, items
+
+
+@dataclass(frozen=True, slots=True)
+class LiveItem:
+    """Something in the memory of one tile.
+
+    Args:
+        name: debug name, with dtype and shape for a variable.
+        num_bytes: its bytes on that tile.
+        category: one of `memory.CATEGORIES`.
+        origin: where it comes from.
+        variable: what it is, if it is a variable.
+    """
+
+    name: str
+    num_bytes: int
+    category: str
+    origin: Origin = Origin()
+    variable: Variable | None = None
+
+    @classmethod
+    def of(cls, variable: Variable, num_bytes: int, category: str) -> LiveItem:
+        """A variable."""
+        return cls(repr(variable), num_bytes, category, variable.origin, variable)
+
+    @classmethod
+    def buffer(cls, step: Step, num_bytes: int, category: str) -> LiveItem:
+        """A buffer of a step."""
+        name, origin = step_name(step)
+        return cls(f"<{category}:{name}>", num_bytes, category, origin)
+
+    def __str__(self) -> str:
+        place = f", {self.origin}" if self.origin != Origin() else ""
+        return f"{self.num_bytes:>12,} B  {self.name} ({self.category}){place}"
+
+
+def step_name(step: Step | None) -> tuple[str, Origin]:
+    """The name of a step, and where it comes from."""
+    match step:
+        case None:
+            return "nothing", Origin()
+        case If() | Switch() | RepeatWhile():
+            return "a decision", step.origin
+        case Call(function):
+            return function.name, Origin()
+    return leaf_name(step), leaf_origin(step)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ipujax.runtime.cost.compute_set import ComputeSetCost
-from ipujax.runtime.graph.program import ComputeSet, Execute
-from ipujax.runtime.tensor.variable import Origin, dtype_name, is_key_dtype
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import ComputeSet, Execute
+from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype
 
 if TYPE_CHECKING:
     from ipujax.runtime.compile import Executable

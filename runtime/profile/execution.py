@@ -15,14 +15,12 @@ from collections import Counter
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost.transfer import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph.program import If, Program, RepeatWhile, Switch
-from ipujax.runtime.graph.steps import Leaf
+from ipujax.runtime.cost import CopyCost, StreamCost, SyncCost
+from ipujax.runtime.graph import If, Leaf, Program, RepeatWhile, Switch
 from ipujax.runtime.profile.ids import Activity, Json, Numbering
 from ipujax.runtime.profile.programs import decision_sync
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.timeline.clocks import SYNC
-from ipujax.runtime.timeline.timeline import Timeline, TimelineStep
+from ipujax.runtime.target import Target
+from ipujax.runtime.timeline import SYNC, Timeline, TimelineStep
 
 # The name of an activity's cycles in `tileCycles`, by its program type.
 _TILE_CYCLES = {

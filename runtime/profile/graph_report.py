@@ -16,12 +16,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost.compute_set import ExchangeCost
-from ipujax.runtime.graph.program import RemoteIn, StreamIn
+from ipujax.runtime.cost import ExchangeCost
+from ipujax.runtime.graph import RemoteIn, StreamIn
 from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.memory import memory_section
 from ipujax.runtime.profile.programs import external_cycles, stream_cycles
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 
 def graph_report(executable: Executable, ids: Numbering) -> Json:

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.cost.compute_set import ExchangeCost
-from ipujax.runtime.cost.transfer import CopyCost, StreamCost
-from ipujax.runtime.graph.program import Program
-from ipujax.runtime.graph.steps import Leaf
-from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.runtime.cost import CopyCost, ExchangeCost, StreamCost
+from ipujax.runtime.graph import Leaf, Program, VertexGroup
 
 Json = dict[str, Any]
 

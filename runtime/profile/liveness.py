@@ -13,15 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ipujax.runtime.analysis.liveness import Liveness
+from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph.program import Call, Program, Repeat, RepeatWhile, Sequence
-from ipujax.runtime.graph.steps import Leaf, is_free, leaf_name
-from ipujax.runtime.memory.frames import Owner
-from ipujax.runtime.memory.live import Occupancy, changes
-from ipujax.runtime.memory.live_items import LiveItem
+from ipujax.runtime.graph import Call, Leaf, Program, Repeat, RepeatWhile, Sequence, is_free, leaf_name
+from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
 from ipujax.runtime.profile.ids import Json, Numbering
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import Variable
 
 Items = tuple[LiveItem, ...]
 

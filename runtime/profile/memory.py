@@ -17,13 +17,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph.vertex_group import NO_TILE, VertexGroup
-from ipujax.runtime.memory.always_live import FIXED
-from ipujax.runtime.memory.live import LIVE
-from ipujax.runtime.memory.report import MemoryReport
+from ipujax.runtime.graph import NO_TILE, VertexGroup
+from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
 from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.liveness import items_section, liveness_section
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 
 def memory_section(executable: Executable, ids: Numbering) -> Json:

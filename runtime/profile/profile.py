@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost.compute_set import ComputeSetCost
+from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
-from ipujax.runtime.graph.memory_bound import UnmetBound
-from ipujax.runtime.graph.program import Execute, If, Program, RepeatWhile, Switch
-from ipujax.runtime.graph.steps import Leaf, leaf_name, leaf_origin
-from ipujax.runtime.memory.report import MemoryReport
+from ipujax.runtime.graph import Execute, If, Leaf, Program, RepeatWhile, Switch, UnmetBound, leaf_name, leaf_origin
+from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution import execution_report
 from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
@@ -32,9 +30,8 @@ from ipujax.runtime.profile.serialise import Where, write_cbor, write_json
 from ipujax.runtime.profile.summary import summary
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.profile.trace import program_trace
-from ipujax.runtime.tensor.variable import Origin
-from ipujax.runtime.timeline.clocks import PHASES
-from ipujax.runtime.timeline.timeline import Recording, Timeline
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.timeline import PHASES, Recording, Timeline
 
 _LINES = ("user", "library")  # whose lines of source
 

@@ -25,25 +25,26 @@ from collections.abc import Iterator
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost.compute_set import ComputeSetCost, ExchangeCost
-from ipujax.runtime.cost.transfer import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost
+from ipujax.runtime.graph import (
     Call,
     Collective,
     ComputeSet,
     Function,
     If,
+    Leaf,
     Program,
     Repeat,
     RepeatWhile,
     Sequence,
     Switch,
     WriteUndef,
+    is_free,
+    leaf_name,
 )
-from ipujax.runtime.graph.steps import Leaf, is_free, leaf_name
-from ipujax.runtime.memory.always_live import INSTRUCTION_BYTES, exchange_code_bytes
+from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
 from ipujax.runtime.profile.ids import Activity, ComputeSetRow, Json, Numbering
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target import Target
 
 COPY_VERTEX = "poplar_rt::StridedCopy"
 _CONTROL = {Repeat: "Repeat", RepeatWhile: "RepeatWhile", Switch: "Switch", Sequence: "Sequence", Call: "Call"}

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ipujax.runtime.graph.program import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch
-from ipujax.runtime.graph.steps import distinct, while_names
+from ipujax.runtime.graph import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct, while_names
 from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.timeline.timeline import Recording, Timeline, branches
+from ipujax.runtime.timeline import Recording, Timeline, branches
 
 TRACE_LIMIT = 100_000  # ids; what is longer is cut off
 

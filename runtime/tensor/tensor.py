@@ -33,11 +33,11 @@ from ipujax.runtime.tensor.view import (
     broadcast_node,
     concat_nodes,
     elements,
+    reshape_node,
     reverse_node,
     slice_node,
     transpose_node,
 )
-from ipujax.runtime.tensor.view_reshape import reshape_node
 
 __all__ = ["Affine", "Concat", "Indexed", "Reshaped", "Tensor", "append", "concat", "read", "write"]
 

@@ -28,13 +28,11 @@ from itertools import chain, count
 
 import numpy as np
 
-from ipujax.runtime.analysis.effects import Effects, EffectsOf
-from ipujax.runtime.cost.compute_set import ComputeSetCost
-from ipujax.runtime.cost.transfer import CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph.program import Copy, CrossReplicaCopy, If, Program, RepeatWhile, Switch
-from ipujax.runtime.graph.steps import Leaf, distinct
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.analysis import Effects, EffectsOf
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, If, Leaf, Program, RepeatWhile, Switch, distinct
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Variable
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
 
 Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]

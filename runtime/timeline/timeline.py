@@ -17,9 +17,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph.program import Call, If, Program, Repeat, RepeatWhile, Switch, WriteUndef
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
-from ipujax.runtime.graph.steps import distinct, while_names
+from ipujax.runtime.graph import (
+    Call,
+    If,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence as ProgramSequence,
+    Switch,
+    WriteUndef,
+    distinct,
+    while_names,
+)
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 

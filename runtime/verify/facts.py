@@ -11,16 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.runtime.analysis.effects import EffectsOf
-from ipujax.runtime.exchange.runs import Bases, Runs, box_runs
-from ipujax.runtime.graph.boxes import boxes
-from ipujax.runtime.graph.codelet import Field
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import ComputeSet, Execute, Program, own_tensors
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.graph.vertex_group import Access, VertexGroup
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin, Variable
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.exchange import Bases, Runs, box_runs
+from ipujax.runtime.graph import (
+    Access,
+    ComputeSet,
+    Execute,
+    Field,
+    Graph,
+    Program,
+    VertexGroup,
+    boxes,
+    distinct,
+    own_tensors,
+)
+from ipujax.runtime.tensor import Origin, Tensor, Variable
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange.runs import flat_bases
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.tensor.mapping import TileMapping
+from ipujax.runtime.exchange import flat_bases
+from ipujax.runtime.graph import VertexGroup
+from ipujax.runtime.tensor import TileMapping
 from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ipujax.runtime.errors import MappingError, VerifyError
-from ipujax.runtime.graph.boxes import boxes
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
+    Dim,
     Execute,
     If,
     Program,
@@ -25,12 +25,11 @@ from ipujax.runtime.graph.program import (
     StreamIn,
     StreamOut,
     Switch,
+    VertexGroup,
     WriteUndef,
+    boxes,
 )
-from ipujax.runtime.graph.vertex_group import Dim, VertexGroup
-from ipujax.runtime.tensor.mapping import check_mapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.tensor import Tensor, check_mapping, dtype_name
 from ipujax.runtime.verify.facts import Connection, Facts, where
 
 BOOL, INT32 = np.dtype(bool), np.dtype(np.int32)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_
 
-from ipujax.runtime.analysis.intervals import Intervals, intervals, nothing
+from ipujax.runtime.analysis import Intervals, nothing
+from ipujax.runtime.analysis.intervals import intervals
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange.runs import flat_bases
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.exchange import flat_bases
+from ipujax.runtime.graph import (
     Call,
     Copy,
     CrossReplicaCopy,
@@ -33,8 +34,7 @@ from ipujax.runtime.graph.program import (
     Switch,
     WriteUndef,
 )
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import Tensor, Variable
 from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name, tensor_runs
 
 # What is surely written of each variable that is followed: flat elements.

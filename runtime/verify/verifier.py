@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Program
+from ipujax.runtime.graph import Graph, Program
 from ipujax.runtime.verify.facts import Facts
 from ipujax.runtime.verify.ipus import cross_ipu
 from ipujax.runtime.verify.races import read_write_race, write_race

@@ -13,8 +13,7 @@ import optax
 import pytest
 from flax.training import train_state
 from jax import lax
-from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError

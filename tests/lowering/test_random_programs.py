@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 
 import ipujax as ipu
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_tiles, share_all, small_target

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ipujax.lowering.replicas.replicated_primitive import Dims, global_shape
-from ipujax.runtime.host.instances import AXIS
+from ipujax.lowering.replicas import Dims, global_shape
+from ipujax.runtime.host import AXIS
 
 ALL = PartitionSpec()  # the same on all instances
 SHARE = PartitionSpec(AXIS)  # each instance holds a share of the leading dimension

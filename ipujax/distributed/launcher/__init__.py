@@ -7,3 +7,6 @@ meeting.py      what instances tell the launcher before they act together, and w
 output.py       lines with the number of the instance before them
 guardian.py     ends the instances of a launcher that was killed; runs as a script, with the standard library alone
 """
+
+from ipujax.distributed.launcher.launch import Launch as Launch
+from ipujax.distributed.launcher.output import DEFAULT_PREFIX as DEFAULT_PREFIX

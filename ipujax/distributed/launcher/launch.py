@@ -17,8 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ipujax.distributed.instance.instance import CONTROL_FD, LAUNCHER_PID
-from ipujax.distributed.instance.membership import COORDINATOR, INSTANCE_INDEX, NUM_INSTANCES, NUM_REPLICAS
+from ipujax.distributed.instance import (
+    CONTROL_FD,
+    COORDINATOR,
+    INSTANCE_INDEX,
+    LAUNCHER_PID,
+    NUM_INSTANCES,
+    NUM_REPLICAS,
+)
 from ipujax.distributed.launcher.output import DEFAULT_PREFIX, Prefix
 from ipujax.distributed.launcher.started import Instance
 from ipujax.distributed.launcher.watch import Watch, watching_signals

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ipujax.poplar.engine.streams import StreamPart
-from ipujax.runtime.cost.transfer import tensor_tile_bytes
+from ipujax.runtime.cost import tensor_tile_bytes
 from ipujax.runtime.errors import EngineError
-from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Call,
     Function,
+    Graph,
     HostStream,
     If,
     Program,
@@ -28,10 +28,9 @@ from ipujax.runtime.graph.program import (
     StreamOut,
     Switch,
     Sync,
+    distinct,
 )
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import element_bytes
+from ipujax.runtime.tensor import Tensor, element_bytes
 
 
 def check_stream_sizes(graph: Graph, program: Program) -> None:

@@ -17,8 +17,7 @@ Source: Poplar & PopLibs user guide, tutorials 1 to 4, "Profiling"; names from p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence as Items
 from functools import cached_property
 from typing import Any, TextIO
 
@@ -34,15 +33,14 @@ from ipujax.poplar.engine.options import EngineOptions
 from ipujax.poplar.engine.runs import Runs
 from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.engine.summary import print_summary
-from ipujax.poplar.graph.graph import Graph, ReplicatedGraph, VirtualGraph
-from ipujax.poplar.graph.replica_tensors import all_replicas
+from ipujax.poplar.graph import Graph, ReplicatedGraph, VirtualGraph, all_replicas
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.types import DataStream
-from ipujax.runtime.analysis.effects import EffectsOf, group_tensors
+from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.engine.state_function import StateFunction, remote_memories
+from ipujax.runtime.engine import StateFunction, remote_memories
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
-from ipujax.runtime.graph.program import (
+from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
     Execute,
@@ -53,15 +51,13 @@ from ipujax.runtime.graph.program import (
     StreamIn,
     StreamOut,
     check_program,
+    distinct,
 )
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.host.host import GuardedHost
-from ipujax.runtime.host.host_call import CallStream
+from ipujax.runtime.host import CallStream, GuardedHost
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
-from ipujax.runtime.target.target import Target, nearest
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.tensor import Tensor, Variable
 
 
 class Engine:

@@ -23,16 +23,12 @@ from typing import Any
 
 from ipujax.poplar.engine.copies import rebuilt
 from ipujax.poplar.engine.streams import StreamPart
-from ipujax.poplar.graph.graph import Graph
-from ipujax.poplar.graph.replica_tensors import Replicas, all_replicas, replicated_graph_of
+from ipujax.poplar.graph import Graph, Replicas, all_replicas, replicated_graph_of
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import program as nodes
-from ipujax.runtime.graph.graph import Graph as RuntimeGraph
-from ipujax.runtime.graph.program import Program
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.verify.replicas import map_errors
+from ipujax.runtime.graph import Graph as RuntimeGraph, Program, distinct, program as nodes
+from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.verify import map_errors
 
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.tensor.tensor import Tensor, read, write
-from ipujax.runtime.tensor.variable import Variable, dtype_name
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name, read, write
 
 Held = dict[Variable, jax.Array]
 

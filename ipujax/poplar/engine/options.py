@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.target.target import nearest
+from ipujax.runtime.target import nearest
 
 ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"
 

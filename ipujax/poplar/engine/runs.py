@@ -11,9 +11,8 @@ from typing import Any
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph.program import Program, Repeat, RepeatWhile, Sequence
-from ipujax.runtime.graph.steps import distinct
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.graph import Program, Repeat, RepeatWhile, Sequence, distinct
+from ipujax.runtime.profile import Profile
 
 
 class Runs:

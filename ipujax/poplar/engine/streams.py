@@ -29,8 +29,8 @@ import numpy as np
 from ipujax.poplar.engine.printing import format_tensor
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.runtime.errors import ArgumentError, EngineError
-from ipujax.runtime.graph.program import HostStream
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import HostStream
+from ipujax.runtime.tensor import dtype_name
 
 
 class StreamCallback(ABC):

@@ -23,7 +23,7 @@ from ipujax.poplar.graph.replica_tensors import all_replicas, is_of_replicas
 from ipujax.poplar.graph.replicated import ReplicatedBase
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.tensor import Tensor
 
 _BELOW = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"
 

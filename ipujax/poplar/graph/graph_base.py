@@ -18,18 +18,11 @@ from ipujax.poplar.graph.groups import Groups
 from ipujax.poplar.graph.host_side import HostSide
 from ipujax.poplar.graph.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
 from ipujax.poplar.graph.replica_tensors import all_replicas, in_each_replica, share_of_ipus
-from ipujax.poplar.vertex.codelets import codelets_in, field_number
-from ipujax.poplar.vertex.store import FieldRef, VertexRef, VertexStore
-from ipujax.poplar.vertex.vertex import Vertex
+from ipujax.poplar.vertex import FieldRef, Vertex, VertexRef, VertexStore, codelets_in, field_number
 from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
-from ipujax.runtime.graph.graph import check_group
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.target.target import Target as RuntimeTarget
-from ipujax.runtime.target.target import nearest
-from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, check_mapping
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Origin, Variable
+from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
+from ipujax.runtime.target import Target as RuntimeTarget, nearest
+from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
 
 # What a graph shares with those that are views of it.
 SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipujax.poplar.graph.replica_tensors import Replicas
-from ipujax.poplar.vertex.store import VertexStore
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.poplar.vertex import VertexStore
+from ipujax.runtime.graph import ComputeSet, VertexGroup
 
 
 class GroupTable(dict[ComputeSet, list[VertexGroup]]):

@@ -12,10 +12,9 @@ from typing import Any
 from ipujax.poplar.arguments import type_and_shape
 from ipujax.poplar.types import DataStream, RemoteBuffer, ReplicatedStreamMode, StreamDirection
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.graph import Graph as RuntimeGraph
-from ipujax.runtime.graph.program import HostStream
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.tensor import Tensor
+from ipujax.runtime.graph import Graph as RuntimeGraph, HostStream
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
 
 
 class HostSide(RuntimeGraph):

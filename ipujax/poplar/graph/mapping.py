@@ -14,10 +14,7 @@ from operator import index as as_int
 import numpy as np
 
 from ipujax.runtime.errors import MappingError
-from ipujax.runtime.tensor.affine import Affine, canonical
-from ipujax.runtime.tensor.mapping import TileMapping, flat_mapping, on_one_tile, owners
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor import Affine, Tensor, TileMapping, Variable, canonical, flat_mapping, on_one_tile, owners
 
 Interval = tuple[int, int]  # first element, one past the last, in the flat order of a tensor
 UNMAPPED = -1

@@ -11,11 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import ComputeSet, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, Variable, concat
 
 
 class Replicas(Protocol):

@@ -24,12 +24,8 @@ from ipujax.poplar.graph.groups import TemplateGroups
 from ipujax.poplar.graph.mapping import Placement
 from ipujax.poplar.graph.replica_tensors import share_of_tiles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.substitution import substituted
-from ipujax.runtime.graph.vertex_group import NO_TILE, VertexGroup
-from ipujax.runtime.tensor.mapping import TileMapping, moved
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substituted
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
 
 
 class ReplicatedBase(GraphBase):

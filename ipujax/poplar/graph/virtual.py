@@ -18,14 +18,11 @@ import numpy as np
 from ipujax.poplar.graph.graph_base import SHARED, GraphBase
 from ipujax.poplar.graph.groups import GroupTable
 from ipujax.poplar.graph.mapping import UNMAPPED, Placement
-from ipujax.poplar.vertex.store import VertexRef
+from ipujax.poplar.vertex import VertexRef
 from ipujax.runtime.errors import GraphError, whole_number
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import NO_TILE, VertexGroup
-from ipujax.runtime.target.target import Target
-from ipujax.runtime.tensor.mapping import TileMapping, moved
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
 
 
 def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:

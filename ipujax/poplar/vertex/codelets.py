@@ -27,9 +27,9 @@ from ipujax.poplar.vertex.estimate import instructions
 from ipujax.poplar.vertex.vertex import Vertex, VertexField
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError, whole_number
-from ipujax.runtime.graph.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.target.target import Target, nearest
-from ipujax.runtime.tensor.variable import dtype_name
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.tensor import dtype_name
 
 # For each field that is connected, in order: () for a scalar, (n,) for a vector, the length of each vector for a list.
 Shapes = tuple[tuple[int, ...], ...]

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipujax.runtime.tensor.affine import Affine, Group, canonical
-from ipujax.runtime.tensor.tensor import Tensor
-from ipujax.runtime.tensor.variable import Variable
-from ipujax.runtime.tensor.view import elements, freeze
+from ipujax.runtime.tensor import Affine, Group, Tensor, Variable, canonical, elements, freeze
 
 _MAX_DIGITS = 4  # nested loops deeper than this become lists of elements
 

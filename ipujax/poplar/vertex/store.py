@@ -29,12 +29,9 @@ from ipujax.poplar.vertex.codelets import (
 from ipujax.poplar.vertex.stacking import is_same, repeated_element, stacked
 from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
 from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place, whole_number
-from ipujax.runtime.graph.program import ComputeSet
-from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, VertexGroup, block, element
-from ipujax.runtime.tensor.mapping import even_cuts
-from ipujax.runtime.tensor.tensor import Tensor, concat
-from ipujax.runtime.tensor.variable import Origin, dtype_name
-from ipujax.runtime.verify.facts import element_name
+from ipujax.runtime.graph import NO_TILE, Access, Axis, ComputeSet, VertexGroup, block, element
+from ipujax.runtime.tensor import Origin, Tensor, concat, dtype_name, even_cuts
+from ipujax.runtime.verify import element_name
 
 
 class VertexRef:

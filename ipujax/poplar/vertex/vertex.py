@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.target.target import nearest
+from ipujax.runtime.target import nearest
 
 FieldDirection = Literal["in", "out", "inout", "state"]
 FieldKind = Literal["scalar", "vector", "list"]

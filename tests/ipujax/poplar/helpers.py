@@ -11,8 +11,7 @@ from ipujax import poplar
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import HostStream, Program, StreamIn, StreamOut
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.program import HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.tensor import Tensor
 from tests.lowering.helpers import assert_rounded_alike

@@ -19,8 +19,7 @@ from ipujax.lowering.gcl.schedule import Level, Schedule
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Collective, Copy, CrossReplicaCopy, WriteUndef
-from ipujax.runtime.graph.program import Sequence as Program
+from ipujax.runtime.graph.program import Collective, Copy, CrossReplicaCopy, Sequence as Program, WriteUndef
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile.profile import Profile

@@ -19,8 +19,7 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.cost.transfer import CopyCost
-from ipujax.runtime.graph.program import Call, Function, Program, Repeat
-from ipujax.runtime.graph.program import Sequence as ProgramSequence
+from ipujax.runtime.graph.program import Call, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters

@@ -17,8 +17,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, Sequence
 from ipujax.runtime.tensor.mapping import Flat, TileMapping, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import Tensor
-from tests.lowering.helpers import check as check_on
-from tests.lowering.helpers import lowered, small_target
+from tests.lowering.helpers import check as check_on, lowered, small_target
 
 check = partial(check_on, tiles=(7,))  # the op table tries other sizes of target
 ADD = Op("add", lax.add, np.dtype(np.float32))

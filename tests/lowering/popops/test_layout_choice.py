@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops import arg_reduce, gather, pad, rows, scatter, windows
-from ipujax.lowering.popops import reduce as reduce_module
+from ipujax.lowering.popops import arg_reduce, gather, pad, reduce as reduce_module, rows, scatter, windows
 from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.popops.work import Work

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials, reduce_partials_in_place
@@ -23,8 +22,7 @@ from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.mapping import Blocked, TileMapping, frozen, grid, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor
-from tests.lowering.helpers import check as check_on
-from tests.lowering.helpers import lowered, small_target
+from tests.lowering.helpers import check as check_on, lowered, small_target
 from tests.marks import slow_but
 
 check = partial(check_on, tiles=(16,))  # the op table tries other sizes of target

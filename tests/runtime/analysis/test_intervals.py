@@ -1,8 +1,7 @@
 """Interval sets against Python sets."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ipujax.runtime.analysis.intervals import intervals, nothing
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ipujax.runtime.engine.blocks import join_blocks, put_blocks, take_blocks, varying_axes
 from ipujax.runtime.engine.split import signatures

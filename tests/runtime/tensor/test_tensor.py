@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
 
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write

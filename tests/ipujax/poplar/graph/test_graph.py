@@ -8,8 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ipujax import poplar
 from ipujax.lowering.popops.elementwise import Op, elementwise

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ipujax import poplar
 from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, VectorList, Vertex
