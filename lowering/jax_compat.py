@@ -301,6 +301,7 @@ def _frames(eqn: JaxprEqn) -> Sequence[Any]:
 
 
 def _shown(frame: Any) -> str:
+    """A frame as `file:line (function)`, "" for none."""
     if frame is None:
         return ""
     return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))

@@ -13,5 +13,5 @@ from ipujax.lowering.gcl.collective_params import (
     axis_of as axis_of,
     is_collective as is_collective,
 )
-from ipujax.lowering.gcl.schedule import Groups as Groups
+from ipujax.lowering.gcl.collective_schedules import Groups as Groups
 from ipujax.lowering.gcl.stacked import whole as whole

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
+from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
 from ipujax.lowering.popops import Op, advance_around, new_counter, push, slot_of
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.poputil import add_like, linear_mapping

@@ -3,9 +3,7 @@
 jaxpr of one micro-batch ── partition ──▶ parts by stage and task ── lower, with a schedule ──▶ functions, rings, copies
 """
 
-from ipujax.lowering.pipelining.choice import find_stages as find_stages
 from ipujax.lowering.pipelining.model_parallel import lower_staged as lower_staged
-from ipujax.lowering.pipelining.pieces import CutJaxpr as CutJaxpr, num_pieces as num_pieces, uncut as uncut
 from ipujax.lowering.pipelining.primitive import (
     REDUCTIONS as REDUCTIONS,
     PipelineSpec as PipelineSpec,
@@ -16,3 +14,5 @@ from ipujax.lowering.pipelining.primitive import (
     staged_pipeline_p as staged_pipeline_p,
 )
 from ipujax.lowering.pipelining.program import PipelineRun as PipelineRun
+from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_pieces as num_pieces, uncut as uncut
+from ipujax.lowering.pipelining.stage_search import find_stages as find_stages

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_var, with_rows
-from ipujax.lowering.pipelining.pieces import (
+from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
+from ipujax.lowering.pipelining.row_shards import (
     Bounds,
     CutJaxpr,
     Replacement,
@@ -30,7 +31,6 @@ from ipujax.lowering.pipelining.pieces import (
     spread,
     uncut,
 )
-from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 
 _MOST_PIECES = 32  # of a loop of more turns, several make one piece
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, new_var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import function_call_p, sharing_pays
-from ipujax.lowering.pipelining.pieces import CutJaxpr
+from ipujax.lowering.pipelining.row_shards import CutJaxpr
 
 _NAME = "layer"
 

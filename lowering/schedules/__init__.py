@@ -5,7 +5,6 @@ and written as blocks that repeat (`blocks`). `names.SCHEDULES` has those a user
 makes one definite.
 """
 
-from ipujax.lowering.schedules.blocks import Block as Block, Slot as Slot
 from ipujax.lowering.schedules.common import (
     EagerOneForwardOneBackward as EagerOneForwardOneBackward,
     GPipe as GPipe,
@@ -16,6 +15,7 @@ from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved 
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.names import SCHEDULES as SCHEDULES, as_schedule as as_schedule
 from ipujax.lowering.schedules.plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
+from ipujax.lowering.schedules.repetition import Block as Block, Slot as Slot
 from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule
 from ipujax.lowering.schedules.tasks import (
     BACKWARD as BACKWARD,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.runtime.engine.blocks import join_blocks, put_blocks, take_blocks, varying_axes
+from ipujax.runtime.engine.block_access import join_blocks, put_blocks, take_blocks, varying_axes
 from ipujax.runtime.graph import NO_TILE, Access, Dim, Extent, Field, VertexGroup, extents, grid_size
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name, read, write
 

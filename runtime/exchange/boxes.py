@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.exchange.count import Counts
-from ipujax.runtime.exchange.digits import Placed, box_of_tile, box_tiles, place
+from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, box_tiles, place
 from ipujax.runtime.exchange.shared_bus import Buses, shared_boxes
 from ipujax.runtime.graph import Access, VertexGroup, extents
 from ipujax.runtime.tensor import Affine, TileMapping

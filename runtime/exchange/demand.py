@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange.count import Demand, demand
-from ipujax.runtime.exchange.digits import view_blocks
+from ipujax.runtime.exchange.mixed_radix import view_blocks
 from ipujax.runtime.exchange.runs import box_runs, flat_bases, interval_runs, total
 from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
 from ipujax.runtime.target import Target

@@ -13,9 +13,9 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.gcl import collectives, rounds
-from ipujax.lowering.gcl.choice import candidates, choose
+from ipujax.lowering.gcl.cheapest import candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
-from ipujax.lowering.gcl.schedule import Level, Schedule
+from ipujax.lowering.gcl.collective_schedules import Level, Schedule
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph

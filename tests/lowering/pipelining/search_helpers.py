@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipelining.choice import Search
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
+from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.runtime.target.target import Target
 

@@ -18,9 +18,9 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipelining.choice import Search
-from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, num_pieces
+from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.runtime.graph.program import Call, Copy, StreamIn

@@ -21,8 +21,8 @@ from ipujax.lowering.ipus import MakeLowering, value_bytes, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code
 from ipujax.lowering.pipelining.layers import in_pieces, spec_in_pieces
 from ipujax.lowering.pipelining.numbering import is_backward, layer_loops, numbered
-from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.primitive import PipelineSpec
+from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
 from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.poputil import map_linearly

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
+from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.cost import link_cycles
 from ipujax.runtime.graph import Graph, of_replicas

@@ -23,11 +23,11 @@ from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
 from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
 from ipujax.lowering.pipelining.numbering import same_values
-from ipujax.lowering.pipelining.pieces import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
 from ipujax.lowering.pipelining.primitive import PipelineSpec
+from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
 from ipujax.lowering.pipelining.shared_layers import share_layers
+from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
-from ipujax.lowering.pipelining.work import Work, work_of
 from ipujax.lowering.schedules import SchedulePlan, schedule_plan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
