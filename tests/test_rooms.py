@@ -1,8 +1,8 @@
 """The rooms of the house: which may import which, how many files each holds, and that no two files are confused.
 
 A room is a folder of files; where a folder holds packages too, each file beside them is a room by itself, and its
-`__init__` goes by the name of the folder. Every room may import `runtime.errors` and `runtime.cache`. ROOMS is what `docs/architecture.md`
-draws: `pytest --update-golden` writes the drawing, else it is compared.
+`__init__` goes by the name of the folder. Every room may import `runtime.errors` and `runtime.cache`. ROOMS is what
+`docs/architecture.md` draws: `pytest --update-golden` writes the drawing, else it is compared.
 """
 
 from __future__ import annotations
