@@ -11,49 +11,45 @@ step.lower(params, batch).compile().profile.summary() says what the machine woul
 import typing as _typing
 from importlib import import_module as _import_module
 
-from ipujax import distributed as distributed
-from ipujax import optim as optim
-from ipujax.device import CPU as CPU
-from ipujax.device import IPUModel as IPUModel
-from ipujax.device import default_device as default_device
+from ipujax import distributed as distributed, optim as optim
+from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device
 from ipujax.jit import jit as jit
-from ipujax.pipeline import pipeline as pipeline
-from ipujax.pipeline import stage as stage
-from ipujax.pipeline_plan import PipelinePlan as PipelinePlan
-from ipujax.pipeline_plan import pipeline_plan as pipeline_plan
-from ipujax.pipeline_tasks import TaskTime as TaskTime
-from ipujax.pipeline_tasks import pipeline_tasks as pipeline_tasks
+from ipujax.pipeline import pipeline as pipeline, stage as stage
+from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
+from ipujax.pipeline.tasks import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
-from ipujax.runtime.errors import ArgumentError as ArgumentError
-from ipujax.runtime.errors import GraphError as GraphError
-from ipujax.runtime.errors import IpuError as IpuError
-from ipujax.runtime.errors import MappingError as MappingError
-from ipujax.runtime.errors import ProfileError as ProfileError
-from ipujax.runtime.errors import ScheduleError as ScheduleError
-from ipujax.runtime.errors import TargetError as TargetError
-from ipujax.runtime.errors import TensorError as TensorError
-from ipujax.runtime.errors import TileMemoryError as TileMemoryError
-from ipujax.runtime.errors import VerifyError as VerifyError
+from ipujax.runtime.errors import (
+    ArgumentError as ArgumentError,
+    GraphError as GraphError,
+    IpuError as IpuError,
+    MappingError as MappingError,
+    ProfileError as ProfileError,
+    ScheduleError as ScheduleError,
+    TargetError as TargetError,
+    TensorError as TensorError,
+    TileMemoryError as TileMemoryError,
+    VerifyError as VerifyError,
+)
 from ipujax.runtime.options import Options as Options
 from ipujax.runtime.profile import Profile as Profile
 from ipujax.runtime.target import Target as Target
-from ipujax.stages import Compiled as Compiled
-from ipujax.stages import Lowered as Lowered
-from ipujax.stages import Traced as Traced
+from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
 
 _LATER = ("poplar", "poplin", "popnn", "popops", "poprand", "poputil", "schedules")
 
 # Imported when they are asked for: few programs need them, and `import ipujax` does not wait.
 if _typing.TYPE_CHECKING:
-    from ipujax import poplar as poplar
-    from ipujax import poplin as poplin
-    from ipujax import popnn as popnn
-    from ipujax import popops as popops
-    from ipujax import poprand as poprand
-    from ipujax import poputil as poputil
-    from ipujax import schedules as schedules
-    from ipujax.poplar.custom_op import codelet_call as codelet_call
+    from ipujax import (
+        poplar as poplar,
+        poplin as poplin,
+        popnn as popnn,
+        popops as popops,
+        poprand as poprand,
+        poputil as poputil,
+        schedules as schedules,
+    )
+    from ipujax.codelet_calls import codelet_call as codelet_call
 
     __version__: str
 else:  # a type checker would take any name
@@ -62,7 +58,7 @@ else:  # a type checker would take any name
         if name in _LATER:
             return _import_module(f"ipujax.{name}")
         if name == "codelet_call":
-            return _import_module("ipujax.poplar.custom_op").codelet_call
+            return _import_module("ipujax.codelet_calls").codelet_call
         if name == "__version__":
             return _import_module("importlib.metadata").version("ipujax")
         raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)

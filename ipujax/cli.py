@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ipujax.processes.launch import Launch, launch
-from ipujax.processes.output import DEFAULT_PREFIX
+from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch
+from ipujax.distributed.launcher.launch import launch
 from ipujax.runtime.errors import ArgumentError, IpuError
 
 _RUN = """

@@ -12,8 +12,7 @@ from functools import cache
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError, TargetError
-from ipujax.runtime.presets import PRESETS, preset
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import PRESETS, Target, preset
 
 
 class IPUModel:

@@ -19,29 +19,33 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
-from ipujax.arguments import (
+from ipujax.calls import (
+    Compilation,
+    FunctionName,
+    Replication,
     argument_places,
     as_names,
     as_numbers,
     check_arguments,
     check_settings,
+    compiling,
+    compiling_for,
     function_name,
     has_tracer,
     knowing_keywords,
+    saying_what_axes_there_are,
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
+from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.replicate import AXIS, evaluate
-from ipujax.nesting import Compilation, FunctionName, compiling, compiling_for
-from ipujax.processes.mesh import to_local
-from ipujax.processes.spread import Operands, Spread, received
-from ipujax.replicas import Replication, saying_what_axes_there_are
+from ipujax.lowering.passes import run_passes
+from ipujax.lowering.replicas import AXIS, evaluate
+from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.host_call import HostCalls
+from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.stages import Lowered, Traced, settled
 
@@ -417,13 +421,11 @@ class IpuFunction(Generic[_P, _R]):
         return lowered
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+        release_freed_memory()  # of compilations before
         signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
-        jaxprs = {"trace": jaxpr}
-        for name, run in PASSES:
-            with _timed(timings, name):
-                jaxprs[name] = run(list(jaxprs.values())[-1])
+        jaxprs = {"trace": jaxpr, **run_passes(jaxpr, timings)}
         with _timed(timings, "lower"):
             program = lower(
                 list(jaxprs.values())[-1],

@@ -20,15 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, check_tensors, registrar
-from ipujax.poplar.graph_arguments import held
+from ipujax.poplar.arguments import held
+from ipujax.poplar.library import add, check_tensors, registrar
 from ipujax.poputil import clone
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 add_codelets = registrar("poprand")
 

@@ -9,19 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.library import check_tensors, registrar
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil import linear_mapping
-from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.lowering.poputil import linear_mapping, map_linearly, mapping_like
 from ipujax.poplar.graph import Graph as PoplarGraph
+from ipujax.poplar.library import check_tensors, registrar
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, VECTOR_BYTES, Flat, even_cuts, flat_mapping, owners
-from ipujax.runtime.program import Copy
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.tensor import (
+    MIN_BYTES_PER_TILE,
+    VECTOR_BYTES,
+    Flat,
+    Tensor,
+    concat,
+    element_bytes,
+    even_cuts,
+    flat_mapping,
+    owners,
+)
 
 add_codelets = registrar("poputil")
 

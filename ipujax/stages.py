@@ -17,25 +17,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.arguments import check_not_deleted, described, has_tracer
+from ipujax.calls import EVERYWHERE, check_not_deleted, described, first_difference, has_tracer
+from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.lowering.pipelining.program import PipelineRun
-from ipujax.processes.mesh import over_instances, to_local
-from ipujax.processes.spread import Spread, check_same_program
+from ipujax.lowering.pipelining import PipelineRun
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.host_call import CallStream, HostCalls
-from ipujax.runtime.instances import ALONE
-from ipujax.runtime.listing import listing
+from ipujax.runtime.graph import Graph, Program, StreamOut, distinct
+from ipujax.runtime.graph.listing import listing
+from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
-from ipujax.runtime.program import Program, StreamOut
-from ipujax.runtime.steps import distinct
-from ipujax.structure import EVERYWHERE, first_difference
 
 Record = Callable[[Program, Any], None]
 

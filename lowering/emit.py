@@ -12,16 +12,13 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.equations import Lowering
-from ipujax.lowering.jax_compat import Var, trace
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.poputil.mapping import check_may_place, map_linearly
+from ipujax.lowering.jax_compat import Var
+from ipujax.lowering.passes import traced
+from ipujax.lowering.poputil import check_may_place, map_linearly
+from ipujax.lowering.rules import Lowering
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Copy
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 @contextmanager
@@ -74,16 +71,7 @@ def emit(
     Raises:
         GraphError: an operand that lies on no tile, or a tensor in `into` of another shape or dtype than its result.
     """
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-
-    def named(*arrays: jax.Array) -> Any:
-        with jax.named_scope(name):
-            return fun(*arrays)
-
-    traced = trace(named if name else fun, shapes, {}, ())
-    jaxpr = traced.jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
+    jaxpr, out_tree = traced(fun, operands, name)
     targets = list(into) or [None] * len(jaxpr.out_avals)
     for target, aval in zip(targets, jaxpr.out_avals, strict=True):
         if target is not None and (target.shape, target.dtype) != (aval.shape, aval.dtype):
@@ -98,7 +86,7 @@ def emit(
         }
         results = Lowering(graph, direct).jaxpr(jaxpr, operands, prog)
         outs = _delivered(graph, results, targets, prog, name)
-    return jax.tree.unflatten(traced.out_tree, outs)
+    return jax.tree.unflatten(out_tree, outs)
 
 
 def _delivered(

@@ -15,7 +15,7 @@ from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
-from ipujax.runtime.variable import Origin
+from ipujax.runtime.tensor import Origin
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
@@ -301,6 +301,7 @@ def _frames(eqn: JaxprEqn) -> Sequence[Any]:
 
 
 def _shown(frame: Any) -> str:
+    """A frame as `file:line (function)`, "" for none."""
     if frame is None:
         return ""
     return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))

@@ -17,24 +17,16 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.equations import Lowering
-from ipujax.lowering.fallback import check_is_array
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.pipelining.choice import find_stages
-from ipujax.lowering.pipelining.pieces import CutJaxpr, num_pieces, uncut
-from ipujax.lowering.pipelining.program import PipelineRun
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.replica_checks import check_results, of_one_replica
-from ipujax.lowering.replicate import Dims, Replicated, joined, split, unwrapped
-from ipujax.lowering.stage_names import has_stages
-from ipujax.lowering.staged import lower_staged
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.instances import ALONE, Instances
-from ipujax.runtime.program import Copy, HostStream, StreamIn, StreamOut
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.lowering.jaxpr import has_stages
+from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_pieces, uncut
+from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
+from ipujax.lowering.rules import Lowering, check_is_array
+from ipujax.runtime.graph import Copy, Graph, HostStream, Sequence as ProgramSequence, StreamIn, StreamOut
+from ipujax.runtime.host import ALONE, Instances
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import Origin
+from ipujax.runtime.tensor import Origin, Tensor, concat
 
 _UPDATE = Origin(path="results into donated arguments")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from ctypes import CDLL
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from threading import Lock
@@ -132,9 +133,20 @@ def remembered_questions() -> list[Any]:
     return _memory.questions()
 
 
+def release_freed_memory() -> None:
+    """Gives memory that has been freed back to the system; the GNU C library keeps what a compilation leaves in pieces.
+
+    Without it, 90 small compilations whose functions are dropped keep about 60 MiB more than they use.
+    """
+    trim = getattr(CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def clear_caches() -> None:
     """Forgets all that ipujax remembers of earlier compilations; results stay the same, the next one takes longer.
 
     Compiled functions keep what they hold. `jax.clear_caches` does the same for JAX.
     """
     _memory.clear()
+    release_freed_memory()

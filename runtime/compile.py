@@ -19,35 +19,44 @@ from typing import Any
 
 import jax
 
-from ipujax.runtime.clock_steps import clock_steps
-from ipujax.runtime.clocks import ClockStep
-from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
-from ipujax.runtime.cross_replica_cost import cross_replica_cost
-from ipujax.runtime.effects import EffectsOf
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.cost import (
+    ComputeSetCost,
+    CopyCost,
+    StreamCost,
+    SyncCost,
+    compute_set_cost,
+    copy_cost,
+    cross_replica_cost,
+    stream_cost,
+)
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory import MemoryReport, memory_report
-from ipujax.runtime.options import Options
-from ipujax.runtime.out_of_memory import check_memory
-from ipujax.runtime.program import (
+from ipujax.runtime.graph import (
     ComputeSet,
     Copy,
     CrossReplicaCopy,
     Execute,
+    Graph,
     HostStream,
+    Leaf,
     Program,
     RemoteIn,
     RemoteOut,
     StreamIn,
     StreamOut,
     Sync,
+    joining_streams,
+    leaves,
+    while_names,
 )
-from ipujax.runtime.steps import Leaf, joining_streams, leaves, while_names
+from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
+from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
-from ipujax.runtime.timeline import Recording, Timeline, timeline
-from ipujax.runtime.transfer_cost import CopyCost, StreamCost, SyncCost, copy_cost, stream_cost
-from ipujax.runtime.verifier import verify
+from ipujax.runtime.timeline import ClockStep, Recording, Timeline
+from ipujax.runtime.timeline.clock_steps import clock_steps
+from ipujax.runtime.timeline.timeline import timeline
+from ipujax.runtime.verify import verify
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost
 

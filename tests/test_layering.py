@@ -8,6 +8,7 @@ nothing fails.
 from __future__ import annotations
 
 import ast
+import graphlib
 import io
 import re
 import tokenize
@@ -181,3 +182,30 @@ ALLOWED = (
 @pytest.mark.parametrize(("rule", "module", "source"), ALLOWED)
 def test_rule_allows(rule, module, source):
     assert not rule(source, module)
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Modules that import one another in a circle, wherever the imports stand; none is the right answer."""
+    imports = {
+        module: {
+            other
+            for _, name in imported(ast.parse(source), module)
+            for other in sources
+            if other != module and within(name, other)
+        }
+        for module, source in sources.items()
+    }
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_the_poplar_layer_has_no_import_circle():
+    assert circle({m: f.read_text(encoding="utf-8") for m, f in FILES.items() if within(m, "ipujax.poplar")}) == []
+
+
+def test_a_circle_of_late_imports_is_found():
+    sources = {"a.x": "from a.y import b", "a.y": "def f():\n    from a import x", "a.z": "import a.x"}
+    assert set(circle(sources)) == {"a.x", "a.y"}

@@ -17,9 +17,9 @@ import numpy as np
 
 from fidelity_cases.case import Family, Row, compute_set_costs
 from ipujax import poplar
-from ipujax.poplar.estimate import OVERHEAD_CYCLES
 from ipujax.poplar.program import Execute, Program, Sequence
-from ipujax.runtime.cost import ComputeSetCost
+from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES
+from ipujax.runtime.cost.compute_set import ComputeSetCost
 
 _CHANNELS = 4
 _WIDTH, _HEIGHT, _HEIGHT_OF_16 = 2200, 1122, 70

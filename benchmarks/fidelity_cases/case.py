@@ -10,7 +10,7 @@ import numpy as np
 
 from ipujax import poplar
 from ipujax.poplar.program import Program
-from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.cost.compute_set import ComputeSetCost
 
 _MEASURING = {"debug.allowOutOfMemory": "true"}  # a published case ran, so it fitted
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"

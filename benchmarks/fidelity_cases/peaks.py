@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fidelity_cases.case import Family, Row
-from ipujax.runtime.presets import PRESETS
+from ipujax.runtime.target.presets import PRESETS
 
 # Tiles, clock in MHz, and a cycle and tile: fp16 flop, fp32 flop, bytes of SRAM, bytes of exchange (reference A1).
 _PUBLISHED = {

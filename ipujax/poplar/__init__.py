@@ -10,45 +10,48 @@ Source: Poplar & PopLibs user guide. Limits: see each module.
 """
 
 from ipujax.poplar import program as program
-from ipujax.poplar.device import Device as Device
-from ipujax.poplar.device import DeviceManager as DeviceManager
-from ipujax.poplar.device import IPUModel as IPUModel
-from ipujax.poplar.device import Target as Target
-from ipujax.poplar.engine import Engine as Engine
-from ipujax.poplar.graph import Graph as Graph
-from ipujax.poplar.replicated import ReplicatedGraph as ReplicatedGraph
-from ipujax.poplar.streams import StreamCallback as StreamCallback
-from ipujax.poplar.summary import serialize_to_cbor as serialize_to_cbor
-from ipujax.poplar.summary import serialize_to_json as serialize_to_json
-from ipujax.poplar.types import BOOL as BOOL
-from ipujax.poplar.types import CHAR as CHAR
-from ipujax.poplar.types import FLOAT as FLOAT
-from ipujax.poplar.types import HALF as HALF
-from ipujax.poplar.types import INT as INT
-from ipujax.poplar.types import SHORT as SHORT
-from ipujax.poplar.types import SIGNED_CHAR as SIGNED_CHAR
-from ipujax.poplar.types import UNSIGNED_CHAR as UNSIGNED_CHAR
-from ipujax.poplar.types import UNSIGNED_INT as UNSIGNED_INT
-from ipujax.poplar.types import UNSIGNED_SHORT as UNSIGNED_SHORT
-from ipujax.poplar.types import DataStream as DataStream
-from ipujax.poplar.types import RemoteBuffer as RemoteBuffer
-from ipujax.poplar.types import ReplicatedStreamMode as ReplicatedStreamMode
-from ipujax.poplar.types import Type as Type
-from ipujax.poplar.vertex import InOut as InOut
-from ipujax.poplar.vertex import Input as Input
-from ipujax.poplar.vertex import Output as Output
-from ipujax.poplar.vertex import Vector as Vector
-from ipujax.poplar.vertex import VectorList as VectorList
-from ipujax.poplar.vertex import Vertex as Vertex
-from ipujax.poplar.vertices import FieldRef as FieldRef
-from ipujax.poplar.vertices import VertexRef as VertexRef
-from ipujax.poplar.virtual import VirtualGraph as VirtualGraph
+from ipujax.poplar.device import (
+    Device as Device,
+    DeviceManager as DeviceManager,
+    IPUModel as IPUModel,
+    Target as Target,
+)
+from ipujax.poplar.engine import (
+    Engine as Engine,
+    StreamCallback as StreamCallback,
+    serialize_to_cbor as serialize_to_cbor,
+    serialize_to_json as serialize_to_json,
+)
+from ipujax.poplar.graph import Graph as Graph, ReplicatedGraph as ReplicatedGraph, VirtualGraph as VirtualGraph
+from ipujax.poplar.types import (
+    BOOL as BOOL,
+    CHAR as CHAR,
+    FLOAT as FLOAT,
+    HALF as HALF,
+    INT as INT,
+    SHORT as SHORT,
+    SIGNED_CHAR as SIGNED_CHAR,
+    UNSIGNED_CHAR as UNSIGNED_CHAR,
+    UNSIGNED_INT as UNSIGNED_INT,
+    UNSIGNED_SHORT as UNSIGNED_SHORT,
+    DataStream as DataStream,
+    RemoteBuffer as RemoteBuffer,
+    ReplicatedStreamMode as ReplicatedStreamMode,
+    Type as Type,
+)
+from ipujax.poplar.vertex import (
+    FieldRef as FieldRef,
+    InOut as InOut,
+    Input as Input,
+    Output as Output,
+    Vector as Vector,
+    VectorList as VectorList,
+    Vertex as Vertex,
+    VertexRef as VertexRef,
+)
 from ipujax.public import public_names as _public_names
-from ipujax.runtime.program import ComputeSet as ComputeSet
-from ipujax.runtime.program import Function as Function
-from ipujax.runtime.tensor import Tensor as Tensor
-from ipujax.runtime.tensor import append as append
-from ipujax.runtime.tensor import concat as concat
+from ipujax.runtime.graph import ComputeSet as ComputeSet, Function as Function
+from ipujax.runtime.tensor import Tensor as Tensor, append as append, concat as concat
 
 In, Out = Input, Output
 __dir__ = _public_names(globals(), "program")

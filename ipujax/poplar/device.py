@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.presets import preset
-from ipujax.runtime.target import Target as RuntimeTarget
-from ipujax.runtime.target import nearest
+from ipujax.runtime.target import Target as RuntimeTarget, nearest, preset
 
 # Poplar's names of architectures, and the presets' own.
 _ARCHS = MappingProxyType({"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow", "mk1": "mk1", "mk2": "mk2", "bow": "bow"})

@@ -10,8 +10,7 @@ Limits: predicates are single BOOL elements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Mapping, Sequence as Items
 from dataclasses import dataclass
 from operator import index as as_int
 from typing import Any
@@ -20,17 +19,19 @@ import numpy as np
 
 from ipujax.poplar.types import BOOL, INT, UNSIGNED_INT, DataStream, RemoteBuffer
 from ipujax.public import public_names
-from ipujax.runtime import program as nodes
 from ipujax.runtime.errors import GraphError, user_line
-from ipujax.runtime.program import Call as Call
-from ipujax.runtime.program import Execute as Execute
-from ipujax.runtime.program import Function as Function
-from ipujax.runtime.program import HostStream, SyncKind
-from ipujax.runtime.program import Program as Program
-from ipujax.runtime.program import Sequence as Sequence
-from ipujax.runtime.program import WriteUndef as WriteUndef
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Origin, dtype_name
+from ipujax.runtime.graph import (
+    Call as Call,
+    Execute as Execute,
+    Function as Function,
+    HostStream,
+    Program as Program,
+    Sequence as Sequence,
+    SyncKind,
+    WriteUndef as WriteUndef,
+    program as nodes,
+)
+from ipujax.runtime.tensor import Origin, Tensor, dtype_name
 
 Place = Tensor | DataStream | RemoteBuffer
 

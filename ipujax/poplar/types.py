@@ -13,9 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from ipujax.runtime import program as remote_memory
-from ipujax.runtime.program import HostStream
-from ipujax.runtime.variable import Origin
+from ipujax.runtime.graph import HostStream, program as remote_memory
+from ipujax.runtime.tensor import Origin
 
 Type = np.dtype
 

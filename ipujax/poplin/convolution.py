@@ -15,16 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import convolution as _convolution
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
+from ipujax.poplar.library import add
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 @dataclass(frozen=True, slots=True)

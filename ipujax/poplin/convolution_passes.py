@@ -10,13 +10,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.poplin.convolution import ConvParams, transposed_and_flipped
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Copy
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.library import same_type
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import matmul as _matmul
+from ipujax.poplar.library import same_type
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 

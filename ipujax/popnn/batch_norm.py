@@ -7,8 +7,7 @@ Source: popnn `BatchNorm.hpp`. Its overloads that take activations and statistic
 from __future__ import annotations
 
 from ipujax.popnn import norms
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 

@@ -21,14 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.poplin.operands import where_used
 from ipujax.popnn.ctc_paths import loss_and_gradient, loss_of_paths
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def create_data_input(

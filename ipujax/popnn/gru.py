@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.popnn.gru_cell import GruParams, backward, forward, weight_gradients
 from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
 from ipujax.popops.fills import zero
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
 
 _RESET, _BEFORE = 0, 3  # among the intermediates

@@ -25,13 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
+from ipujax.poplar.library import add
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 _WIDE = jnp.float32

@@ -15,14 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.poplin.operands import where_used
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 # Non-linearities of single elements whose gradient follows from their result, which is all that is kept of them.
 ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}

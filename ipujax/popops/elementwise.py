@@ -15,14 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add as _add
-from ipujax.library import check_tensors, same_type
+from ipujax.poplar.library import add as _add, check_tensors, same_type
 from ipujax.popops.expr import Expression, evaluate
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 Operation = Callable[..., Tensor]
 

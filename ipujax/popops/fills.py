@@ -13,15 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, check_tensors
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.poplar.graph_arguments import held
+from ipujax.lowering.poputil import map_linearly
+from ipujax.poplar.arguments import held
+from ipujax.poplar.library import add, check_tensors
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat, dtype_name
 
 MASKED_LABEL_CODE = 0xFFFFFFFF  # an index that stands for none; -1 as INT (popops EncodingConstants.hpp)
 _COLOURS = 3

@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, add_new, same_type
+from ipujax.poplar.library import add, add_new, same_type
 from ipujax.popops.fills import MASKED_LABEL_CODE
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.target import nearest
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 UpdateComputation = Literal["replace", "add", "sub", "mul", "min", "max"]
 _SCATTERS: dict[str, Callable[..., jax.Array]] = {

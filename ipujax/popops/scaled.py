@@ -10,10 +10,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from ipujax.library import add
+from ipujax.poplar.library import add
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 Scale = float | Tensor

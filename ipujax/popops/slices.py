@@ -14,14 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.library import add, add_new, same_type
 from ipujax.lowering.emit import placing
-from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.lowering.popops import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.poplar.library import add, add_new, same_type
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 
 def create_sliceable_tensor(

@@ -4,3 +4,14 @@
 costs least on the links of the machine. `rounds` adds it to a program, `stacked` says what it comes to on the arrays of
 all replicas, and `collectives` is what lowering rules and Poplar programs call.
 """
+
+from ipujax.lowering.gcl.collective_params import (
+    AXIS as AXIS,
+    COLLECTIVES as COLLECTIVES,
+    MONOIDS as MONOIDS,
+    Form as Form,
+    axis_of as axis_of,
+    is_collective as is_collective,
+)
+from ipujax.lowering.gcl.collective_schedules import Groups as Groups
+from ipujax.lowering.gcl.stacked import whole as whole

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl import stacked
-from ipujax.lowering.gcl.schedule import Groups, Pairs
+from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
 from ipujax.lowering.jax_compat import JaxprEqn, source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor

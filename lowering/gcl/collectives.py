@@ -17,17 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl import rounds, stacked
-from ipujax.lowering.gcl.choice import choose
+from ipujax.lowering.gcl.cheapest import choose
+from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
 from ipujax.lowering.gcl.rounds import Part
-from ipujax.lowering.gcl.schedule import Groups, Pairs, Schedule
-from ipujax.lowering.poputil.mapping import add_like, map_linearly
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import on_one_tile
-from ipujax.runtime.program import Collective, Copy
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.substitution import substituted
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import element_bytes
+from ipujax.lowering.poputil import add_like, map_linearly
+from ipujax.runtime.graph import Collective, Copy, Graph, Sequence as Program, substituted
+from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 
 
 def all_reduce(

@@ -19,16 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.schedule import Groups, Level, Pairs, Schedule
-from ipujax.lowering.loop_state import advance_around, new_counter, push, slot_of
-from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.poputil.mapping import add_like, linear_mapping
+from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
+from ipujax.lowering.popops import Op, advance_around, new_counter, push, slot_of
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.poputil import add_like, linear_mapping
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import blocked_mapping, even_cuts, on_one_tile
-from ipujax.runtime.program import Copy, CrossReplicaCopy, Repeat, WriteUndef
-from ipujax.runtime.program import Sequence as Program
-from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, Repeat, Sequence as Program, WriteUndef
+from ipujax.runtime.tensor import Tensor, blocked_mapping, concat, even_cuts, on_one_tile
 
 _COMBINE = {"add": lax.add, "max": lax.max, "min": lax.min}
 

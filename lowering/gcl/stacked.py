@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.gcl.schedule import Groups, Pairs
+from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
 
 _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "max": jnp.max, "min": jnp.min}
 

@@ -1,15 +1,26 @@
-"""The passes over jaxprs, in order. Each is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers."""
+"""The passes over jaxprs, in order, and the one way to run them.
+
+Each pass is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ipujax.lowering.jax_compat import ClosedJaxpr
+import jax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.passes.merge_collectives import merge_collectives
+from ipujax.lowering.passes.merge_collectives import (
+    MOST_BYTES as MOST_BYTES,
+    all_reduce_p as all_reduce_p,
+    merge_collectives,
+)
 from ipujax.lowering.passes.shard_map import shard_map
-from ipujax.lowering.passes.share import share
+from ipujax.lowering.passes.share import function_call_p as function_call_p, share, sharing_pays as sharing_pays
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -20,3 +31,49 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("merge_collectives", merge_collectives),
     ("dce", dce),
 )
+
+
+def run_passes(jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None) -> dict[str, ClosedJaxpr]:
+    """Runs all passes.
+
+    Args:
+        jaxpr: a traced function.
+        timings: takes the seconds of each pass, by name.
+
+    Returns:
+        The jaxpr after each pass, by name; the last one is what is lowered.
+    """
+    after = dict[str, ClosedJaxpr]()
+    for name, run in PASSES:
+        start = time.perf_counter()
+        jaxpr = after[name] = run(jaxpr)
+        if timings is not None:
+            timings[name] = time.perf_counter() - start
+    return after
+
+
+def ready(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr after all passes."""
+    *_, last = run_passes(jaxpr).values()
+    return last
+
+
+def traced(fun: Callable[..., Any], arrays: Sequence[Any], name: str = "") -> tuple[ClosedJaxpr, Any]:
+    """Traces a function and runs all passes.
+
+    Args:
+        fun: function of arrays that returns a pytree of arrays.
+        arrays: what has the shape and dtype of each, tensors for example.
+        name: scope of all its equations, none when empty.
+
+    Returns:
+        The jaxpr after all passes, and the tree of the results.
+    """
+
+    def named(*operands: jax.Array) -> Any:
+        with jax.named_scope(name):
+            return fun(*operands)
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    found = trace(named if name else fun, shapes, {}, ())
+    return ready(found.jaxpr), found.out_tree

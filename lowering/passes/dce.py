@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, eliminate_dead_code
-from ipujax.lowering.passes.nested import Rewrite, once, primitive_names, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, once, primitive_names, rewritten_params
 
 _FUNCTION = "function_call"  # JAX does not know that it may look inside
 

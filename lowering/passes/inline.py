@@ -31,7 +31,7 @@ from ipujax.lowering.jax_compat import (
     source_line,
     with_caller,
 )
-from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too

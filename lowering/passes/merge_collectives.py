@@ -19,8 +19,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.collective_params import MONOIDS
-from ipujax.lowering.gcl.stacked import whole
+from ipujax.lowering.gcl import MONOIDS, whole
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -35,7 +34,7 @@ from ipujax.lowering.jax_compat import (
     new_literal,
     source_line,
 )
-from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
 _NAMED = 4  # lines that a merged equation names

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl.schedule import Groups
+from ipujax.lowering.gcl import Groups
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -38,9 +38,9 @@ from ipujax.lowering.jax_compat import (
     source_line,
     trace_over_axis,
 )
+from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.passes.nested import Rewrite, once, rewritten_params
-from ipujax.lowering.replicate import AXIS, Dims, global_shape, replicated_p
+from ipujax.lowering.replicas import AXIS, Dims, global_shape, replicated_p
 from ipujax.runtime.errors import GraphError
 
 

@@ -38,11 +38,9 @@ from ipujax.lowering.jax_compat import (
     make_primitive,
     source_line,
 )
+from ipujax.lowering.jaxpr import StageName, elements_of, has_stages, read_name, rewritten_params, work_of
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import callee_of
-from ipujax.lowering.passes.nested import rewritten_params
-from ipujax.lowering.passes.work import elements_of, work_of
-from ipujax.lowering.stage_names import StageName, has_stages, read_name
 from ipujax.runtime.errors import is_installed
 
 # Measured on 1,472 tiles with two and four calls of elementwise chains, softmax, layer norms, and one to three matrix

@@ -2,3 +2,17 @@
 
 jaxpr of one micro-batch ── partition ──▶ parts by stage and task ── lower, with a schedule ──▶ functions, rings, copies
 """
+
+from ipujax.lowering.pipelining.model_parallel import lower_staged as lower_staged
+from ipujax.lowering.pipelining.primitive import (
+    REDUCTIONS as REDUCTIONS,
+    PipelineSpec as PipelineSpec,
+    Reduce as Reduce,
+    Role as Role,
+    bind_pipeline as bind_pipeline,
+    pipeline_p as pipeline_p,
+    staged_pipeline_p as staged_pipeline_p,
+)
+from ipujax.lowering.pipelining.program import PipelineRun as PipelineRun
+from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_pieces as num_pieces, uncut as uncut
+from ipujax.lowering.pipelining.stage_search import find_stages as find_stages

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipujax.lowering.ipus import Ipus, MakeLowering
+from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.placement import Span, homes
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs, program_cycles
-from ipujax.runtime.effects import EffectsOf
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Graph, HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut
 from ipujax.runtime.memory import memory_report
-from ipujax.runtime.program import HostStream, Program, StreamIn, StreamOut
-from ipujax.runtime.program import Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 

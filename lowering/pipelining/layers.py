@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_var, with_rows
-from ipujax.lowering.pipeline_op import MicroBatch, PipelineSpec
-from ipujax.lowering.pipelining.pieces import (
+from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
+from ipujax.lowering.pipelining.row_shards import (
     Bounds,
     CutJaxpr,
     Replacement,

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipujax.lowering.ipus import variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, name_stack
-from ipujax.lowering.pipeline_op import PipelineSpec
 from ipujax.lowering.pipelining.layers import finest, is_layer_loop
-from ipujax.lowering.pipelining.pieces import Bounds
-from ipujax.lowering.placement import variables
+from ipujax.lowering.pipelining.primitive import PipelineSpec
+from ipujax.lowering.pipelining.row_shards import Bounds
 
 
 @dataclass(frozen=True, slots=True)

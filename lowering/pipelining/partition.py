@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ipujax.lowering.ipus import check_flow, check_gaps, named_stage, variables
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -30,10 +31,9 @@ from ipujax.lowering.jax_compat import (
     name_stack,
     source_line,
 )
-from ipujax.lowering.pipeline_op import PipelineSpec
-from ipujax.lowering.placement import check_flow, check_gaps, named_stage, variables
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
-from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError
 
 TaskKind = tuple[int, Kind]  # stage and kind of tasks that run the same part

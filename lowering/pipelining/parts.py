@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from ipujax.lowering.ipus import value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
-from ipujax.lowering.placement import value_bytes, variables
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 
 _VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "copy"})

@@ -25,12 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.ipus import Ipus
+from ipujax.lowering.ipus import Ipus, variables
 from ipujax.lowering.jax_compat import Atom, Var, is_float0
-from ipujax.lowering.loop_state import (
+from ipujax.lowering.pipelining.partition import TaskKind
+from ipujax.lowering.pipelining.parts import StagePart
+from ipujax.lowering.pipelining.primitive import combine, fold
+from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
+from ipujax.lowering.popops import (
     advance,
     advance_around,
     assign,
+    map_for_slicing,
     new_counter,
     new_stack,
     new_state,
@@ -38,19 +43,10 @@ from ipujax.lowering.loop_state import (
     set_aside,
     slot_of,
 )
-from ipujax.lowering.pipeline_op import combine, fold
-from ipujax.lowering.pipelining.partition import TaskKind
-from ipujax.lowering.pipelining.parts import StagePart
-from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
-from ipujax.lowering.placement import variables
-from ipujax.lowering.popops.dynamic import map_for_slicing
-from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
-from ipujax.lowering.schedules import SchedulePlan
-from ipujax.lowering.schedules.blocks import Slot
-from ipujax.runtime.program import Call, Copy, Function, Program, Repeat
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import Variable
+from ipujax.lowering.poputil import map_linearly, mapping_like
+from ipujax.lowering.schedules import SchedulePlan, Slot
+from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, Variable, concat
 
 _MOST_ARRIVALS = 3  # variables that values take turns in; where more can be on their way, they wait in a ring
 
@@ -131,7 +127,7 @@ def lower_pipeline(
         name: debug name.
 
     Returns:
-        Its results, each on the IPU that `staged` says, and where it runs.
+        Its results, each on the IPU that `model_parallel` says, and where it runs.
     """
     lowering = _PipelineLowering(ipus, staged, operands, prog, name)
     results = lowering.run()

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from jax import lax
 
 from ipujax.lowering.jax_compat import JaxprEqn, Primitive, shape_of
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
-from ipujax.lowering.rules.collectives import is_reduction
+from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.rules import is_reduction
 
 Kind = Literal["each", "chain", "combine", "sums"]
 

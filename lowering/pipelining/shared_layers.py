@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, new_var
-from ipujax.lowering.passes.share import function_call_p, sharing_pays
-from ipujax.lowering.pipelining.pieces import CutJaxpr
-from ipujax.lowering.stage_names import stage_name
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.passes import function_call_p, sharing_pays
+from ipujax.lowering.pipelining.row_shards import CutJaxpr
 
 _NAME = "layer"
 

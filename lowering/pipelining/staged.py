@@ -11,14 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
+from ipujax.lowering.ipus import Span, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipeline_op import PipelineSpec, staged_pipeline_p
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
-from ipujax.lowering.placement import Span, variables
+from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
-from ipujax.lowering.stage_names import stage_name
 from ipujax.runtime.errors import ArgumentError, raised_at
 
 
@@ -87,10 +87,7 @@ def is_staged(eqn: JaxprEqn) -> bool:
 def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
     """The jaxpr of one micro-batch of a pipeline, after all passes."""
     given = eqn.params["micro_batch"]
-    jaxpr: ClosedJaxpr = given.jaxpr
-    for _, run in () if given.is_ready else PASSES:
-        jaxpr = run(jaxpr)
-    return jaxpr
+    return given.jaxpr if given.is_ready else ready(given.jaxpr)
 
 
 def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:

@@ -2,8 +2,10 @@
 
 from ipujax.lowering.poplin.convolution import convolution as convolution
 from ipujax.lowering.poplin.matmul import matmul as matmul
-from ipujax.lowering.poplin.plan import Plan as Plan
-from ipujax.lowering.poplin.plan import PlanCost as PlanCost
-from ipujax.lowering.poplin.plan import plan_convolution as plan_convolution
-from ipujax.lowering.poplin.plan import plan_matmul as plan_matmul
+from ipujax.lowering.poplin.plan import (
+    Plan as Plan,
+    PlanCost as PlanCost,
+    plan_convolution as plan_convolution,
+    plan_matmul as plan_matmul,
+)
 from ipujax.lowering.poplin.spec import ConvSpec as ConvSpec

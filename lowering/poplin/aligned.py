@@ -17,12 +17,11 @@ from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.plan import Grid, Plan, PlanCost
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
-from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.lowering.poputil import mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, frozen
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, frozen
 
 # The dimensions of the operands of a product, in the order of their axes.
 LHS, RHS = (GROUPS, FIELD, IN_CHANNELS), (GROUPS, IN_CHANNELS, OUT_CHANNELS)

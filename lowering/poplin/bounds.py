@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from ipujax.lowering.poplin.plan import Plan
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory_bound import UnmetBound
+from ipujax.runtime.graph import Graph, UnmetBound
 
 _LOG = logging.getLogger("ipujax.lowering.poplin")
 

@@ -25,10 +25,10 @@ from ipujax.lowering.poplin.vertex_kinds import (
     output_lengths,
     weight_lengths,
 )
-from ipujax.lowering.poputil.grids import grids, split_candidates
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE
+from ipujax.lowering.poputil import split_candidates
+from ipujax.lowering.poputil.grids import grids
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
 
 # Most candidate splits of one dimension, by the number of dimensions that can be split: keeps the grid small. Up to
 # three all are tried, as PopLibs does: thinned to 48 the plans of large products took up to 7 % more cycles.

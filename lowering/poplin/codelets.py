@@ -19,9 +19,9 @@ from jax import lax
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.vertex_kinds import VertexKind, block_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.tensor import dtype_name
 
 # Assumed: size of one assembly codelet and of its vertex state with the pointers to its edges.
 _CODE_BYTES = 1500

@@ -25,12 +25,19 @@ from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Dim,
+    Execute,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+    element,
+)
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,9 @@ from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import Access, Axis, Execute, Graph, Sequence as ProgramSequence, VertexGroup, element
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
 
 _G, _M, _K, _N = range(4)
 

@@ -10,16 +10,19 @@ import numpy as np
 
 from ipujax.lowering.poplin.partials import monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
-from ipujax.lowering.poputil.digits import view_digits
-from ipujax.lowering.poputil.mapping import linear_mapping, map_by_plan, map_linearly
+from ipujax.lowering.poputil import linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, blocked_mapping, even_cuts, frozen
-from ipujax.runtime.program import Copy
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import element_bytes
-from ipujax.runtime.vertices import Dim, Term
+from ipujax.runtime.graph import Copy, Dim, Graph, Sequence as ProgramSequence, Term
+from ipujax.runtime.tensor import (
+    MIN_BYTES_PER_TILE,
+    Blocked,
+    Tensor,
+    blocked_mapping,
+    concat,
+    element_bytes,
+    even_cuts,
+    frozen,
+)
 
 
 def is_free(graph: Graph, operand: Tensor) -> bool:

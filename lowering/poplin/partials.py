@@ -14,16 +14,14 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin.cycles import ceil_div
-from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops import Op, kept_slots, longest_share, reduce_partials
+from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
-from ipujax.lowering.popops.partials import kept_slots, longest_share, reduce_partials
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import Tensor, element_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,9 +39,8 @@ from ipujax.lowering.poplin.spec import (
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.mapping import even_cuts, frozen
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _STEPS = (2, 4, 8, 16)

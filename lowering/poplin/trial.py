@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.affine import Affine, Group
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import TileMapping
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.lowering.poputil import charged_cycles, least_charged, map_linearly
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping
 
 Add = Callable[[Graph, Sequence[Tensor], Plan, ProgramSequence], Tensor]
 

@@ -18,7 +18,7 @@ from ipujax.lowering.poplin.cycles import Count, ceil_div, product
 from ipujax.lowering.poplin.spec import Arithmetic, ConvSpec, Dims, arithmetic
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 Block = Dims[Count]
 Cost = Callable[[ConvSpec, Block, Target, Arithmetic], Count]

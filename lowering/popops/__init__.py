@@ -1,1 +1,61 @@
 """Operations on tensors: elementwise, reductions, slices, windows, sorting."""
+
+from ipujax.lowering.popops.blocks import (
+    along as along,
+    mapped_variable as mapped_variable,
+    place_operand as place_operand,
+    placed_axes as placed_axes,
+    tile_grid as tile_grid,
+    whole_axis as whole_axis,
+)
+from ipujax.lowering.popops.choice import choose as choose, source_of as source_of
+from ipujax.lowering.popops.dynamic import (
+    dynamic_slice as dynamic_slice,
+    dynamic_update_slice as dynamic_update_slice,
+    dynamic_update_slice_in_place as dynamic_update_slice_in_place,
+    map_for_slicing as map_for_slicing,
+)
+from ipujax.lowering.popops.elementwise import (
+    Op as Op,
+    freeze as freeze,
+    immediate_of as immediate_of,
+    thawed as thawed,
+)
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS, total_elements as total_elements
+from ipujax.lowering.popops.gather import GatherSpec as GatherSpec, Mode as Mode, fill_of as fill_of, signed as signed
+from ipujax.lowering.popops.loop_state import (
+    advance as advance,
+    advance_around as advance_around,
+    assign as assign,
+    new_counter as new_counter,
+    new_stack as new_stack,
+    new_state as new_state,
+    push as push,
+    set_aside as set_aside,
+    slot_of as slot_of,
+)
+from ipujax.lowering.popops.partials import (
+    kept_slots as kept_slots,
+    longest_share as longest_share,
+    reduce_partials as reduce_partials,
+)
+from ipujax.lowering.popops.row_functions import (
+    RowFunction as RowFunction,
+    each_row as each_row,
+    reduce_by_function as reduce_by_function,
+)
+from ipujax.lowering.popops.rows import CUMULATIVE as CUMULATIVE, cumulative as cumulative, sort as sort, top_k as top_k
+from ipujax.lowering.popops.scatter import (
+    SCATTERS as SCATTERS,
+    ScatterSpec as ScatterSpec,
+    plan_in_steps as plan_in_steps,
+    plan_scatter as plan_scatter,
+)
+from ipujax.lowering.popops.windows import (
+    Windows as Windows,
+    primitive_reducer as primitive_reducer,
+    primitive_scatter as primitive_scatter,
+    reduce_window as reduce_window,
+    scatter_by_functions as scatter_by_functions,
+)
+from ipujax.lowering.popops.work import Source as Source, Work as Work, spans as spans

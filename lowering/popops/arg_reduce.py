@@ -23,19 +23,24 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil.grids import Grids
-from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.lowering.poputil import Grids, mapping_like
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.exchange import copy_cycles, receive_cycles
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    BlockShapes,
+    Codelet,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+    block,
+    element,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, element_bytes, even_cuts
 
 _PASSES = 2  # assumed, see above
 

@@ -15,14 +15,19 @@ from math import prod
 import numpy as np
 
 from ipujax.lowering.popops.work import MOST_SHARED_BYTES, Span, spans
-from ipujax.lowering.poputil.grids import cut_again, even_grids
-from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly, mapping_like
+from ipujax.lowering.poputil import cut_again, even_grids, map_by_plan, map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked, Flat, blocked_mapping, even_cuts, frozen
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
-from ipujax.runtime.vertices import Access, Axis, element
+from ipujax.runtime.graph import Access, Axis, Graph, element
+from ipujax.runtime.tensor import (
+    MIN_BYTES_PER_TILE,
+    Blocked,
+    Flat,
+    Tensor,
+    blocked_mapping,
+    element_bytes,
+    even_cuts,
+    frozen,
+)
 
 
 @remembered

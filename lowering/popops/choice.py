@@ -14,16 +14,11 @@ import numpy as np
 from ipujax.lowering.popops.blocks import follow, nowhere
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil.digits import view_digits
-from ipujax.lowering.poputil.grids import Grids, even_grids
-from ipujax.lowering.poputil.trial import charged_cycles, least_charged
+from ipujax.lowering.poputil import Grids, charged_cycles, even_grids, least_charged, view_digits
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import MIN_BYTES_PER_TILE, Blocked
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, element_bytes
 
 _FIRST_COSTED = 64
 _MOST_TRIALS = 8  # grids tried where halos are read, which an estimate does not know to the cycle

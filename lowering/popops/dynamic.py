@@ -29,17 +29,20 @@ from ipujax.lowering.popops.blocks import (
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import slice_cycles
 from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
+from ipujax.lowering.poputil import map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Copy, Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    BlockShapes,
+    Codelet,
+    Copy,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 
 def dynamic_slice(

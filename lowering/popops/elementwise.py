@@ -18,18 +18,25 @@ from jax import lax
 
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.emulation import kind_of
-from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_linearly
+from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping
-from ipujax.runtime.program import ComputeSet, Copy, Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    BlockShapes,
+    Codelet,
+    ComputeSet,
+    Copy,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+    element,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes, is_key_dtype
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, element
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, dtype_name, element_bytes, is_key_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.runtime.tensor import is_key_dtype
 
 Width = Literal["float", "half", "int", "byte", "double"]
 Kind = Literal["move", "add", "multiply", "function"]

@@ -28,17 +28,24 @@ from ipujax.lowering.popops.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import nothing
 from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil.grids import Grids
+from ipujax.lowering.poputil import Grids
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Extras, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    BlockShapes,
+    Codelet,
+    Execute,
+    Extras,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+    block,
+    element,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, is_key_dtype
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, even_cuts, is_key_dtype
 
 Mode = lax.GatherScatterMode
 

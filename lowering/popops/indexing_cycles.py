@@ -12,7 +12,7 @@ import numpy as np
 
 from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 # Dynamic slice and update slice, supervisor form.
 _SLICE_SUPERVISOR_CYCLES = 14

@@ -16,15 +16,9 @@ from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 _BASE_CYCLES = 14
 _VECTOR_CYCLES = 3

@@ -3,8 +3,8 @@
 Input: the spans of a field that the operation places where it is read, and candidate grids. Output: elements and
 contiguous runs, for all grids at once.
 
-Source: the rules of `ipujax.runtime.exchange_boxes` for runs, of `exchange_shared` for buses, of `blocks.place_operand`
-for places.
+Source: the rules of `ipujax.runtime.exchange.boxes` for runs, of `exchange.shared_bus` for buses, of
+`blocks.place_operand` for places.
 Limits: one typical block a grid; the tiles of a grid are numbered in row-major order, as `Grids.placement` does it.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.span import Span
-from ipujax.lowering.poputil.grids import Grids
+from ipujax.lowering.poputil import Grids
 from ipujax.runtime.target import Target
 
 # A block that many tiles read is placed on one of them up to this size (assumed: 1/40 of a tile), else shared out.

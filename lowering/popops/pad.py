@@ -19,17 +19,22 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    BlockShapes,
+    Codelet,
+    Dim,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
-from ipujax.runtime.vertices import Access, Dim, Term, VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 Config = Sequence[tuple[int, int, int]]
 

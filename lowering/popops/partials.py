@@ -20,18 +20,31 @@ import numpy as np
 
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
-from ipujax.lowering.poputil.grids import cut_again
-from ipujax.lowering.poputil.mapping import mapping_like
+from ipujax.lowering.poputil import cut_again, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, TileMapping, blocked_mapping, even_cuts, flat_mapping, frozen
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Dim,
+    Execute,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+    element,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
-from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+from ipujax.runtime.tensor import (
+    Blocked,
+    Tensor,
+    TileMapping,
+    blocked_mapping,
+    element_bytes,
+    even_cuts,
+    flat_mapping,
+    frozen,
+)
 
 # Most partials of one output that are combined in one stage: 1 stage below 16 partials, 2 below 125, then 3.
 _STAGES = ((16, 1), (125, 2))

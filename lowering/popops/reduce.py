@@ -16,18 +16,22 @@ import numpy as np
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
-from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS
-from ipujax.lowering.popops.reducers import neutral, reduce_codelet
+from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil.grids import Grids
-from ipujax.lowering.poputil.mapping import map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, blocked_mapping, even_cuts
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.lowering.poputil import Grids, map_linearly, mapping_like
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Dim,
+    Execute,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+    element,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, Dim, Term, VertexGroup, element
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, blocked_mapping, even_cuts
 
 
 def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:

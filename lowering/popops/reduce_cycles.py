@@ -14,7 +14,7 @@ import numpy as np
 from ipujax.lowering.popops.elementwise_cycles import ceil_div
 from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 _SUPERVISOR_CYCLES = 33
 _WORKER_CYCLES = 20

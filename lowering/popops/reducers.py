@@ -21,9 +21,9 @@ from jax import lax
 
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.tensor import dtype_name
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:

@@ -21,12 +21,9 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.rows import by_rows
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.tensor import Tensor, dtype_name
 
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
 _MOVE_CYCLES, _OPERATION_CYCLES = 2, 2  # assumed

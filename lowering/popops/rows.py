@@ -29,17 +29,11 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.work import Source, Span, Work
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
     "cumsum": (lax.cumsum, 3),

@@ -36,24 +36,25 @@ from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_
 from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.partials import combined, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import neutral
-from ipujax.lowering.popops.scatter_vertex import SCATTERS as SCATTERS
-from ipujax.lowering.popops.scatter_vertex import ScatterSpec as ScatterSpec
-from ipujax.lowering.popops.scatter_vertex import scatter_codelet
+from ipujax.lowering.popops.scatter_vertex import SCATTERS as SCATTERS, ScatterSpec as ScatterSpec, scatter_codelet
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil.grids import Grids
-from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly
-from ipujax.lowering.poputil.trial import charged_cycles, least_charged
-from ipujax.runtime.codelet import Codelet
+from ipujax.lowering.poputil import Grids, charged_cycles, least_charged, map_by_plan, map_linearly
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts
-from ipujax.runtime.memory_fixed import INSTRUCTION_BYTES
-from ipujax.runtime.program import Copy, Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    Codelet,
+    Copy,
+    Execute,
+    Graph,
+    Sequence as ProgramSequence,
+    VertexGroup,
+    block,
+    element,
+)
+from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
 # How the table is combined with what the updates made of a neutral one, by monoid: name of the operation, function.
 _COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {

@@ -22,9 +22,9 @@ from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles, vectors
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import dtype_name
+from ipujax.runtime.tensor import dtype_name
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "scatter": lax.scatter,

@@ -37,17 +37,22 @@ from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Access,
+    BlockShapes,
+    Codelet,
+    Dim,
+    Execute,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+    VertexGroup,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name
-from ipujax.runtime.vertices import Access, Dim, Term, VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
 Pads = Sequence[tuple[int, int]]
 

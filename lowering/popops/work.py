@@ -20,15 +20,13 @@ from typing import Literal
 import numpy as np
 
 from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES
-from ipujax.lowering.popops.operand_parts import fewest_runs, part_of, shares_of
-from ipujax.lowering.popops.span import Span as Span
-from ipujax.lowering.popops.span import spans as spans
-from ipujax.lowering.poputil.grids import Grids
-from ipujax.runtime.codelet import Codelet
+from ipujax.lowering.popops.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES, fewest_runs, part_of, shares_of
+from ipujax.lowering.popops.span import Span as Span, spans as spans
+from ipujax.lowering.poputil import Grids
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
+from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 # Where a field lies: a result where it is computed, an operand this operation places, one that lies somewhere.
 Source = Literal["here", "free", "elsewhere"]

@@ -18,20 +18,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, tile_grid, whole_axis
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.work import Source, Work, spans
+from ipujax.lowering.popops import (
+    Source,
+    Work,
+    along,
+    choose,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    source_of,
+    spans,
+    tile_grid,
+    total_elements,
+    whole_axis,
+)
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.codelet import BlockShapes, Codelet, Field
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Execute
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import dtype_name, element_bytes
-from ipujax.runtime.vertices import VertexGroup
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 _SUPERVISOR_CYCLES = 4
 _WORKER_CYCLES = 22

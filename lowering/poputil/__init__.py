@@ -1,9 +1,21 @@
 """Helpers to place tensors on tiles."""
 
-from ipujax.lowering.poputil.mapping import layout_like as layout_like
-from ipujax.lowering.poputil.mapping import linear_mapping as linear_mapping
-from ipujax.lowering.poputil.mapping import map_by_plan as map_by_plan
-from ipujax.lowering.poputil.mapping import map_linearly as map_linearly
-from ipujax.lowering.poputil.mapping import mapping_like as mapping_like
-from ipujax.lowering.poputil.mapping import tile_balance as tile_balance
-from ipujax.lowering.poputil.mapping import variable_dims as variable_dims
+from ipujax.lowering.poputil.digits import view_digits as view_digits
+from ipujax.lowering.poputil.grids import (
+    Grids as Grids,
+    cut_again as cut_again,
+    even_grids as even_grids,
+    split_candidates as split_candidates,
+)
+from ipujax.lowering.poputil.mapping import (
+    add_like as add_like,
+    check_may_place as check_may_place,
+    layout_like as layout_like,
+    linear_mapping as linear_mapping,
+    map_by_plan as map_by_plan,
+    map_linearly as map_linearly,
+    mapping_like as mapping_like,
+    tile_balance as tile_balance,
+    variable_dims as variable_dims,
+)
+from ipujax.lowering.poputil.trial import charged_cycles as charged_cycles, least_charged as least_charged

@@ -18,8 +18,7 @@ from math import prod
 
 import numpy as np
 
-from ipujax.runtime.mapping import frozen
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, frozen
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from math import isqrt, prod
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.mapping import Blocked, blocked_mapping, even_cuts, frozen
+from ipujax.runtime.tensor import Blocked, blocked_mapping, even_cuts, frozen
 
 # Most candidate numbers of blocks of one dimension, by the number of dimensions that can be cut: keeps grids small.
 _CANDIDATES = {1: 512, 2: 96, 3: 32, 4: 16, 5: 10}

@@ -15,9 +15,18 @@ from ipujax.lowering.poputil.digits import boxes_of_variable, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked, Flat, TileMapping, blocked_mapping, flat_mapping, frozen, linear
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import Variable, element_bytes
+from ipujax.runtime.tensor import (
+    Blocked,
+    Flat,
+    Tensor,
+    TileMapping,
+    Variable,
+    blocked_mapping,
+    element_bytes,
+    flat_mapping,
+    frozen,
+    linear,
+)
 
 _MOST_FINER = 8  # boxes of a variable for one of a view: more would be shreds
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as ProgramSequence
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 
 Candidate = TypeVar("Candidate")
 

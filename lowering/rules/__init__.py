@@ -1,51 +1,10 @@
-"""The rule table: one lowering rule for each JAX primitive; what is not here falls back to a single tile."""
+"""Lowering rules: one for each JAX primitive, and the walk over equations that applies them."""
 
-from __future__ import annotations
-
-from ipujax.lowering.context import Rule
-from ipujax.lowering.rules import (
-    arg_reduce,
-    calls,
-    codelet,
-    collectives,
-    control,
-    cumulative,
-    dynamic,
-    effects,
-    elementwise,
-    indexing,
-    iota,
-    linear,
-    pad,
-    ragged,
-    random,
-    reductions,
-    shape,
-    sort,
-    windows,
+from ipujax.lowering.rules.codelet_call_primitive import codelet_call_p as codelet_call_p
+from ipujax.lowering.rules.collectives import (
+    is_reduction as is_reduction,
+    reduce_where_they_lie as reduce_where_they_lie,
 )
-
-_FAMILIES = (
-    elementwise,
-    shape,
-    pad,
-    iota,
-    reductions,
-    arg_reduce,
-    cumulative,
-    sort,
-    linear,
-    ragged,
-    windows,
-    indexing,
-    dynamic,
-    random,
-    control,
-    calls,
-    codelet,
-    collectives,
-    effects,
-)
-
-RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
-assert len(RULES) == sum(len(family.RULES) for family in _FAMILIES), "a primitive has two rules"
+from ipujax.lowering.rules.equations import Lowering as Lowering
+from ipujax.lowering.rules.fallback import check_is_array as check_is_array
+from ipujax.lowering.rules.table import RULES as RULES

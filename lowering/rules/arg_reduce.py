@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.popops.arg_reduce import arg_reduce
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.tensor import Tensor
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.poputil.mapping import map_by_plan, map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import Blocked
-from ipujax.runtime.program import Call, Copy, Function
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.poputil import map_by_plan, map_linearly, mapping_like
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph import Call, Copy, Function, Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Blocked, Tensor
 
 
 @dataclass(frozen=True, slots=True)

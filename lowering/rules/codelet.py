@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.codelet_op import Outs
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.runtime.codelet import Codelet
+from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.rules.codelet_call_primitive import Outs
+from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.mapping import even_cuts, flat_mapping
-from ipujax.runtime.program import Copy, Execute
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.vertices import Access, Axis, VertexGroup, block, element
+from ipujax.runtime.graph import Access, Axis, Codelet, Copy, Execute, VertexGroup, block, element
+from ipujax.runtime.tensor import Tensor, even_cuts, flat_mapping
 
 
 def codelet_call_rule(

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.gcl import collectives, stacked
-from ipujax.lowering.gcl.collective_params import COLLECTIVES, Form, is_collective
+from ipujax.lowering.gcl import COLLECTIVES, Form, collectives, is_collective, stacked
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops import Op
+from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as Program
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.context import Context
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.rules.context import Context
 from ipujax.runtime.tensor import Tensor
 
 

@@ -10,18 +10,24 @@ from typing import Any
 
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.loop_state import advance, assign, new_counter, new_stack, new_state, push, slot_of
-from ipujax.lowering.popops.dynamic import map_for_slicing
-from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops import (
+    Op,
+    advance,
+    assign,
+    map_for_slicing,
+    new_counter,
+    new_stack,
+    new_state,
+    push,
+    slot_of,
+)
+from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.poputil.mapping import linear_mapping, map_linearly, mapping_like
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import TileMapping
-from ipujax.runtime.program import Copy, Repeat, RepeatWhile, Switch
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.lowering.poputil import linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
+from ipujax.runtime.tensor import Tensor, TileMapping
 
 
 def scan_rule(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
-from ipujax.lowering.popops.rows import CUMULATIVE, cumulative
+from ipujax.lowering.popops import CUMULATIVE, cumulative
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.lowering.rules.long_rows import long_cumulative, parts_of
 from ipujax.runtime.tensor import Tensor
 

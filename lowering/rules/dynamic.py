@@ -15,17 +15,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice
-from ipujax.lowering.popops.elementwise import immediate_of
-from ipujax.lowering.popops.gather import signed
-from ipujax.lowering.poputil.mapping import map_linearly
-from ipujax.lowering.poputil.trial import charged_cycles
+from ipujax.lowering.popops import dynamic_slice, dynamic_update_slice, immediate_of, signed
+from ipujax.lowering.poputil import charged_cycles, map_linearly
 from ipujax.lowering.rules.composed import composed
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.program import Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import element_bytes
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, concat, element_bytes
 
 Dims = tuple[int, ...]
 

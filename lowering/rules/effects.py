@@ -15,13 +15,12 @@ import jax
 import numpy as np
 from jax.random import key_data
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.poputil.mapping import map_linearly
+from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.rules.composed import composed
-from ipujax.runtime.host_call import CallStream, HostCall
-from ipujax.runtime.program import StreamIn, StreamOut
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.graph import StreamIn, StreamOut
+from ipujax.runtime.host import CallStream, HostCall
+from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:

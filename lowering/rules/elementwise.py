@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Literal, Primitive
-from ipujax.lowering.popops.elementwise import Op, elementwise
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
-from ipujax.lowering.popops.row_functions import RowFunction, each_row
+from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, each_row
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 

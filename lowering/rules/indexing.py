@@ -12,17 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
-from ipujax.lowering.popops.elementwise import freeze, thawed
-from ipujax.lowering.popops.gather import GatherSpec, Mode, gather, signed
-from ipujax.lowering.popops.scatter import SCATTERS, ScatterSpec, plan_in_steps, plan_scatter
+from ipujax.lowering.popops import (
+    SCATTERS,
+    GatherSpec,
+    Mode,
+    ScatterSpec,
+    freeze,
+    plan_in_steps,
+    plan_scatter,
+    signed,
+    thawed,
+)
+from ipujax.lowering.popops.gather import gather
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.lowering.rules.last_updates import can_find_last, scatter_last
 from ipujax.lowering.rules.one_place import combines_in_order, gather_from, known_place, scatter_to
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.variable import element_bytes, is_key_dtype
+from ipujax.runtime.tensor import Tensor, element_bytes, is_key_dtype
 
 _WORDS = np.dtype(np.uint32)  # what keys are made of
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.gather import Mode
-from ipujax.lowering.popops.scatter import ScatterSpec
+from ipujax.lowering.popops import Mode, ScatterSpec
 
 _NUMBER = np.dtype(np.int32)
 

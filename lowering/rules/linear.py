@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.poplin import convolution, matmul
+from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.tensor import Tensor
 
 DotDims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]

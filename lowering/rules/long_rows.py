@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.variable import element_bytes
+from ipujax.runtime.tensor import element_bytes
 
 EXTRA_KEYS = 2  # of a sort: what pads a row goes last, and equal keys keep their order
 _COPIES = 4  # operands and results, where they lie and as they are exchanged

@@ -20,10 +20,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Primitive
-from ipujax.lowering.popops.gather import GatherSpec, Mode, fill_of
-from ipujax.lowering.popops.scatter import ScatterSpec
-from ipujax.runtime.tensor import Tensor
-from ipujax.runtime.view import elements
+from ipujax.lowering.popops import GatherSpec, Mode, ScatterSpec, fill_of
+from ipujax.runtime.tensor import Tensor, elements
 
 Place = Sequence[int]  # a component for each indexed dimension
 _MOST_COMPARED = 4096  # indices that are compared with each other, assumed: more are hardly all the same

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.popops.pad import pad
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 Config = Sequence[tuple[int, int, int]]
 

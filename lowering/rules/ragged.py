@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.tensor import Tensor
 
 

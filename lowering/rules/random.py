@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.poprand import per_key
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
 from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
+from ipujax.lowering.popops import RowFunction, reduce_by_function
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.popops.row_functions import RowFunction, reduce_by_function
+from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 

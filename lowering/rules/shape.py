@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
-from ipujax.runtime.tensor import Tensor, concat
-from ipujax.runtime.variable import is_key_dtype
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
+from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:

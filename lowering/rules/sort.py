@@ -7,12 +7,11 @@ from functools import partial
 from math import ceil, log2
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
 from ipujax.lowering.jax_compat import Primitive
-from ipujax.lowering.popops.row_functions import RowFunction, each_row
-from ipujax.lowering.popops.rows import sort, top_k
+from ipujax.lowering.popops import RowFunction, each_row, sort, top_k
 from ipujax.lowering.rules.composed import composed
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.lowering.rules.long_rows import (
     EXTRA_KEYS,
     blocks_of,

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.context import Context, Rule
-from ipujax.lowering.fallback import fallback
-from ipujax.lowering.popops.windows import (
-    Windows,
-    primitive_reducer,
-    primitive_scatter,
-    reduce_window,
-    scatter_by_functions,
-    select_and_scatter,
-)
+from ipujax.lowering.popops import Windows, primitive_reducer, primitive_scatter, reduce_window, scatter_by_functions
+from ipujax.lowering.popops.windows import select_and_scatter
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.tensor import Tensor
 
 _MONOIDS = {"reduce_window_max": "max", "reduce_window_min": "min", "reduce_window_sum": "add"}

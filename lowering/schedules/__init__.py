@@ -5,25 +5,25 @@ and written as blocks that repeat (`blocks`). `names.SCHEDULES` has those a user
 makes one definite.
 """
 
-from ipujax.lowering.schedules.blocks import Block as Block
-from ipujax.lowering.schedules.common import EagerOneForwardOneBackward as EagerOneForwardOneBackward
-from ipujax.lowering.schedules.common import GPipe as GPipe
-from ipujax.lowering.schedules.common import OneForwardOneBackward as OneForwardOneBackward
-from ipujax.lowering.schedules.common import Sequential as Sequential
-from ipujax.lowering.schedules.graphcore import Grouped as Grouped
-from ipujax.lowering.schedules.graphcore import Interleaved as Interleaved
+from ipujax.lowering.schedules.common import (
+    EagerOneForwardOneBackward as EagerOneForwardOneBackward,
+    GPipe as GPipe,
+    OneForwardOneBackward as OneForwardOneBackward,
+    Sequential as Sequential,
+)
+from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved as Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
-from ipujax.lowering.schedules.names import SCHEDULES as SCHEDULES
-from ipujax.lowering.schedules.names import as_schedule as as_schedule
-from ipujax.lowering.schedules.plan import SchedulePlan as SchedulePlan
-from ipujax.lowering.schedules.plan import schedule_plan as schedule_plan
-from ipujax.lowering.schedules.schedule import Domain as Domain
-from ipujax.lowering.schedules.schedule import Schedule as Schedule
-from ipujax.lowering.schedules.tasks import BACKWARD as BACKWARD
-from ipujax.lowering.schedules.tasks import BACKWARD_INPUT as BACKWARD_INPUT
-from ipujax.lowering.schedules.tasks import BACKWARD_WEIGHT as BACKWARD_WEIGHT
-from ipujax.lowering.schedules.tasks import FORWARD as FORWARD
-from ipujax.lowering.schedules.tasks import Kind as Kind
-from ipujax.lowering.schedules.tasks import Task as Task
-from ipujax.lowering.schedules.tasks import TaskList as TaskList
+from ipujax.lowering.schedules.names import SCHEDULES as SCHEDULES, as_schedule as as_schedule
+from ipujax.lowering.schedules.plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
+from ipujax.lowering.schedules.repetition import Block as Block, Slot as Slot
+from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule
+from ipujax.lowering.schedules.tasks import (
+    BACKWARD as BACKWARD,
+    BACKWARD_INPUT as BACKWARD_INPUT,
+    BACKWARD_WEIGHT as BACKWARD_WEIGHT,
+    FORWARD as FORWARD,
+    Kind as Kind,
+    Task as Task,
+    TaskList as TaskList,
+)
 from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1 as ZeroBubbleH1

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.blocks import Block, Slot, blocks
 from ipujax.lowering.schedules.grid import Grid, grid
 from ipujax.lowering.schedules.names import as_schedule
+from ipujax.lowering.schedules.repetition import Block, Slot, blocks
 from ipujax.lowering.schedules.schedule import Schedule, as_task_list
 from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, TaskList
 from ipujax.lowering.schedules.validate import validate

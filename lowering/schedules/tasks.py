@@ -23,7 +23,7 @@ from enum import IntEnum
 import numpy as np
 
 from ipujax.runtime.errors import ScheduleError
-from ipujax.runtime.mapping import frozen
+from ipujax.runtime.tensor import frozen
 
 
 class Kind(IntEnum):

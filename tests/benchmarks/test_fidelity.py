@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ipujax import poplar
+from tests.ipujax.poplar.helpers import run_both
 from tests.marks import slow_but
-from tests.poplar.helpers import run_both
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "fidelity.md"

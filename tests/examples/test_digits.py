@@ -5,18 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import jax
 import numpy as np
-import optax
 import pytest
-
-import ipujax as ipu
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 SLOW = [(model, arch, range(9)) for model in ("mlp", "cnn") for arch in ("mk2", "bow")]
@@ -56,36 +49,6 @@ def test_batches_have_one_size_and_no_image_twice(digits: ModuleType) -> None:
         for batch, chosen in epoch:
             np.testing.assert_array_equal(batch[:, 0], chosen)
     assert any(not np.array_equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("model", "arch", "powers"),
-    [("mlp", "mk2", range(3, 7)), *[pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]],
-    ids=str,
-)
-def test_twice_the_batch_is_more_work_and_no_faster(
-    digits: ModuleType, model: str, arch: str, powers: Sequence[int]
-) -> None:
-    function, shapes = digits.MODELS[model]
-    optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, 100))
-
-    def step(params: Any, opt_state: Any, images: Any, labels: Any) -> Any:
-        def loss(params: Any) -> Any:
-            return optax.softmax_cross_entropy_with_integer_labels(function(params, images), labels).mean()
-
-        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state)
-        return optax.apply_updates(params, updates), opt_state
-
-    def costs(batch: int) -> tuple[int, int]:
-        params = jax.eval_shape(lambda: digits.init(shapes))
-        examples = jax.ShapeDtypeStruct((batch, 8, 8, 1), np.float32), jax.ShapeDtypeStruct((batch,), np.int32)
-        run = ipu.jit(step, device=ipu.IPUModel(arch=arch), donate_argnums=(0, 1))
-        profile = run.lower(params, jax.eval_shape(optimizer.init, params), *examples).compile().profile
-        return profile.total_worker_cycles, profile.cycles
-
-    found = [costs(1 << n) for n in powers]
-    for (work, cycles), (more_work, more_cycles) in pairwise(found):
-        assert more_work > work and more_cycles >= cycles, found
 
 
 def test_mlp_learns_and_prints_its_profile(digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

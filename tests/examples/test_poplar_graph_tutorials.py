@@ -9,7 +9,7 @@ import pytest
 
 from ipujax import poplar
 from tests.examples.poplar_examples import example
-from tests.poplar.helpers import run_both
+from tests.ipujax.poplar.helpers import run_both
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from ipujax import poplar
 from tests.examples.poplar_examples import example
-from tests.poplar.engine_helpers import both, new_graph
+from tests.ipujax.poplar.engine_helpers import both, new_graph
 
 EPOCH = re.compile(r"^Epoch (\d+): accuracy (\d+\.\d)% in training, (\d+\.\d)% in the test after it$", re.MULTILINE)
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from tests.ipujax.distributed_helpers import Runner, run
+from tests.ipujax.distributed.distributed_helpers import Runner, run
 
 __all__ = ["run"]  # a fixture
 

@@ -13,13 +13,12 @@ import optax
 import pytest
 from flax.training import train_state
 from jax import lax
-from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError
-from ipujax.runtime.program import Collective
-from ipujax.runtime.steps import distinct
+from ipujax.runtime.graph.program import Collective
+from ipujax.runtime.graph.steps import distinct
 
 SPLIT, SAME = P("replica"), P()
 

@@ -18,8 +18,8 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax import stages
-from ipujax.runtime.program import Program, RepeatWhile, Switch
-from ipujax.runtime.steps import distinct
+from ipujax.runtime.graph.program import Program, RepeatWhile, Switch
+from ipujax.runtime.graph.steps import distinct
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 X = jnp.arange(6.0).reshape(2, 3)

@@ -17,10 +17,10 @@ import pytest
 from ipujax.lowering.jax_compat import trace
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.passes import PASSES
-from ipujax.runtime.engine import engine_function
-from ipujax.runtime.interpreter import interpret
-from ipujax.runtime.presets import preset
-from ipujax.runtime.target import Target
+from ipujax.runtime.engine.engine import engine_function
+from ipujax.runtime.interpreter.interpreter import interpret
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.target.target import Target
 
 TILES = (1, 4, 7, 16)
 quick_jit = partial(

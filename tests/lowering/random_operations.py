@@ -122,6 +122,30 @@ def _dot(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
     return jnp.tanh(jnp.einsum("ij,jik->kj", a, b) / a.shape[0])
 
 
+def _mixed_dot(x: jax.Array, w: jax.Array, picks: Picks) -> list[jax.Array]:
+    """A product of two widths and its gradients, of -1, 0 and 1: any sum of up to 240 of them is exact in each."""
+    x, w = jnp.sign(_matrix(x)), w if w.ndim == 2 and w.size else jnp.ones((3, 2), w.dtype)
+    x = fitted(x, (x.shape[0], w.shape[0])).astype((np.float32, np.float16)[picks[2] % 2])
+    seen = jnp.where(jnp.arange(w.shape[1]) % 2, 1, -1)
+
+    def summed(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        product = x @ w if picks[3] % 2 else (w.T @ x.T).T
+        return (product.astype(np.float32) * seen).sum(), product
+
+    (of_w, of_x), product = jax.grad(summed, (0, 1), has_aux=True)(w, x)
+    # Gradients of these would be rounded to half, at any last bit.
+    return [lax.stop_gradient(out) for out in (of_w, of_x.astype(np.float32) / 256, product.astype(np.float32) / 256)]
+
+
+def _without_tangents(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
+    """Gradients of integers, which have no bytes, beside those of floats, through a call."""
+    fun = lambda x, i: (x * fitted(i % 5, x.shape)).sum()  # noqa: E731
+    call = (lambda f: f, jax.jit, jax.checkpoint)[picks[2] % 3]
+    of_x, of_i = jax.grad(call(fun), (0, 1), allow_int=True)(x, i)
+    assert of_i.dtype == jax.dtypes.float0
+    return of_x / 8
+
+
 def _convolved(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
     images = fitted(x, (2, 6, 4, 2))
     kernel = fitted(y, (1 + picks[2] % 3, 2, 2, 3))
@@ -222,7 +246,7 @@ def _bent_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return _bent(primals[0]), tangents[0] * (jnp.cos(primals[0]) + 1)
 
 
-F, N, B = "float", "int", "bool"  # N for whole numbers
+F, N, B, H = "float", "int", "bool", "half"  # N for whole numbers
 
 OPERATIONS: dict[str, Operation] = {
     **{name: Operation((F,), _unary(getattr(lax, name))) for name in ("tanh", "sin", "cos", "logistic", "erf", "atan")},
@@ -291,6 +315,8 @@ OPERATIONS: dict[str, Operation] = {
     "stack": Operation((F, F), lambda x, y, picks: jnp.stack([x, fitted(y, x.shape)], -1), moves=True),
     "pad": Operation((F,), _padded, moves=True),
     "dot": Operation((F, F), _dot),
+    "mixed_dot": Operation((F, H), _mixed_dot, "exact", moves=True),
+    "float0": Operation((F, N), _without_tangents, moves=True),
     "convolution": Operation((F, F), _convolved),
     "window_sum": Operation((F,), lambda x, picks: jnp.tanh(_windowed(lax.add, 0)(x, picks) / 2)),
     "window_max": Operation((F,), _windowed(lax.max, -np.inf), "continuous", moves=True),

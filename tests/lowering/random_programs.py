@@ -47,10 +47,12 @@ class Program:
     seed: int
 
     def arguments(self) -> tuple[np.ndarray, ...]:
-        """Floats in steps of an eighth, with ties, then integers."""
+        """Floats in steps of an eighth, with ties, then integers, then weights in half precision."""
         rng = np.random.default_rng(self.seed)
         floats = [rng.integers(-16, 17, SHAPES[n]).astype(np.float32) / 8 for n in self.shapes]
-        return (*floats, rng.integers(-9, 10, (3, 5)).astype(np.int32), np.int32(rng.integers(0, 5)))
+        integers = rng.integers(-9, 10, (3, 5)).astype(np.int32), np.int32(rng.integers(0, 5))
+        halves = [rng.integers(-1, 2, (5, 3)).astype(dtype) for dtype in (jnp.bfloat16, np.float16)]
+        return (*floats, *integers, *halves)
 
     def __call__(self, *arguments: Any) -> list[jax.Array]:
         """All values that no step reads; of a big one a box."""
@@ -60,15 +62,14 @@ class Program:
         return [value.array for value in pool.unread()]
 
     def gradient(self, *arguments: Any) -> tuple[jax.Array, ...]:
-        """The gradient of a weighted sum of the results with respect to the floats."""
-        floats = len(self.shapes)
+        """The gradient of a weighted sum of the results with respect to the arguments: float0 for integers."""
 
         def weighted(*given: Any) -> jax.Array:
-            results = [y for y in self(*given, *arguments[floats:]) if y.dtype == jnp.float32 and y.size]
+            results = [y for y in self(*given) if y.dtype == jnp.float32 and y.size]
             ramps = [np.cos(np.arange(y.size, dtype=np.float32)).reshape(y.shape) for y in results]
             return sum((jnp.sum(y * ramp) for y, ramp in zip(results, ramps, strict=True)), jnp.float32(0))
 
-        return jax.grad(weighted, tuple(range(floats)))(*arguments[:floats])
+        return jax.grad(weighted, tuple(range(len(arguments))), allow_int=True)(*arguments)
 
 
 @dataclass(eq=False)
@@ -91,7 +92,7 @@ class Pool:
         return [value for value in self.values if not value.read] or self.values[-1:]
 
     def pick(self, pick: int, kind: str, exact: bool) -> Value:
-        """A value of a kind: float, int, bool, or any; made from another where there is none."""
+        """A value of a kind: float, int, bool, half, or any; made from another where there is none."""
         found = [v for v in self.values if (v.exact or not exact) and (kind == "any" or _kind(v.array) == kind)]
         if found:
             value = found[pick % len(found)]
@@ -99,6 +100,8 @@ class Pool:
             return value
         if kind == "bool":
             return Value(self.pick(pick, "int", True).array % 2 == 0, True)
+        if kind == "half":
+            return Value(jnp.ones((5, 3), jnp.bfloat16), True)
         return Value(jnp.asarray(np.arange(6).reshape(2, 3), np.float32 if kind == "float" else np.int32), True)
 
     def run(self, step: Step) -> None:
@@ -119,7 +122,7 @@ class Pool:
 
 
 def _kind(x: jax.Array) -> str:
-    return {"f": "float", "i": "int", "b": "bool"}[x.dtype.kind]
+    return "half" if x.dtype in (jnp.bfloat16, np.float16) else {"f": "float", "i": "int", "b": "bool"}[x.dtype.kind]
 
 
 def _bounded(x: jax.Array) -> jax.Array:
@@ -152,12 +155,16 @@ def _result(inner: Pool, shape: Sequence[int]) -> jax.Array:
 def _scanned(pool: Pool, step: Step, operands: list[Value]) -> list[jax.Array]:
     carry, xs, outer = operands[0].array, operands[1].array, operands[2:]
     xs = xs.reshape(-1)[:4] if xs.ndim == 0 else xs[:5]
+    if step.picks[4] % 8 < 2:  # no iteration
+        xs = xs.reshape(-1)[:0].reshape(0, 1 + step.picks[3] % 3)
 
-    def turn(c: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inner = _inside(pool, step.bodies[0], [c, x], outer)
-        return _result(inner, c.shape), inner.values[-1].array
+    def turn(c: Any, x: jax.Array) -> Any:
+        inner = _inside(pool, step.bodies[0], [c["x"], x], outer)
+        return {**c, "x": _result(inner, c["x"].shape)}, (None, inner.values[-1].array)
 
-    return list(lax.scan(turn, carry, xs, reverse=bool(step.picks[4] % 2)))
+    last, (nothing, made) = lax.scan(turn, {"x": carry, "none": None}, xs, reverse=bool(step.picks[4] % 2))
+    assert last["none"] is nothing is None
+    return [last["x"], made]
 
 
 def _repeated(pool: Pool, step: Step, operands: list[Value]) -> list[jax.Array]:
@@ -185,12 +192,12 @@ def _branched(pool: Pool, step: Step, operands: list[Value]) -> list[jax.Array]:
 def _called(pool: Pool, step: Step, operands: list[Value]) -> list[jax.Array]:
     wrap = (jax.jit, jax.checkpoint)[step.picks[4] % 2]
 
-    def callee(*arrays: jax.Array) -> jax.Array:
-        return _result(_inside(pool, step.bodies[0], arrays, []), arrays[0].shape)
+    def callee(none: None, *arrays: jax.Array) -> tuple[None, jax.Array]:
+        return none, _result(_inside(pool, step.bodies[0], arrays, []), arrays[0].shape)
 
     call = wrap(callee)
     a, b = (value.array for value in operands)
-    return [call(a, b), call(fitted(b, a.shape), fitted(a, b.shape))]
+    return [call(None, a, b)[1], call(None, fitted(b, a.shape), fitted(a, b.shape))[1]]
 
 
 @dataclass(frozen=True)

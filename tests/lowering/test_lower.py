@@ -13,11 +13,11 @@ from jax import lax
 
 from ipujax.lowering.lower import LoweredProgram, donated_aliases, lower
 from ipujax.lowering.passes import PASSES
-from ipujax.lowering.replicate import unwrapped
+from ipujax.lowering.replicas.replicated_primitive import unwrapped
 from ipujax.runtime.compile import compile
-from ipujax.runtime.interpreter import interpret
-from ipujax.runtime.program import Copy, StreamIn, StreamOut
-from ipujax.runtime.steps import leaves
+from ipujax.runtime.graph.program import Copy, StreamIn, StreamOut
+from ipujax.runtime.graph.steps import leaves
+from ipujax.runtime.interpreter.interpreter import interpret
 from tests.lowering.helpers import assert_same, check, quick_jit, run_engine, small_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

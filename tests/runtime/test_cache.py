@@ -7,11 +7,11 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.cache import Memory, held_arrays, remembered, remembered_questions
-from ipujax.runtime.exchange import copy_traffic
-from ipujax.runtime.graph import Graph
-from ipujax.runtime.mapping import linear
-from ipujax.runtime.presets import preset
-from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.exchange.traffic import copy_traffic
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.tensor.mapping import linear
+from ipujax.runtime.tensor.tensor import Tensor, concat
 
 BYTES = 1 << 16
 

@@ -1,0 +1,31 @@
+"""Arguments of a call: their checks, differences of pytrees, and how `in_specs` split them over replicas."""
+
+from ipujax.calls.arguments import (
+    argument_places as argument_places,
+    as_names as as_names,
+    as_numbers as as_numbers,
+    by_position as by_position,
+    check_arguments as check_arguments,
+    check_not_deleted as check_not_deleted,
+    check_optimizer as check_optimizer,
+    check_settings as check_settings,
+    described as described,
+    function_name as function_name,
+    has_tracer as has_tracer,
+    knowing_keywords as knowing_keywords,
+    static_keywords as static_keywords,
+)
+from ipujax.calls.in_specs import (
+    Places as Places,
+    Replication as Replication,
+    leaf_dims as leaf_dims,
+    saying_what_axes_there_are as saying_what_axes_there_are,
+    split_dims as split_dims,
+)
+from ipujax.calls.nesting import (
+    Compilation as Compilation,
+    FunctionName as FunctionName,
+    compiling as compiling,
+    compiling_for as compiling_for,
+)
+from ipujax.calls.tree_difference import EVERYWHERE as EVERYWHERE, first_difference as first_difference

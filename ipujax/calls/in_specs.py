@@ -1,0 +1,290 @@
+"""What `ipu.jit` is told of replicas: how many, and how arguments and results are split over them.
+
+The function is written for one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
+`PartitionSpec()` for what all replicas get, `PartitionSpec("replica")` for what is split along its first dimension,
+`PartitionSpec(None, "replica")` along its second. Keyword arguments go to all. `out_specs` is a prefix of the results.
+"replica" is the name of the axis unless `axis_name` gives it another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
+from ipujax.lowering.replicas import AXIS, Dims, evaluate, replicated_p
+from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
+
+Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How a function is replicated.
+
+    Args:
+        replicas: how many.
+        in_specs: prefix of the positional arguments that are not static; all `PartitionSpec()` when None.
+        out_specs: prefix of the results; the same.
+        axis_name: the name of the axis of replicas.
+    """
+
+    replicas: int = 1
+    in_specs: Any = None
+    out_specs: Any = None
+    axis_name: str = AXIS
+
+    @staticmethod
+    def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
+        """The settings of `ipu.jit`; None for a plain function, which has no axis of replicas.
+
+        Raises:
+            ArgumentError: for what is no number of replicas, no tree of specs or no name, or for an axis without
+                replicas.
+        """
+        if not isinstance(axis_name, str) or not axis_name:
+            raise ArgumentTypeError("axis_name of ipu.jit", expected="a string", got=repr(axis_name))
+        if replicas is None:
+            _refuse_axes_without_replicas(in_specs, out_specs, axis_name)
+            replicas = 1
+        if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
+            raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
+        replicas = int(replicas)
+        for name, spec in _all_specs(in_specs, out_specs):
+            _check_spec(name, spec, axis_name)
+        is_plain = (replicas, in_specs, out_specs) == (1, None, None)
+        return None if is_plain else Replication(replicas, in_specs, out_specs, axis_name)
+
+    def trace(
+        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
+    ) -> Any:
+        """The results of all replicas, as one equation of the jaxpr that is being traced."""
+        return self._apply(replicated_p.bind, fun, args, kwargs, places, name)
+
+    def evaluate(
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        places: Places,
+        name: str,
+        do: Callable[..., Any] = evaluate,
+    ) -> Any:
+        """The results of all replicas, as plain JAX operations; `do` makes them, as `replicated_primitive.evaluate`."""
+        return self._apply(do, fun, args, kwargs, places, name)
+
+    def _apply(
+        self,
+        do: Callable[..., Any],
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        places: Places,
+        name: str,
+    ) -> Any:
+        arguments, static = places
+        moved = [n for n in range(len(args)) if n not in static]
+        arrays = {key: value for key, value in kwargs.items() if _is_array_tree(value)}
+        settings = {key: value for key, value in kwargs.items() if key not in arrays}
+        given = tuple(args[n] for n in moved), arrays
+        leaves, tree = jax.tree.flatten(given)
+        found = leaf_dims(name, self.in_specs, given, [arguments[n] for n in moved])
+        dims = tuple(dim for _, dim in found)
+        shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, found, strict=True)]
+
+        def one_replica(*local: Any) -> Any:
+            own, keywords = jax.tree.unflatten(tree, local)
+            whole = list(args)
+            for n, value in zip(moved, own, strict=True):
+                whole[n] = value
+            return fun(*whole, **keywords, **settings)
+
+        with saying_what_axes_there_are(self):
+            jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
+        out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
+        for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
+            _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
+        body = jaxpr.jaxpr
+        open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
+        in_dims: Dims = (None,) * len(jaxpr.consts) + dims
+        outs = do(
+            *jaxpr.consts,
+            *leaves,
+            jaxpr=open_jaxpr,
+            replicas=self.replicas,
+            in_dims=in_dims,
+            out_dims=out_dims,
+            is_checked=False,
+            axis_name=self.axis_name,
+        )
+        return jax.tree.unflatten(jax.tree.structure(results), outs)
+
+    def _local(self, x: Any, dim: int | None, place: str) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one replica's part of an array."""
+        aval = jax.typeof(x)
+        _check_rank("in_specs", place, aval, dim)
+        shape = list(aval.shape)
+        if dim is not None:
+            if shape[dim] % self.replicas:
+                raise ArgumentValueError(
+                    f"argument {place} cannot be split over {self.replicas} replicas",
+                    expected=f"a multiple of {self.replicas} in dimension {dim}",
+                    got=f"{aval.str_short()}",
+                    hint=f"a batch of {-(-shape[dim] // self.replicas) * self.replicas}, or another number of replicas",
+                )
+            shape[dim] //= self.replicas
+        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+
+
+def leaf_dims(
+    name: str, in_specs: Any, given: tuple[tuple[Any, ...], dict[str, Any]], names: Sequence[str]
+) -> list[tuple[str, int | None]]:
+    """For each leaf of the arguments what the user would write for it, and the dimension that is split.
+
+    Args:
+        name: of the function.
+        in_specs: prefix of the positional arguments.
+        given: positional arguments that are not static, and arrays given by name.
+        names: of these positional arguments.
+
+    Raises:
+        ArgumentError: specs of another structure than the arguments.
+    """
+    args, arrays = given
+    dims = split_dims(f"in_specs of {name}", in_specs, args) + (None,) * len(jax.tree.leaves(arrays))
+    places = [_place(names, path) for path, _ in jax.tree.leaves_with_path(given)]
+    return list(zip(places, dims, strict=True))
+
+
+def _place(names: Sequence[str], path: Sequence[Any]) -> str:
+    """An argument's leaf as the user would write it."""
+    kind, which, *rest = path
+    return f"{names[which.idx] if kind.idx == 0 else which.key}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def _is_spec(x: Any) -> bool:
+    return x is None or isinstance(x, PartitionSpec)
+
+
+def _is_array_tree(x: Any) -> bool:
+    """Whether a keyword argument is data, which is traced here, not a setting."""
+    leaves = jax.tree.leaves(x)
+    return bool(leaves) and all(isinstance(leaf, jax.core.Tracer | jax.Array) for leaf in leaves)
+
+
+def _all_specs(in_specs: Any, out_specs: Any) -> Iterator[tuple[str, Any]]:
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        yield from ((name, spec) for spec in jax.tree.leaves(specs, is_leaf=_is_spec))
+
+
+def _refuse_axes_without_replicas(in_specs: Any, out_specs: Any, axis_name: str) -> None:
+    if axis_name != AXIS:
+        what = "axis_name of ipu.jit names the axis of replicas, and replicas= is not given"
+        raise ArgumentError(what, expected="replicas=N", got=repr(axis_name))
+    for name, spec in _all_specs(in_specs, out_specs):
+        if isinstance(spec, PartitionSpec) and any(spec):
+            what = f"{name} of ipu.jit split over replicas, and replicas= is not given"
+            raise ArgumentError(what, expected="replicas=N, or PartitionSpec()", got=spec, hint="replicas=2")
+
+
+def _check_spec(name: str, spec: Any, axis_name: str) -> None:
+    if spec is None:
+        return
+    if not isinstance(spec, PartitionSpec):
+        hint = f"jax.sharding.PartitionSpec(), or PartitionSpec({axis_name!r})"
+        raise ArgumentTypeError(f"{name} of ipu.jit", expected="a tree of PartitionSpec", got=repr(spec), hint=hint)
+    axes = [axis for part in spec if part is not None for axis in ((part,) if isinstance(part, str) else part)]
+    others = [axis for axis in axes if axis != axis_name]
+    if others or len(axes) > 1:
+        raise ArgumentError(
+            f"{name} of ipu.jit name axes there are not" if others else f"{name} split twice",
+            expected=f'"{axis_name}" once, or no axis',
+            got=spec,
+            hint=f"axis_name={others[0]!r}" if others == axes[:1] else None,
+        )
+
+
+def split_dims(name: str, specs: Any, values: Any) -> Dims:
+    """The dimension that each leaf is split along, None where it is not, from a prefix of specs.
+
+    Args:
+        name: of the specs, for messages.
+        specs: prefix of the values; all `PartitionSpec()` when None.
+        values: pytree.
+
+    Raises:
+        ArgumentError: specs of another structure than the values.
+    """
+    # None among the values has no leaves, and no spec of its own.
+    specs = jax.tree.map(lambda spec: PartitionSpec() if spec is None else spec, specs, is_leaf=_is_spec)
+    if isinstance(values, tuple) and isinstance(specs, list):
+        specs = tuple(specs)
+    try:
+        full = jax.tree.broadcast(specs, values)
+    except ValueError as error:
+        raise ArgumentError(
+            f"{name} do not fit what they are for",
+            expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}, the arguments given by position"
+            if name.startswith("in_")
+            else f"a prefix of {jax.tree.map(lambda _: '*', values)}",
+            got=specs,
+            hint="one PartitionSpec for each argument or result, or for a subtree of it",
+        ) from error
+    return tuple(map(_dim, jax.tree.leaves(full)))
+
+
+def _dim(spec: PartitionSpec) -> int | None:
+    return next((dim for dim, part in enumerate(spec) if part is not None and part != ()), None)
+
+
+def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
+    if dim is not None and dim >= len(aval.shape):
+        shape = f"{aval.dtype}{list(aval.shape)}"
+        what = f"{name} split dimension {dim} of {place}, which has none"
+        raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=shape, hint="PartitionSpec()")
+
+
+@contextmanager
+def saying_what_axes_there_are(replication: Replication | None) -> Iterator[None]:
+    """Says in the user's words what JAX finds wrong with axes while it traces a function.
+
+    Raises:
+        ArgumentNameError: a collective over an axis that there is not.
+        ArgumentError: a cast between types of what varies, which JAX keeps under `jax.shard_map` alone.
+    """
+    try:
+        yield
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise _unknown_axis(error, replication) from error
+    except AssertionError as error:
+        if "ManualAxisType" not in str(error):
+            raise
+        raise ArgumentError(
+            "a cast of what varies between replicas, as jax.lax.pcast and pvary are",
+            where=line_of(error),
+            expected="values without such types, as functions of replicas have them",
+            hint="leave it out here: it changes no number; under jax.shard_map it has its meaning",
+        ) from error
+
+
+def _unknown_axis(error: NameError, replication: Replication | None) -> ArgumentNameError:
+    name = str(error).partition("axis name: ")[2].partition(".")[0]
+    if replication is None:
+        hint = f"ipu.jit(..., replicas=N, axis_name={name!r}, in_specs=..., out_specs=...)"
+    else:
+        hint = f'jax.lax.psum(x, "{replication.axis_name}"), or ipu.jit(..., axis_name={name!r})'
+    return ArgumentNameError(
+        f"a collective over the axis {name!r}, which there is not",
+        where=line_of(error),
+        expected=f'"{replication.axis_name}"' if replication else "an axis of jax.vmap or jax.shard_map",
+        got=repr(name),
+        hint=hint,
+    )

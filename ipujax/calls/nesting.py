@@ -1,0 +1,105 @@
+"""Functions inside functions: what is being compiled while user code is traced, and what may be called there.
+
+An inner `ipu.jit` function is inlined into the outer one, so both need one device and one number of replicas. This is
+checked where the inner one is called, and again in every equation that calls it: JAX traces the functions between the
+two once, and later calls of them show nothing but the equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ipujax.device import Device
+from ipujax.lowering.jax_compat import ClosedJaxpr, source_line
+from ipujax.lowering.jaxpr import equations
+from ipujax.runtime.errors import ArgumentError
+
+
+class FunctionName(str):
+    """The name of an `ipu.jit` function, which JAX hands on to every equation that calls it.
+
+    Args:
+        name: the name.
+        device: the device the function asks for; None for that of the outer function.
+        replicas: the number of replicas it asks for; likewise.
+    """
+
+    def __new__(cls, name: str, device: Device | None = None, replicas: int | None = None) -> FunctionName:
+        made = super().__new__(cls, name)
+        made.device, made.replicas = device, replicas
+        return made
+
+    device: Device | None
+    replicas: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What user code is being traced for.
+
+    Args:
+        device: the device.
+        replicas: how many replicas it has.
+    """
+
+    device: Device
+    replicas: int
+
+    def check_inner(self, name: FunctionName, where: str | None = None) -> None:
+        """Refuses an inner function that asks for another device or number of replicas.
+
+        Args:
+            name: of the inner function.
+            where: the line that calls it; the running one when None.
+
+        Raises:
+            ArgumentError: naming both.
+        """
+        if name.device is not None and name.device != self.device:
+            raise ArgumentError(
+                f"{name} is called inside a function compiled for another device",
+                where=where,
+                expected=self.device,
+                got=name.device,
+                hint="give both functions one device, or leave the inner one's out",
+            )
+        if name.replicas is not None and name.replicas != self.replicas:
+            raise ArgumentError(
+                f"{name} is called inside a function of another number of replicas",
+                where=where,
+                expected=self.replicas,
+                got=name.replicas,
+                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
+            )
+
+    def check(self, jaxpr: ClosedJaxpr) -> None:
+        """Refuses such functions in a jaxpr, however deep.
+
+        Raises:
+            ArgumentError: as `check_inner`, with the line of the call.
+        """
+        for eqn in equations(jaxpr.jaxpr):
+            if isinstance(name := eqn.params.get("name"), FunctionName):
+                self.check_inner(name, source_line(eqn) or None)
+
+
+# The compilation that is tracing user code right now.
+_COMPILING: ContextVar[Compilation | None] = ContextVar("ipujax_compiling", default=None)
+
+
+def compiling() -> Compilation | None:
+    """What the running code is traced for; None outside of `ipu.jit`."""
+    return _COMPILING.get()
+
+
+@contextmanager
+def compiling_for(compilation: Compilation) -> Iterator[None]:
+    """Says what the code inside is traced for."""
+    token = _COMPILING.set(compilation)
+    try:
+        yield
+    finally:
+        _COMPILING.reset(token)

@@ -1,0 +1,294 @@
+"""Training by several processes: `ipujax run` starts them, this module is what their script says.
+
+    import ipujax as ipu
+    ipu.distributed.init()                                          # before JAX computes anything
+    params = ipu.distributed.broadcast(params)                      # the weights of instance 0
+    step = ipu.jit(fun, replicas=ipu.distributed.num_replicas(), …)  # each instance holds its share of the replicas
+    loss = step(params, ipu.distributed.share(batch))               # and feeds its share of the data
+    loss = ipu.distributed.all_reduce(loss, "mean")                 # on the host: Horovod's way
+
+Input: pytrees of arrays. Output: the same on all instances. A script that `ipujax run` did not start is one instance,
+and everything here works for it too.
+
+Limits: all instances run on one machine. What an instance does apart from the others is its own business; a call here
+that only some make ends all of them with an error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from ipujax.calls import described, has_tracer, split_dims
+from ipujax.distributed.instance import (
+    ALL,
+    EXIT_CODE,
+    SHARE,
+    Facts,
+    check_joined,
+    instance_mesh,
+    leave,
+    meet,
+    stable,
+    to_all,
+    to_local,
+)
+from ipujax.distributed.instance.membership import membership
+from ipujax.lowering.replicas import AXIS as REPLICAS, Dims
+from ipujax.public import public_names
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.host import AXIS
+
+_OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
+    "mean": lax.pmean,
+    "sum": lax.psum,
+    "max": lax.pmax,
+    "min": lax.pmin,
+}
+_SPLIT = PartitionSpec(REPLICAS)
+_UNORDERED = (jax.dtypes.prng_key, jnp.complexfloating)
+_REFUSED = {"mean": _UNORDERED[:1], "sum": _UNORDERED[:1], "max": _UNORDERED, "min": _UNORDERED}
+_NO_LIMIT_SECONDS = 10**6  # who waits for whom, and for how long, is the launcher's business
+
+
+def init() -> None:
+    """Makes this process a member of its run; does nothing the second time, or when it is alone.
+
+    Raises:
+        ArgumentError: if JAX has computed something before.
+    """
+    me = membership()
+    if me.num_instances == 1 or jax.distributed.is_initialized():
+        return
+    meet("ipu.distributed.init")
+    atexit.register(_leave_alone)  # before JAX's own, which is registered already
+    # JAX would catch SIGTERM to announce that a machine goes away; here it means the end.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_check_proxy_envs", False)  # the launcher sees to them
+    try:
+        jax.distributed.initialize(
+            me.coordinator,
+            me.num_instances,
+            me.instance_index,
+            local_device_ids=[0],
+            initialization_timeout=_NO_LIMIT_SECONDS,
+            shutdown_timeout_seconds=_NO_LIMIT_SECONDS,
+            coordinator_bind_address=me.coordinator,
+        )
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        what = "ipu.distributed.init() comes after JAX has started to compute"
+        raise ArgumentError(what, hint="call it first of all, before any array is made") from error
+
+
+def _leave_alone() -> None:
+    """Ends an instance whose script failed without waiting, as JAX does at exit, until all others end too."""
+    code = int(os.environ.get(EXIT_CODE, 0))
+    if code and membership().num_instances > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(code)
+
+
+def instance_index() -> int:
+    """The number of this instance, from 0."""
+    return membership().instance_index
+
+
+def num_instances() -> int:
+    """The number of instances of this run."""
+    return membership().num_instances
+
+
+def num_replicas() -> int:
+    """The number of replicas of all instances together, as `ipujax run --replicas` says."""
+    return membership().num_replicas
+
+
+def local_replicas() -> int:
+    """The number of replicas that this instance holds."""
+    return membership().local_replicas
+
+
+def broadcast(tree: Any, root: int = 0) -> Any:
+    """Gives all instances the arrays of one of them, bit by bit.
+
+    Args:
+        tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
+        root: whose values to take.
+
+    Returns:
+        The tree of that instance, on this one's device.
+
+    Raises:
+        ArgumentError: for leaves that are no arrays, under a transformation of JAX, or on all instances if they
+            disagree.
+    """
+    if not isinstance(root, int) or not 0 <= root < num_instances():
+        expected = f"a whole number from 0 to {num_instances() - 1}"
+        raise ArgumentValueError("there is no such instance to broadcast from", expected=expected, got=root)
+    return _together(f"ipu.distributed.broadcast from instance {root}", _broadcast, root, tree)
+
+
+def all_reduce(tree: Any, op: str = "mean") -> Any:
+    """Reduces arrays over instances, on the host.
+
+    Args:
+        tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
+        op: "mean", "sum", "max" or "min".
+
+    Returns:
+        The reduced tree, equal on all instances; dtypes are those of `jax.lax.pmean` and its like.
+
+    Raises:
+        ArgumentError: for another operation, leaves that are no arrays, under a transformation of JAX, or on all
+            instances if they disagree.
+    """
+    if op not in _OPERATIONS:
+        raise ArgumentValueError(
+            "no such reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
+        )
+    return _together(f'ipu.distributed.all_reduce "{op}"', _all_reduce, op, tree, _REFUSED[op])
+
+
+def share(tree: Any, specs: Any = _SPLIT) -> Any:
+    """This instance's share of whole arrays: what its replicas are to be given. Nothing is sent.
+
+    Args:
+        tree: pytree of arrays.
+        specs: prefix of it, as the `in_specs` of `ipu.jit`; by default all is split along the first dimension.
+
+    Returns:
+        The tree, of what is `PartitionSpec()` whole, of the rest a part.
+
+    Raises:
+        ArgumentError: for an array that instances cannot share equally, or specs of another structure.
+    """
+    count, index = num_instances(), instance_index()
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    dims = split_dims("specs of ipu.distributed.share", specs, tree)
+    parts = []
+    for (path, x), dim in zip(paths, dims, strict=True):
+        if dim is not None and (dim >= jnp.ndim(x) or jnp.shape(x)[dim] % count):
+            what = f"{count} instances cannot share operand{jax.tree_util.keystr(path)} equally"
+            raise ArgumentValueError(what, expected=f"a multiple of {count} in dimension {dim}", got=described(x))
+        each = 0 if dim is None else jnp.shape(x)[dim] // count
+        parts.append(x if dim is None else x[(slice(None),) * dim + (slice(index * each, (index + 1) * each),)])
+    return jax.tree.unflatten(structure, parts)
+
+
+def gather(tree: Any, specs: Any = _SPLIT) -> Any:
+    """The whole arrays of which each instance has a share: what `share` is given, or one process would return.
+
+    Args:
+        tree: pytree of arrays, of the same structure, shapes and dtypes on all instances.
+        specs: prefix of it, as the `out_specs` of `ipu.jit`; by default all is split along the first dimension.
+
+    Returns:
+        The tree of whole arrays, equal on all instances.
+
+    Raises:
+        ArgumentError: as `broadcast`; for specs of another structure.
+    """
+    dims = split_dims("specs of ipu.distributed.gather", specs, tree)
+    for (path, x), dim in zip(jax.tree.leaves_with_path(tree), dims, strict=True):
+        if dim is not None and dim >= jnp.ndim(x):
+            what = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
+            raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=described(x))
+    return _together("ipu.distributed.gather", _gather, dims, tree)
+
+
+def _together(
+    what: str, run: Callable[..., list[jax.Array]], setting: Any, tree: Any, refused: Sequence[Any] = ()
+) -> Any:
+    """Runs a computation of all instances on the leaves of a tree."""
+    if has_tracer((tree,), {}):
+        hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
+        raise ArgumentError(f"{what} happens on the host, and JAX is tracing its operand", hint=hint)
+    check_joined(what)
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [_array(what, jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+    for (path, _), x in zip(paths, leaves, strict=True):
+        if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
+            got = f"{described(x)} at operand{jax.tree_util.keystr(path)}"
+            raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
+    places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
+    texts = [*zip(places, map(described, leaves), strict=True), ("the structure", stable(structure))]
+    meet(what, Facts.of(texts))
+    keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
+    plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
+    outs = to_local(run(setting, [to_all(x[None], 0) for x in plain])) if plain else []
+    wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
+    return jax.tree.unflatten(structure, wrapped)
+
+
+def _array(what: str, place: str, leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"{what} takes arrays", expected="arrays or numbers", got=f"{described(leaf)} at operand{place}"
+        ) from error
+
+
+@partial(jax.jit, static_argnums=0)
+def _gather(dims: Dims, stacked: list[jax.Array]) -> list[jax.Array]:
+    """All shares, one after the other."""
+
+    def parts(x: jax.Array, dim: int | None) -> jax.Array:
+        return x if dim is None else lax.all_gather(x, AXIS, axis=dim, tiled=True)
+
+    gathered = jax.shard_map(
+        lambda held: [parts(x[0], dim) for x, dim in zip(held, dims, strict=True)],
+        mesh=instance_mesh(),
+        in_specs=SHARE,
+        out_specs=ALL,
+        check_vma=False,  # as in `_broadcast`; what is not split is equal everywhere if the caller is right
+    )
+    return gathered(stacked)
+
+
+@partial(jax.jit, static_argnums=0)
+def _broadcast(root: int, stacked: list[jax.Array]) -> list[jax.Array]:
+    """The share of one instance, for all."""
+    gathered = jax.shard_map(
+        lambda held: [lax.all_gather(x[0], AXIS)[root] for x in held],
+        mesh=instance_mesh(),
+        in_specs=SHARE,
+        out_specs=ALL,
+        check_vma=False,  # what was gathered is equal everywhere, which JAX does not see
+    )
+    return gathered(stacked)
+
+
+@partial(jax.jit, static_argnums=0)
+def _all_reduce(op: str, stacked: list[jax.Array]) -> list[jax.Array]:
+    """All shares, reduced."""
+    reduced = jax.shard_map(
+        lambda held: [_OPERATIONS[op](x[0], AXIS) for x in held], mesh=instance_mesh(), in_specs=SHARE, out_specs=ALL
+    )
+    return reduced(stacked)
+
+
+__all__ = [
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "init",
+    "instance_index",
+    "local_replicas",
+    "num_instances",
+    "num_replicas",
+    "share",
+]
+__dir__ = public_names(globals())

@@ -1,0 +1,39 @@
+"""One process of a run: its place among the others, and arrays of all of them.
+
+instance.py     runs the script inside an instance; itself runs as a script, with the standard library alone, so that an
+                instance imports nothing before the user's own first line
+membership.py   an instance's view: who am I, how many are we, may we act together
+mesh.py         instances as devices of JAX
+spread.py       a function of several replicas among instances
+"""
+
+from ipujax.distributed.instance.instance import (
+    CONTROL_FD as CONTROL_FD,
+    EXIT_CODE as EXIT_CODE,
+    LAUNCHER_PID as LAUNCHER_PID,
+)
+from ipujax.distributed.instance.membership import (
+    COORDINATOR as COORDINATOR,
+    INSTANCE_INDEX as INSTANCE_INDEX,
+    NUM_INSTANCES as NUM_INSTANCES,
+    NUM_REPLICAS as NUM_REPLICAS,
+    Facts as Facts,
+    check_joined as check_joined,
+    leave as leave,
+    meet as meet,
+    stable as stable,
+)
+from ipujax.distributed.instance.mesh import (
+    ALL as ALL,
+    SHARE as SHARE,
+    instance_mesh as instance_mesh,
+    over_instances as over_instances,
+    to_all as to_all,
+    to_local as to_local,
+)
+from ipujax.distributed.instance.spread import (
+    Operands as Operands,
+    Spread as Spread,
+    check_same_program as check_same_program,
+    received as received,
+)

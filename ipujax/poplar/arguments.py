@@ -1,0 +1,72 @@
+"""What graphs are given of types, shapes and values: checked, in one form.
+
+Input: what a user gave. Output: a dtype and a tuple of sizes, or an array of a shape. What makes no sense is an error,
+and so is a value that a type does not hold: nothing is cut off, only rounded.
+"""
+
+from __future__ import annotations
+
+from operator import index as as_int
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.tensor import dtype_name
+
+_NUMBERS = "biufcV"  # kinds of numpy types; V are those that numpy itself lacks, such as bfloat16
+
+
+def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
+    """Type and shape, given in either order."""
+    dtype, shape = (b, a) if isinstance(a, list | tuple) else (a, b)
+    try:
+        sizes = tuple(as_int(n) for n in shape)
+        dtype = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype or "")
+    except TypeError as error:
+        got = f"{a!r}, {b!r}"
+        raise GraphError(f"{name or 'unnamed'} has no type and shape", expected="FLOAT, [4]", got=got) from error
+    if isinstance(dtype, np.dtype) and (dtype.kind not in _NUMBERS or jax.dtypes.canonicalize_dtype(dtype) != dtype):
+        what = f"{name or 'unnamed'} is of {dtype_name(dtype)}"
+        raise GraphError(what, expected="a type of at most 32 bits, such as FLOAT or INT")
+    if any(n < 0 for n in sizes):
+        raise GraphError(f"{name or 'unnamed'} has a negative size", expected="sizes of at least 0", got=list(sizes))
+    return dtype, sizes
+
+
+def filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
+    """An array of a shape, from one value for all elements or one for each."""
+    array = held(values, dtype, f"values of {what}")
+    if array.size == 1:
+        return np.full(shape, array.reshape(())[()], dtype)
+    if array.size != np.prod(shape, dtype=int):
+        raise GraphError(f"values of {what}", expected=f"{np.prod(shape, dtype=int)} or one", got=array.size)
+    return array.reshape(shape)
+
+
+def held(values: Any, dtype: Any, what: str) -> np.ndarray:
+    """Values as an array of a type that holds them: fractions of floats may be rounded, nothing else may change.
+
+    Args:
+        values: a number, or an array or nested list of them.
+        dtype: the type.
+        what: how messages call the values.
+
+    Raises:
+        GraphError: no numbers, or numbers that the type does not hold.
+    """
+    try:
+        given = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        given = np.asarray(None)
+    fits = given.dtype.kind in _NUMBERS and not (given.dtype.kind == "c" and dtype.kind != "c")
+    if fits:
+        with np.errstate(all="ignore"):
+            array = given.astype(dtype)
+            exact = array == given if dtype.kind in "biu" else np.isfinite(array) | ~np.isfinite(given)
+        fits = bool(np.all(exact))
+    if not fits:
+        raise GraphError(what, expected=f"numbers that {dtype_name(dtype)} holds", got=repr(values))
+    return array

@@ -1,0 +1,77 @@
+"""Streams connected to what answers them on the host, for one replica or several.
+
+Input: a stream, and a buffer or a callback. Output: a channel. A stream that brings each replica data of its own has a
+channel for each, and its transfers are all replicas' together, [replicas, elements]; any other stream has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.engine.streams import CallbackChannel, CircularBuffer, ReplicaChannels, StreamCallback
+from ipujax.poplar.types import DataStream
+from ipujax.runtime.errors import ArgumentError, EngineError
+
+AnyChannel = CircularBuffer | CallbackChannel | ReplicaChannels
+
+
+def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
+    """A stream connected to an array.
+
+    Args:
+        stream: which.
+        buffer: one or several transfers; [replicas, …] where each replica has its own.
+
+    Raises:
+        ArgumentError: an array of another type or size.
+    """
+    is_written = stream.direction == "device_to_host"
+    if not stream.is_by_replica:
+        return CircularBuffer.of(stream.host, buffer, is_written=is_written)
+    if not isinstance(buffer, np.ndarray) or buffer.ndim < 2 or len(buffer) != stream.replicas:
+        what = f"stream {stream.handle} has data for each replica"
+        got = list(buffer.shape) if isinstance(buffer, np.ndarray) else type(buffer).__name__
+        raise ArgumentError(what, expected=f"an array [{stream.replicas}, …]", got=got)
+    channels = ReplicaChannels(stream.replicas)
+    for replica, part in enumerate(buffer):
+        channels.connect(CircularBuffer.of(stream.host, part, is_written=is_written), replica)
+    return channels
+
+
+def callback_channel(
+    stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, before: AnyChannel | None
+) -> AnyChannel:
+    """A stream connected to a callback.
+
+    Args:
+        stream: which.
+        callback: called once a transfer; for all replicas, in the order of their numbers.
+        depth: see `CallbackChannel`.
+        replica: the one it is called for; all of them when None.
+        before: what the stream was connected to; other replicas keep that.
+
+    Raises:
+        EngineError: a replica there is not, or one of a stream that does not tell them apart.
+    """
+    if replica is not None:
+        if stream.replicas > 1 and not stream.is_by_replica:
+            raise EngineError(f"stream {stream.handle} is broadcast", hint="connect it once, without a replica")
+        if not isinstance(replica, int | np.integer) or not 0 <= replica < stream.replicas:
+            expected = f"0 … {stream.replicas - 1}"
+            raise EngineError(f"stream {stream.handle} has no replica {replica!r}", expected=expected)
+    channel = CallbackChannel(stream.host, callback, depth)
+    if not stream.is_by_replica:
+        return channel
+    channels = before if isinstance(before, ReplicaChannels) else ReplicaChannels(stream.replicas)
+    channels.connect(channel, replica)
+    return channels
+
+
+def unconnected(channel: AnyChannel | None) -> str | None:
+    """What a stream lacks to be used: words to follow its name, None when it lacks nothing."""
+    if channel is None:
+        return "is not connected"
+    missing = channel.missing() if isinstance(channel, ReplicaChannels) else []
+    return f"is not connected for replica {', '.join(map(str, missing))}" if missing else None

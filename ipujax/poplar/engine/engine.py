@@ -1,0 +1,393 @@
+"""The engine: a graph and its programs, compiled, loaded on a device and run by number.
+
+    engine = Engine(graph, prog)
+    engine.load(device)
+    engine.connect_stream("in", data)
+    engine.run(0)
+    engine.read_tensor("result")
+
+Each program is one jitted function of memory, so that a run is one call of XLA. What variables hold persists between
+runs: what any program reads before it writes it, what the host has a handle for, remote buffers, and results that
+nothing in the graph reads on. Memory that nothing wrote holds zeros.
+
+After a callback, an abort or a print raises, later transfers of that run call nobody and bring zeros, loops with
+data-dependent counts end, and memory holds whatever the program then left; the engine stays usable.
+Source: Poplar & PopLibs user guide, tutorials 1 to 4, "Profiling"; names from poplar/Engine.hpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Items
+from functools import cached_property
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from ipujax.poplar.device import Device
+from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
+from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
+from ipujax.poplar.engine.device_memory import DeviceMemory
+from ipujax.poplar.engine.expand import expanded
+from ipujax.poplar.engine.options import EngineOptions
+from ipujax.poplar.engine.run_history import Runs
+from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
+from ipujax.poplar.engine.summary import print_summary
+from ipujax.poplar.graph import Graph, ReplicatedGraph, VirtualGraph, all_replicas
+from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.poplar.types import DataStream
+from ipujax.runtime.analysis import EffectsOf, group_tensors
+from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.engine import StateFunction, remote_memories
+from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
+from ipujax.runtime.graph import (
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    HostStream,
+    Program,
+    RemoteOut,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    check_program,
+    distinct,
+)
+from ipujax.runtime.host import CallStream, GuardedHost
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile import Profile
+from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.tensor import Tensor, Variable
+
+
+class Engine:
+    """A session on a device.
+
+    Args:
+        graph: variables, tile mappings, vertices, streams and handles; what is added later does not count.
+        programs: the program, or several that `run` calls by number.
+        options: see `EngineOptions`; `IPUJAX_ENGINE_OPTIONS` in the environment goes before them.
+
+    Raises:
+        VerifyError: a program that breaks a rule of the machine.
+        TileMemoryError: programs that overflow a tile.
+        EngineError: a stream copy over the size limit.
+        GraphError: a compute set of another graph.
+        ArgumentError: an unknown option.
+    """
+
+    def __init__(
+        self, graph: Graph, programs: Program | Items[Program], options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._options = EngineOptions.of(options)
+        if not isinstance(graph, Graph):
+            got = type(graph).__name__
+            raise ArgumentError("an engine without a graph", expected="a Graph, then programs", got=got)
+        if not isinstance(programs, Program | list | tuple):
+            got = type(programs).__name__
+            raise ArgumentError("an engine without programs", expected="a program or a list of them", got=got)
+        given = [programs] if isinstance(programs, Program) else [check_program(program) for program in programs]
+        if self._options.split_large_copies:
+            limit_bytes = graph.target.stream_buffer_limit_bytes
+            given = [split_large_copies(program, limit_bytes) for program in given]
+        if isinstance(graph, ReplicatedGraph | VirtualGraph):
+            raise ArgumentError("an engine runs a whole graph", hint="graph.get_top_level_graph()", got=graph)
+        for node in (node for program in given for node in distinct(program) if isinstance(node, Execute)):
+            graph.check_compute_set(node.compute_set)
+        self._graph, (self._machine, self._programs) = graph, expanded(graph, given)
+        self._everything = Sequence(*self._programs)
+        check_stream_sizes(self._machine, self._everything)
+        self._host = StreamHost()
+        self._guard = GuardedHost(self._host)
+        self._readable, self._writable = dict(graph.host_reads), dict(graph.host_writes)
+        self._kept = self._kept_variables()
+        self._executable = self._compiled()
+        self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
+        self._state: DeviceMemory | None = None
+        self._is_running = False
+        self._runs = Runs()
+
+    # --- compiling ---
+
+    def _kept_variables(self) -> frozenset[Variable]:
+        """The variables whose values outlive a run."""
+        effects = EffectsOf(self._machine)
+        handles = [*self._readable.values(), *self._writable.values()]
+        kept = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
+        written: set[Variable] = set()
+        for program in self._programs:
+            kept |= effects(program).reads
+            kept |= set(remote_memories(program))
+            written |= effects(program).writes
+        return frozenset(v for v in kept | (written - self._read_on_tiles()) if not v.is_constant)
+
+    def _read_on_tiles(self) -> set[Variable]:
+        """The variables that vertices or copies between tensors read."""
+        found: set[Variable] = set()
+        for node in distinct(self._everything):
+            tensors: list[Tensor] = []
+            if isinstance(node, Execute):
+                groups = self._machine.groups.get(node.compute_set, ())
+                tensors = [t for group in groups for t in group_tensors(group)[0]]
+            elif isinstance(node, (Copy, CrossReplicaCopy, RemoteOut)):
+                tensors = [node.source]
+            found.update(v for tensor in tensors for v in tensor.variables())
+        return found
+
+    def _compiled(self) -> Executable:
+        """All programs as one executable: kept variables occupy memory before, during and after each."""
+        whole, kept = Sequence(), [v for v in self._machine.variables if v in self._kept]
+        for program in self._programs:
+            streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in kept]
+            before = (StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
+            after = (StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(kept, streams, strict=True))
+            whole.add(Sequence(*before, program, *after))
+        options = Options(
+            exact_splits=self._options.exact_splits,
+            allow_out_of_memory=self._options.allow_out_of_memory,
+            verify_undefined=False,
+        )
+        return compile(self._machine, whole, options=options)
+
+    def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
+        """A program as a function of memory, and that jitted: what it overwrites is donated."""
+        if index not in self._functions:
+            function = StateFunction(
+                self._executable.graph,
+                self._programs[index],
+                self._kept,
+                self._guard,
+                exact_splits=self._options.exact_splits,
+                record=self._runs.record if self._options.instrument else None,
+            )
+
+            def step(changed: dict[int, Any], read_only: dict[int, Any]) -> list[Any]:
+                held = changed | read_only
+                after = function({v: held[number] for number, v in enumerate(function.reads)})
+                return [after[v] for v in function.writes]
+
+            self._functions[index] = function, jax.jit(step, donate_argnums=0)
+        return self._functions[index]
+
+    # --- loading and running ---
+
+    def load(self, device: Device) -> None:
+        """Loads the compiled programs; variables hold their initial values, or zeros.
+
+        Raises:
+            EngineError: a device of another machine than the graph's, or no device, or while a program runs.
+        """
+        self._check_idle("load")
+        if not isinstance(device, Device):
+            expected, got = "a Device, as IPUModel().create_device() makes", type(device).__name__
+            raise EngineError("an engine is loaded on no device", expected=expected, got=got)
+        if device.get_target() != self._graph.system_target:
+            expected, got = self._graph.target.name, device.get_target().name
+            what = "the device is not of the graph's target"
+            raise EngineError(what, expected=expected, got=f"{got}: another machine, or other constants of it")
+        self._state = DeviceMemory(self._graph.initial_values, self._graph.replication_factor)
+
+    def load_and_run(self, device: Device, index: int = 0) -> None:
+        """Loads the programs and runs one of them."""
+        self.load(device)
+        self.run(index)
+
+    def run(self, index: int = 0) -> None:
+        """Runs a program and waits for its end.
+
+        Raises:
+            EngineError: nothing loaded, no such program, a stream not connected, or a program that ended itself.
+            Exception: whatever a callback raised.
+        """
+        state = self._loaded("run")
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(self._programs):
+            raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
+        moves = self._check_connections(self._programs[index])
+        function, jitted = self._function(int(index))
+        held = {number: state[v] for number, v in enumerate(function.reads)}
+        changed = {number: held.pop(number) for number, v in enumerate(function.reads) if v in function.writes}
+        self._runs.start(int(index))
+        self._is_running = True
+        try:
+            after = jax.block_until_ready(jitted(changed, held))
+            if moves or self._options.instrument:
+                jax.effects_barrier()
+        finally:
+            self._is_running = False
+        state.update(zip(function.writes, after, strict=True))
+        self._guard.raise_error()
+
+    def _loaded(self, what: str) -> DeviceMemory:
+        if self._state is None:
+            raise EngineError(f"{what} before the engine is loaded", hint="engine.load(device)")
+        self._check_idle(what)
+        return self._state
+
+    def _check_idle(self, what: str) -> None:
+        if self._is_running:
+            hint = "streams carry values in and out of a running program"
+            raise EngineError(f"{what} while a program of the engine runs", hint=hint)
+
+    # --- streams ---
+
+    def connect_stream(self, handle: str | DataStream, buffer: np.ndarray) -> None:
+        """Connects a stream to an array, used as a circular buffer of transfers.
+
+        Args:
+            handle: the stream, or its name.
+            buffer: contiguous array of the stream's type, of one or several transfers; looked at during runs. Where
+                each replica has data of its own, [replicas, …].
+
+        Raises:
+            EngineError: no such stream.
+            ArgumentError: an array of another type or size.
+        """
+        stream = self._stream(handle)
+        self._host.channels[stream.handle] = buffer_channel(stream, buffer)
+
+    def connect_stream_to_callback(
+        self,
+        handle: str | DataStream,
+        callback: StreamCallback | Callable[[np.ndarray], Any],
+        replica: int | None = None,
+    ) -> None:
+        """Connects a stream to a callback, or to a function that is called with a flat array at each transfer.
+
+        The array is to be filled for a stream to the device, and holds the data for one from it.
+
+        Args:
+            handle: the stream, or its name.
+            callback: called once a transfer.
+            replica: the replica it is called for; when None all of them, in the order of their numbers.
+
+        Raises:
+            EngineError: no such stream or replica.
+            ArgumentError: something that cannot be called.
+        """
+        stream = self._stream(handle)
+        fills = stream.direction == "host_to_device"
+        depth = self._options.prefetch_depth if fills else 0
+        called = as_callback(callback, fills=fills)
+        before = self._host.channels.get(stream.handle)
+        self._host.channels[stream.handle] = callback_channel(stream, called, depth, replica, before)
+
+    def _stream(self, handle: str | DataStream) -> DataStream:
+        name, known = getattr(handle, "handle", handle), self._graph.streams
+        if name not in known:
+            raise EngineError(
+                f"no stream is called {name!r}", expected=f"one of {sorted(known)}", hint=nearest(name, known)
+            )
+        return known[name]
+
+    def _check_connections(self, program: Program) -> bool:
+        """Whether a program moves data to or from the host; all its streams must be connected."""
+        moves = False
+        for node in distinct(program):
+            if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
+                moves, stream = True, node.stream
+                name = stream.whole.name if isinstance(stream, StreamPart) else stream.name
+                lacks = unconnected(self._host.channels.get(name))
+                if lacks and not isinstance(stream, (PrintStream, AbortStream)):
+                    hint = "engine.connect_stream or engine.connect_stream_to_callback"
+                    raise EngineError(f"stream {name} {lacks}", where=node.origin, hint=hint)
+        return moves
+
+    def set_print_stream(self, stream: TextIO) -> None:
+        """Says where `PrintTensor` prints; the standard error stream when nothing was said.
+
+        Raises:
+            ArgumentError: something that cannot be printed to.
+        """
+        if not hasattr(stream, "write"):
+            raise ArgumentError("set_print_stream", expected="a text stream, as sys.stdout", got=repr(stream))
+        self._host.print_to = stream
+
+    # --- tensors ---
+
+    def write_tensor(self, handle: str, value: Any) -> None:
+        """Writes a tensor that has a host write handle.
+
+        Args:
+            handle: its name.
+            value: as many elements as the tensor has, in all replicas, of a type that converts to the tensor's without
+                loss of kind.
+
+        Raises:
+            EngineError: nothing loaded, or no such handle.
+            ArgumentError: another size or type.
+        """
+        state, tensor = self._loaded("write_tensor"), self._handle(handle, self._writable, "write")
+        state.write(handle, tensor, value)
+
+    def read_tensor(self, what: str | Tensor) -> np.ndarray:
+        """Reads a tensor by its host read handle, or itself if its variables outlive runs; of replicas all of theirs.
+
+        Raises:
+            EngineError: nothing loaded, no such handle, or a tensor that does not outlive runs.
+        """
+        state = self._loaded("read_tensor")
+        if isinstance(what, Tensor):
+            tensor = all_replicas(self._graph, what)
+        else:
+            tensor = self._handle(what, self._readable, "read")
+        lost = [v for v in tensor.variables() if v not in self._kept and not v.is_constant]
+        if lost:
+            hint = "graph.create_host_read before making the engine"
+            raise EngineError(f"{lost[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
+        return state.read(tensor)
+
+    def _handle(self, handle: str, known: Mapping[str, Tensor], direction: str) -> Tensor:
+        if handle not in known:
+            expected = f"one of {sorted(known)}" if known else f"graph.create_host_{direction} before making the engine"
+            what = f"no host {direction} handle is called {handle!r}"
+            raise EngineError(what, expected=expected, hint=nearest(handle, known))
+        return known[handle]
+
+    # --- profiles ---
+
+    def get_target(self) -> Target:
+        """The machine it was compiled for."""
+        return self._graph.target
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The static profile of all programs, each run once."""
+        if self._graph.target.name == "cpu":
+            raise ProfileError("the CPU has no profile", hint="an IPUModel")
+        return Profile(self._executable)
+
+    @property
+    def execution(self) -> Profile:
+        """The profile of all runs since the last reset, one after the other."""
+        if self._graph.target.name == "cpu":
+            raise ProfileError("the CPU has no profile", hint="an IPUModel")
+        return self._runs.profile(self._executable, self._programs, is_recorded=self._options.instrument)
+
+    def get_graph_profile(self) -> dict[str, Any]:
+        """The graph profile: memory and cycle estimates, JSON-able."""
+        return self.profile.graph()
+
+    def get_execution_profile(self) -> dict[str, Any]:
+        """The execution profile of all runs since the last reset, JSON-able.
+
+        Raises:
+            ProfileError: loops whose trip count is data ran without `debug.instrument`.
+        """
+        return self.execution.execution()
+
+    def reset_execution_profile(self) -> None:
+        """Forgets all runs so far."""
+        self._runs.reset()
+
+    def print_profile_summary(self, stream: TextIO | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Prints both profiles for people.
+
+        Args:
+            stream: where to, the standard output when None.
+            options: `showExecutionSteps`, `showVarStorage`, `showOptimizations`, `showPerIpuMemoryUsage` and `colours`,
+                each "true" or "false".
+
+        Raises:
+            ArgumentError: an unknown option.
+        """
+        print_summary(self.execution, stream, options or {})

@@ -1,0 +1,240 @@
+"""Programs that mention tensors of a replicated graph, as programs of the graph that holds all replicas.
+
+Input: a top-level graph and programs. Output: the graph to compile and the programs to run. A step becomes one step
+that does it in all replicas, side by side:
+
+    Copy(a, b)               of [replicas, *shape] to [replicas, *shape]; what is of no replica goes to each
+    StreamIn, StreamOut      of all replicas' data in one transfer
+    CrossReplicaCopy         a copy of the senders' tensors, one after the other, to the receivers'
+    RemoteIn, RemoteOut      a copy for each replica, with a remote buffer of its own
+    If, Switch, RepeatWhile  on a tensor of replicas: one for each replica, one after the other, with its part of all
+                             that is inside
+
+A graph without replicated graphs, and its programs, stay as they are.
+Limits: replicas that take decisions of their own do so one after the other, so that their cycles add up; in between
+they can neither meet nor share compute sets with the parent's vertices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ipujax.poplar.engine.copies import rebuilt
+from ipujax.poplar.engine.streams import StreamPart
+from ipujax.poplar.graph import Graph, Replicas, all_replicas, replicated_graph_of
+from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Graph as RuntimeGraph, Program, distinct, program as nodes
+from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.verify import map_errors
+
+
+def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
+    """The graph and the programs that do in all replicas what programs say of one.
+
+    Args:
+        graph: a top-level graph.
+        programs: programs of it and of the replicated graphs inside of it.
+
+    Raises:
+        GraphError: steps that cannot be done in all replicas, such as all of them writing one tensor of the parent.
+        VerifyError: a copy between replicas there are not.
+    """
+    if not graph.replicated:
+        return graph, tuple(programs)
+    _check_parents_vertices(graph, programs)
+    flat = RuntimeGraph(graph.target)
+    flat.variables, flat.mappings, flat.groups = graph.variables, graph.mappings, dict(graph.groups.items())
+    flat.fallbacks, flat.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
+    expander = _Expander(graph, flat)
+    return flat, tuple(expander.all(program) for program in programs)
+
+
+def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
+    """The parent's vertices are connected to memory, not to what stands for it."""
+    for node in (node for program in programs for node in distinct(program)):
+        if isinstance(node, nodes.Execute) and node.compute_set in graph.groups:
+            for group in graph.groups[node.compute_set]:
+                for access in group.accesses:
+                    if replicated_graph_of(graph, access.tensor) is not None:
+                        what = f"a vertex of the parent graph in {node.compute_set.name} is connected to a tensor of"
+                        raise GraphError(
+                            f"{what} a replicated graph",
+                            where=group.origin,
+                            got=access.tensor,
+                            hint="graph.get_non_replicated_tensor, or add the vertex to the replicated graph",
+                        )
+
+
+class _Expander:
+    """Expands programs of one graph; each node, function, stream and remote buffer once.
+
+    Args:
+        graph: the top-level graph.
+        flat: what is compiled; gets the compute sets of single replicas.
+    """
+
+    def __init__(self, graph: Graph, flat: RuntimeGraph) -> None:
+        self._graph, self._flat = graph, flat
+        self._known: dict[Any, Any] = {}
+        self._streams = {stream.host: stream for stream in graph.streams.values()}
+        self._buffers = {buffer.remote: buffer for buffer in graph.remote_buffers.values()}
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    # --- all replicas together ---
+
+    def all(self, node: Program) -> Program:
+        """A node done in all replicas."""
+        found: Program = self._once(node, lambda: self._all(node))
+        return found
+
+    def _all(self, node: Program) -> Program:
+        graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
+        match node:
+            case nodes.If() | nodes.Switch() | nodes.RepeatWhile() if graph is not None:
+                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
+            case nodes.Copy(source, destination) if graph is not None:
+                self._check_receiver(node, destination)
+                return replace(node, source=self._in_all(source, graph), destination=self._in_all(destination, graph))
+            case nodes.CrossReplicaCopy():
+                return self._cross_replica_copy(node, graph)
+            case nodes.StreamIn(stream, destination):
+                return self._transfer(node, stream, destination, graph)
+            case nodes.StreamOut(source, stream):
+                return self._transfer(node, stream, source, graph)
+            case nodes.RemoteIn() | nodes.RemoteOut() | nodes.WriteUndef() if graph is not None:
+                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
+            case nodes.RemoteIn(buffer) | nodes.RemoteOut(_, buffer) if self._buffers[buffer].replicas > 1:
+                what = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
+                raise GraphError(what, where=node.origin, hint="graph.add_remote_buffer")
+        return self._inside(node, self.all, None)
+
+    def _check_receiver(self, node: Any, tensor: Tensor) -> None:
+        if replicated_graph_of(self._graph, tensor) is None:
+            what = f"{type(node).__name__}: all replicas would write one tensor of the parent graph"
+            hint = "a tensor of the replicated graph, or graph.get_non_replicated_tensor for all of their values"
+            raise GraphError(what, where=getattr(node, "origin", None), got=tensor, hint=hint)
+
+    def _in_all(self, tensor: Tensor, graph: Replicas) -> Tensor:
+        """A tensor of all replicas, [replicas, *shape]; what is of none repeated."""
+        if replicated_graph_of(self._graph, tensor) is not None:
+            return all_replicas(self._graph, tensor)
+        return tensor.expand_dims(0).broadcast(graph.replicas, 0)
+
+    def _cross_replica_copy(self, node: nodes.CrossReplicaCopy, graph: Replicas | None) -> Program:
+        if graph is None:
+            return node
+        for error in map_errors(node, graph.replicas):
+            raise error
+        for tensor in (node.source, node.destination):
+            self._check_receiver(node, tensor)
+        if not node.replica_map:
+            return nodes.Sequence()
+        sources = [graph.in_replica(node.source, sender).expand_dims(0) for sender, _ in node.replica_map]
+        destinations = [graph.in_replica(node.destination, receiver).expand_dims(0) for _, receiver in node.replica_map]
+        return nodes.Copy(concat(sources), concat(destinations), node.name, node.origin)
+
+    def _transfer(
+        self, node: nodes.StreamIn | nodes.StreamOut, stream: nodes.HostStream, tensor: Tensor, graph: Any
+    ) -> Program:
+        whole = self._streams.get(stream.whole if isinstance(stream, StreamPart) else stream)
+        if whole is not None and (whole.replicas > 1) != (graph is not None):
+            places = ("the replicated graph", "the parent graph")
+            of_stream, of_tensor = places if whole.replicas > 1 else places[::-1]
+            what = f"stream {whole.handle} of {of_stream} is used with a tensor of {of_tensor}"
+            raise GraphError(what, where=node.origin, hint="add the stream to the graph of the tensor")
+        if graph is None:
+            return node
+        together = self._once(stream, lambda: self._stream_of_all(stream, graph.replicas))
+        tensor = all_replicas(self._graph, tensor)
+        if isinstance(node, nodes.StreamIn):
+            return nodes.StreamIn(together, tensor, node.origin)
+        return nodes.StreamOut(tensor, together, node.origin)
+
+    def _stream_of_all(self, stream: nodes.HostStream, replicas: int) -> nodes.HostStream:
+        shape = (replicas, *stream.shape)
+        if isinstance(stream, PrintStream | AbortStream):
+            return replace(stream, shape=shape, replicated=True)
+        return replace(stream, shape=shape)
+
+    # --- one replica ---
+
+    def one(self, node: Program, graph: Replicas, replica: int) -> Program:
+        """A node done in one replica only."""
+        found: Program = self._once((node, graph, replica), lambda: self._one(node, graph, replica))
+        return found
+
+    def _one(self, node: Program, graph: Replicas, replica: int) -> Program:
+        def there(tensor: Tensor) -> Tensor:
+            return graph.in_replica(tensor, replica)
+
+        match node:
+            case nodes.Execute(compute_set):
+                return nodes.Execute(self._compute_set(compute_set, graph, replica))
+            case nodes.Copy(source, destination):
+                self._check_receiver(node, destination)
+                return replace(node, source=there(source), destination=there(destination))
+            case nodes.WriteUndef(destination):
+                self._check_receiver(node, destination)
+                return nodes.WriteUndef(there(destination))
+            case nodes.RemoteIn(buffer, destination, offset):
+                self._check_receiver(node, destination)
+                offset = None if offset is None else there(offset)
+                return nodes.RemoteIn(self._buffer(buffer, replica), there(destination), offset, node.origin)
+            case nodes.RemoteOut(source, buffer, offset):
+                if self._buffers[buffer].replicas == 1:
+                    what = f"all replicas would write remote buffer {buffer.name} of the parent graph"
+                    raise GraphError(what, where=node.origin, hint="replicated_graph.add_remote_buffer")
+                offset = None if offset is None else there(offset)
+                return nodes.RemoteOut(there(source), self._buffer(buffer, replica), offset, node.origin)
+            case nodes.StreamIn() | nodes.StreamOut() | nodes.CrossReplicaCopy():
+                raise GraphError(
+                    f"{type(node).__name__} under a decision that each replica takes for itself",
+                    where=node.origin,
+                    expected="a decision on a tensor of the parent graph, around what replicas do together",
+                )
+            case nodes.If(tensor) | nodes.RepeatWhile(_, tensor):
+                node = replace(node, predicate=there(tensor))
+            case nodes.Switch(tensor):
+                node = replace(node, selector=there(tensor))
+        return self._inside(node, lambda child: self.one(child, graph, replica), (graph, replica))
+
+    def _buffer(self, buffer: nodes.RemoteBuffer, replica: int) -> nodes.RemoteBuffer:
+        if self._buffers[buffer].replicas == 1:
+            return buffer
+        memory = replace(buffer.memory, name=f"{buffer.name} of replica {replica}")
+        found: nodes.RemoteBuffer = self._once((buffer, replica), lambda: replace(buffer, memory=memory))
+        return found
+
+    def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
+        """The vertices of one replica in a compute set, as a compute set."""
+        key = compute_set, graph, replica
+        if key not in self._known:
+            groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
+            if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
+                what = f"compute set {compute_set.name} has vertices of the parent graph too"
+                where = compute_set.origin
+                hint = "a compute set of their own, for it runs under a decision that each replica takes for itself"
+                raise GraphError(what, where=where, hint=hint)
+            self._known[key] = own = nodes.ComputeSet(compute_set.name, compute_set.origin)
+            self._flat.groups[own] = groups
+            if compute_set in self._flat.fallbacks:
+                self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
+        found: nodes.ComputeSet = self._known[key]
+        return found
+
+    # --- control ---
+
+    def _inside(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
+        """A node with the programs inside of it visited."""
+        if isinstance(node, nodes.Call):
+            body = node.function.body
+            made = self._once((node.function, key), lambda: replace(node.function, body=visit(body)))
+            return nodes.Call(made)
+        return rebuilt(node, visit)

@@ -1,0 +1,300 @@
+"""The host's side of data streams: circular buffers, callbacks with prefetching, printing and aborting.
+
+Input: transfers of a running program, one by one. Output: their values; see `runtime.host.host.Host`.
+
+    buffer    transfer k reads or writes part k, modulo the parts that fit; the array is looked at when it happens
+    callback  host to device: `fetch` fills a buffer, or `prefetch` did ahead of time; `complete` when it was taken
+              device to host: `fetch` is given the data, then `complete`
+
+Up to `depth` prefetches wait ready, made by one thread a stream, in order. One that has nothing yet ends the row: no
+later one is made before the next `fetch`, so that nothing overtakes. Prefetched data stay for the next run.
+Source: Poplar & PopLibs user guide, "Host-side stream access"; poplar/StreamCallback.hpp for the names.
+Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream buffer size limit"), taken as MiB.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from ipujax.poplar.engine.printing import format_tensor
+from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.runtime.errors import ArgumentError, EngineError
+from ipujax.runtime.graph import HostStream
+from ipujax.runtime.tensor import dtype_name
+
+
+class StreamCallback(ABC):
+    """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""
+
+    @abstractmethod
+    def fetch(self, buffer: np.ndarray) -> None:
+        """Fills the flat buffer of a transfer to the device, or reads that of a transfer from it."""
+
+    def prefetch(self, buffer: np.ndarray) -> bool:
+        """Fills a buffer ahead of time, in order, from another thread; False if there is nothing yet."""
+        del buffer
+        return False
+
+    def complete(self) -> None:  # noqa: B027 - to be overridden by those who want to know
+        """Told after each transfer."""
+
+
+class _Function(StreamCallback):
+    """A plain function as a callback: it cannot be called ahead of time."""
+
+    def __init__(self, fun: Callable[[np.ndarray], Any], *, fills: bool) -> None:
+        self._fun, self._fills = fun, fills
+
+    def fetch(self, buffer: np.ndarray) -> None:
+        returned = self._fun(buffer)
+        if self._fills and isinstance(returned, np.ndarray | jax.Array | list | tuple):
+            what = f"stream callback {getattr(self._fun, '__qualname__', self._fun)} does not fill its buffer"
+            got = f"it returned a {type(returned).__name__}"
+            raise EngineError(what, got=got, hint="buffer[:] = data")
+
+
+def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills: bool = False) -> StreamCallback:
+    """The callback that an object is, or a function stands for; `fills` if it is to fill the buffer it is given."""
+    if isinstance(callback, StreamCallback):
+        return callback
+    if not callable(callback):
+        expected = "a StreamCallback or a function of a numpy array"
+        raise ArgumentError("a stream is connected to something that cannot be called", expected=expected, got=callback)
+    return _Function(callback, fills=fills)
+
+
+@dataclass(slots=True)
+class CircularBuffer:
+    """A numpy array whose parts a stream reads or writes one after the other, again from the start at the end.
+
+    Args:
+        parts: a view of the user's array, [parts, elements of a transfer].
+    """
+
+    parts: np.ndarray
+    _next: int = 0
+
+    @classmethod
+    def of(cls, stream: HostStream, array: Any, *, is_written: bool) -> CircularBuffer:
+        """Connects an array to a stream.
+
+        Raises:
+            ArgumentError: no numpy array of the stream's type, not a whole number of transfers, or not to be written.
+        """
+        (elements,), name = stream.shape, stream.name
+        expected = f"a contiguous numpy array of {dtype_name(stream.dtype)}, n × {elements} elements"
+        if not isinstance(array, np.ndarray) or array.dtype != stream.dtype or not array.flags.c_contiguous:
+            got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise ArgumentError(f"stream {name} cannot use this buffer", expected=expected, got=got)
+        if not array.size or array.size % elements:
+            what = f"the buffer of stream {name} is not a whole number of transfers"
+            raise ArgumentError(what, expected=expected, got=f"{array.size} elements")
+        if is_written and not array.flags.writeable:
+            raise ArgumentError(f"the buffer of stream {name} is read-only", expected="a buffer that can be written")
+        return cls(array.reshape(-1, elements))
+
+    def pull(self) -> np.ndarray:
+        """The next part."""
+        return self._advance().copy()
+
+    def push(self, value: np.ndarray) -> None:
+        """Overwrites the next part."""
+        self._advance()[:] = value
+
+    def _advance(self) -> np.ndarray:
+        part = self.parts[self._next]
+        self._next = (self._next + 1) % len(self.parts)
+        return part
+
+
+class CallbackChannel:
+    """A stream that a callback answers.
+
+    Args:
+        stream: gives size and type of a transfer.
+        callback: what is called.
+        depth: how many prefetches may be ready or under way, for a stream to the device.
+    """
+
+    def __init__(self, stream: HostStream, callback: StreamCallback, depth: int) -> None:
+        self._stream, self._callback, self._depth = stream, callback, depth
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch {stream.name}") if depth else None
+        self._ahead: deque[Future[np.ndarray | None]] = deque()
+        self._stopped = Event()
+
+    def pull(self) -> np.ndarray:
+        """The next value: what was prefetched, or else what `fetch` gives now."""
+        value = self._prefetched()
+        if value is None:
+            value = self._buffer()
+            self._callback.fetch(value)
+        self._callback.complete()
+        if self._executor is not None:
+            while len(self._ahead) < self._depth:
+                self._ahead.append(self._executor.submit(self._prefetch))
+        return value
+
+    def push(self, value: np.ndarray) -> None:
+        """Hands a value to the callback, which may keep it."""
+        self._callback.fetch(np.array(value))
+        self._callback.complete()
+
+    def _buffer(self) -> np.ndarray:
+        return np.zeros(self._stream.shape, self._stream.dtype)
+
+    def _prefetched(self) -> np.ndarray | None:
+        if not self._ahead:
+            return None
+        try:
+            value = self._ahead.popleft().result()
+        except BaseException:
+            self._restart()
+            raise
+        if value is None:
+            self._restart()
+        return value
+
+    def _restart(self) -> None:
+        """Forgets the prefetches after one that failed: none of them has been made."""
+        while self._ahead:
+            self._ahead.popleft().result()
+        self._stopped.clear()
+
+    def _prefetch(self) -> np.ndarray | None:
+        """One prefetch, in the thread; None if there was nothing, or nothing before it."""
+        if self._stopped.is_set():
+            return None
+        buffer = self._buffer()
+        try:
+            done = self._callback.prefetch(buffer)
+        except BaseException:
+            self._stopped.set()
+            raise
+        if not done:
+            self._stopped.set()
+        return buffer if done else None
+
+
+Channel = CircularBuffer | CallbackChannel
+
+
+class ReplicaChannels:
+    """A stream that brings each replica data of its own; a transfer is all of theirs, [replicas, elements].
+
+    Args:
+        replicas: how many.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._channels: list[Channel | None] = [None] * replicas
+
+    def connect(self, channel: Channel, replica: int | None = None) -> None:
+        """Connects one replica, or all of them, who then take turns in the order of their numbers."""
+        for number in range(len(self._channels)):
+            if replica is None or number == replica:
+                self._channels[number] = channel
+
+    def missing(self) -> list[int]:
+        """The replicas that are not connected."""
+        return [number for number, channel in enumerate(self._channels) if channel is None]
+
+    def pull(self) -> np.ndarray:
+        """The next value of every replica."""
+        return np.stack([channel.pull() for channel in self._channels if channel is not None])
+
+    def push(self, value: np.ndarray) -> None:
+        """Takes a value of every replica."""
+        for channel, own in zip(self._channels, value, strict=True):
+            if channel is not None:
+                channel.push(own)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class StreamPart(HostStream):
+    """Part of a transfer that is too large for one copy: the host sees the whole.
+
+    Args:
+        whole: the stream.
+        start: its first element in the transfer.
+    """
+
+    whole: HostStream
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + self.shape[-1]
+
+
+class StreamHost:
+    """Answers all transfers of an engine, see `runtime.host.host.Host`.
+
+    Attributes:
+        channels: what streams are connected to, by handle.
+        print_to: where tensors are printed; the standard error stream of the moment when None.
+    """
+
+    def __init__(self) -> None:
+        self.channels: dict[str, Channel | ReplicaChannels] = {}
+        self.print_to: TextIO | None = None
+        self._wholes: dict[HostStream, np.ndarray] = {}
+
+    def pull(self, stream: HostStream) -> np.ndarray:
+        """The next value of a stream to the device."""
+        if not isinstance(stream, StreamPart):
+            return _for_all(stream, self.channels[stream.name].pull())
+        if stream.start == 0:
+            self._wholes[stream.whole] = self.channels[stream.whole.name].pull()
+        held = self._wholes[stream.whole]
+        if stream.stop == held.shape[-1]:
+            del self._wholes[stream.whole]
+        return _for_all(stream, held[..., stream.start : stream.stop])
+
+    def push(self, stream: HostStream, value: np.ndarray) -> None:
+        """Takes a value from the device: to a channel, to be printed, or to end the run."""
+        match stream:
+            case PrintStream():
+                for name, own in _by_replica(stream, value):
+                    text = f"{stream.title}{name}: {format_tensor(own)}"
+                    print(text, file=self.print_to or sys.stderr, flush=True)
+            case AbortStream():
+                for name, own in _by_replica(stream, value):
+                    _abort(stream, name, own)
+            case StreamPart(whole=whole):
+                held = self._wholes.setdefault(whole, np.zeros((*value.shape[:-1], *whole.shape), whole.dtype))
+                held[..., stream.start : stream.stop] = value
+                if stream.stop == held.shape[-1]:
+                    self.channels[whole.name].push(self._wholes.pop(whole))
+            case _:
+                self.channels[stream.name].push(value)
+
+
+def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
+    """A value to the device; one that goes to all replicas in one tensor repeated."""
+    return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
+
+
+def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """What each replica sent, with words that name it; of one replica what it sent."""
+    if stream.replicated or value.ndim > len(stream.shape):
+        return [(f" (replica {replica})", own) for replica, own in enumerate(value)]
+    return [("", value)]
+
+
+def _abort(stream: AbortStream, name: str, value: np.ndarray) -> None:
+    if stream.is_flag and not value:
+        return
+    shown = None if stream.is_flag else format_tensor(value)
+    what = f"the program ended itself{name}: {stream.message}" if stream.message else f"the program ended itself{name}"
+    raise EngineError(what, where=stream.where, got=shown)

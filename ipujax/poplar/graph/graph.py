@@ -1,0 +1,97 @@
+"""Poplar's `Graph`: variables, tile mapping by slices, vertices one by one, codelets, and names for the host.
+
+It is a graph of the runtime, so whatever takes one takes it: the op libraries, `compile`, the engine and the tile
+interpreter. At any time `mappings` and `groups` are right for what was added so far. Nothing is placed on tiles that
+the user did not place, but for the results of library operations.
+
+Methods have Poplar's names in snake_case and Poplar's order of arguments. `add_variable(FLOAT, [4], "v1")` may also be
+called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `add_constant`.
+
+Replicas in both ways of the guide: `Graph(target, replication_factor=4)` is one replica of a whole system, compiled
+once; `graph.create_replicated_graph(4)` puts all replicas in one graph (see `replicated`).
+
+Source: Poplar & PopLibs user guide, tutorials 1 to 7, "Replicated graphs"; poplar::Graph.
+Limits: a graph of the first way has no graph of the second inside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipujax.poplar.graph.graph_base import GraphBase
+from ipujax.poplar.graph.replica_tensors import all_replicas, is_of_replicas
+from ipujax.poplar.graph.replicated import ReplicatedBase
+from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.tensor import Tensor
+
+_BELOW = "Graph(target).create_replicated_graph(n), which keeps a graph of all replicas"
+
+
+class Graph(GraphBase):
+    """A graph for one target, built by hand.
+
+    Args:
+        target: the machine, or a device for its machine.
+        replication_factor: how many copies of the graph run, each on an equal share of the machine's IPUs.
+
+    Raises:
+        GraphError: a number of replicas that does not divide the IPUs.
+    """
+
+    def get_top_level_graph(self) -> Graph:
+        """The graph this one is a part of; itself when it is part of none.
+
+        Raises:
+            GraphError: replicas made by `replication_factor`, which are part of no graph.
+        """
+        top = self._top()
+        assert isinstance(top, Graph)
+        if top.replication_factor > 1:
+            raise GraphError("replicas of a top-level graph have no graph above them", hint=_BELOW)
+        return top
+
+    def create_virtual_graph(self, tiles: int | Iterable[int], upper: int | None = None) -> VirtualGraph:
+        """A view of this graph that has some of its tiles, numbered from 0.
+
+        Args:
+            tiles: with `upper`, the first tile of a range; else the tiles to have of every IPU, as a number, or a list
+                of tiles.
+            upper: one past the last tile of the range.
+
+        Raises:
+            GraphError: tiles the target lacks or named twice, or not equally many of each IPU.
+        """
+        return VirtualGraph(self, chosen_tiles(self.target, tiles, upper))
+
+    def create_replicated_graph(self, replicas: int) -> ReplicatedGraph:
+        """Copies of a graph, each on an equal share of this graph's tiles; whatever is added to it, all copies get.
+
+        Args:
+            replicas: how many; they divide the IPUs, or the tiles of a single one.
+
+        Raises:
+            GraphError: a number that does not divide them, or replicas inside of replicas.
+        """
+        return ReplicatedGraph(self, replicas)
+
+    def get_non_replicated_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor of all replicas, [replicas, *shape], from one of a graph that `create_replicated_graph` made.
+
+        Raises:
+            GraphError: a tensor of no such graph.
+        """
+        top = self._top()
+        if top.replication_factor > 1:
+            raise GraphError("replicas of a top-level graph have no graph that sees them all", hint=_BELOW)
+        if not is_of_replicas(top, tensor):
+            raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
+        return all_replicas(top, tensor)
+
+
+class VirtualGraph(VirtualBase, Graph):
+    """A view of a graph with some of its tiles; made by `Graph.create_virtual_graph`."""
+
+
+class ReplicatedGraph(ReplicatedBase, Graph):
+    """Copies of one graph on shares of a parent's tiles; made by `Graph.create_replicated_graph`."""

@@ -1,0 +1,354 @@
+"""What Poplar's graphs and their parts have in common: variables, tile mappings, vertices one by one, codelets.
+
+Input: what a user adds. Output: a graph of the runtime, at any time right for what was added so far. Nothing is placed
+on tiles that the user did not place, but for the results of library operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.arguments import filled, type_and_shape
+from ipujax.poplar.device import Device, Target
+from ipujax.poplar.graph.groups import Groups
+from ipujax.poplar.graph.host_side import HostSide
+from ipujax.poplar.graph.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
+from ipujax.poplar.graph.replica_tensors import all_replicas, in_each_replica, share_of_ipus
+from ipujax.poplar.vertex import FieldRef, Vertex, VertexRef, VertexStore, codelets_in, field_number
+from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
+from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
+from ipujax.runtime.target import Target as RuntimeTarget, nearest
+from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
+
+# What a graph shares with those that are views of it.
+SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
+          "initial_values", "libraries")  # fmt: skip
+
+
+class GraphBase(HostSide):
+    """What graphs and their parts have in common.
+
+    Args:
+        target: the machine, or a device for its machine.
+        replication_factor: how many copies of the graph run, each on an equal share of the machine's IPUs.
+
+    Raises:
+        GraphError: a number of replicas that does not divide the IPUs.
+    """
+
+    maps_automatically = False
+
+    def __init__(self, target: RuntimeTarget | Device, replication_factor: int = 1) -> None:
+        machine = target.target if isinstance(target, Device) else Target.of(target)
+        machine = Target.of(share_of_ipus(machine, replication_factor))
+        self._placement = Placement()
+        super().__init__(machine, replication_factor)
+        self.vertices = VertexStore(machine.num_tiles, machine.tiles_per_ipu)
+        self.groups = groups = Groups(self.vertices)
+        self.replicated = groups.replicated
+        self.codelets: dict[str, type[Vertex]] = {}
+        self.initial_values: dict[Variable, np.ndarray] = {}
+
+    def get_target(self) -> Target:
+        """The machine the graph is built for."""
+        return Target.of(self.target)
+
+    def _top(self) -> GraphBase:
+        """The graph that holds all that runs."""
+        return self
+
+    def _tiles_in_top_level(self) -> np.ndarray:
+        """The number that each tile has in that graph, int32[num_tiles]."""
+        return np.arange(self.target.num_tiles, dtype=np.int32)
+
+    def _for_host(self, tensor: Tensor) -> Tensor:
+        return all_replicas(self._top(), tensor)
+
+    def get_replication_factor(self) -> int:
+        """How many replicas there are of the graph."""
+        return self.replication_factor
+
+    @property
+    def origin(self) -> Origin:
+        """Where what is being added comes from: what `debug_origin` says, else the user's running line."""
+        return self._origin if self._origin != Origin() else Origin(user_line() or "")
+
+    # --- variables ---
+
+    def add_variable(  # type: ignore[override]
+        self,
+        dtype: Any,
+        shape: Any,
+        name: str = "",
+        mapping: TileMapping | None = None,
+        monoid: str | None = None,
+    ) -> Tensor:
+        """Adds a variable, which lies on no tile yet.
+
+        Args:
+            dtype: type of its elements, `FLOAT`, `INT`…
+            shape: sizes of its dimensions.
+            name: debug name.
+            mapping: its tile mapping, if known; as the runtime has them.
+            monoid: see `Variable.monoid`.
+
+        Returns:
+            The tensor of all of it.
+
+        Raises:
+            GraphError: a type or shape that is none.
+        """
+        dtype, shape = type_and_shape(dtype, shape, name)
+        return super().add_variable(shape, dtype, name, mapping, monoid)
+
+    def add_constant(  # type: ignore[override]
+        self, dtype: Any, shape: Any = "", values: Any = None, name: str = "", mapping: TileMapping | None = None
+    ) -> Tensor:
+        """Adds a constant: `add_constant(FLOAT, [4], [1, 1.5, 2, 2.5], "c1")`.
+
+        Args:
+            dtype: type of its elements.
+            shape: sizes of its dimensions.
+            values: one for all elements, or one for each in row-major order.
+            name: debug name.
+            mapping: its tile mapping, if known.
+
+        Raises:
+            GraphError: another number of values than the shape has elements.
+        """
+        if not isinstance(dtype, np.dtype | type):  # as the runtime calls it: value, name, mapping
+            return super().add_constant(dtype, name or str(shape), mapping if mapping is not None else values)
+        dtype, shape = type_and_shape(dtype, shape, name)
+        return super().add_constant(filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
+
+    def clone(self, tensor: Tensor, name: str = "") -> Tensor:
+        """Adds a variable of a tensor's shape and type that lies on tiles as the tensor does.
+
+        Raises:
+            MappingError: an element of the tensor lies on no tile.
+        """
+        new = super().add_variable(tensor.shape, tensor.dtype, name)
+        self.set_tile_mapping(new, self._tiles_of(tensor))
+        return new
+
+    def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
+        """Says what a tensor holds before the first program runs, or what a state field of a vertex is.
+
+        Args:
+            what: a tensor, or `vertex["name"]`.
+            value: one number for all elements, or an array of the tensor's size.
+
+        Raises:
+            GraphError: another number of values than elements, or a constant.
+        """
+        if isinstance(what, FieldRef):
+            self.vertices.set_state(*self.vertices.own_field(what), value)
+            return
+        flat = np.asarray(filled(value, what.shape, what.dtype, repr(what))).reshape(-1)
+        for tensor in in_each_replica(self._top(), what):
+            self._set_elements(tensor, flat)
+
+    def _set_elements(self, what: Tensor, values: np.ndarray) -> None:
+        """Says what the elements of a tensor hold before the first program runs."""
+        which, index = (part.reshape(-1) for part in what.flat_indices())
+        for number, variable in enumerate(what.variables()):
+            if variable.is_constant:
+                raise GraphError(f"{variable!r} is a constant", expected="a variable")
+            array = self.initial_values.setdefault(variable, np.zeros(variable.shape, variable.dtype))
+            array.reshape(-1)[index[which == number]] = values[which == number]
+
+    # --- tile mapping ---
+
+    @property
+    def mappings(self) -> dict[Variable, TileMapping]:
+        """The mapping of every variable whose elements all lie on a tile."""
+        return self._placement.mappings()
+
+    @mappings.setter
+    def mappings(self, mappings: dict[Variable, TileMapping]) -> None:
+        for variable, mapping in mappings.items():
+            self._placement.place_whole(variable, mapping)
+
+    def set_tile_mapping(self, what: Any, mapping: Any) -> None:
+        """Puts a tensor, or a vertex, on tiles.
+
+        Args:
+            what: a tensor (any view), a vertex, or a whole variable.
+            mapping: a tile; for a tensor also, for every tile, the `(begin, end)` intervals of its flat elements, as
+                `get_tile_mapping` gives them, or the tile of each element as an array; for all of a variable also a
+                mapping of the runtime.
+
+        Raises:
+            MappingError: a tile the target lacks, or elements left out or held twice.
+            GraphError: something that can be put nowhere.
+        """
+        if isinstance(what, VertexRef):
+            self.vertices.set_tile(self.vertices.own(what), mapping)
+            return
+        if isinstance(mapping, Blocked | Flat):
+            variable = _whole_variable(what)
+            check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
+            self._placement.place_whole(variable, mapping)
+            return
+        tensor = Tensor.of(what) if isinstance(what, Variable) else what
+        if not isinstance(tensor, Tensor):
+            raise GraphError("a tile mapping of nothing known", expected="a tensor or a vertex", got=repr(what))
+        self._placement.place(tensor, self._checked_tiles(tensor, mapping))
+
+    def _checked_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
+        num_tiles = self.target.num_tiles
+        if isinstance(mapping, int | np.integer):
+            low = high = int(mapping)
+        elif isinstance(mapping, np.ndarray):
+            mapping = mapping.reshape(-1)
+            if mapping.size != tensor.size or mapping.dtype.kind not in "iu":
+                got = f"{mapping.size} of {mapping.dtype}"
+                raise MappingError(f"mapping of {tensor!r}", expected=f"{tensor.size} tiles", got=got)
+            low, high = (int(mapping.min()), int(mapping.max())) if mapping.size else (0, 0)
+        elif isinstance(mapping, list | tuple) and all(isinstance(held, list | tuple) for held in mapping):
+            return tiles_of_intervals(mapping, tensor.size, num_tiles, repr(tensor))
+        else:
+            expected = "a tile, an array of the tile of each element, or for each tile a list of (begin, end)"
+            raise MappingError(f"mapping of {tensor!r}", expected=expected, got=repr(mapping))
+        if low < 0 or high >= num_tiles:
+            what = f"{tensor!r} is put on a tile the target lacks"
+            raise MappingError(what, expected=f"0 … {num_tiles - 1}", got=low if low < 0 else high)
+        return int(mapping) if isinstance(mapping, int | np.integer) else mapping
+
+    def get_tile_mapping(self, tensor: Tensor) -> list[list[Interval]]:
+        """For every tile the `(begin, end)` intervals of a tensor's flat elements that lie on it.
+
+        Raises:
+            MappingError: an element that lies on no tile.
+        """
+        return intervals_of_tiles(self._tiles_of(tensor), self.target.num_tiles)
+
+    def _tiles_of(self, tensor: Tensor) -> np.ndarray:
+        """The tile of every element."""
+        tiles = self._placement.tiles(tensor)
+        if np.any(tiles == UNMAPPED):
+            first = int(np.flatnonzero(tiles == UNMAPPED)[0])
+            raise MappingError(f"element {first} of {tensor!r} lies on no tile", hint="graph.set_tile_mapping")
+        return tiles
+
+    # --- codelets and vertices ---
+
+    def add_codelets(self, source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> None:
+        """Makes codelets known by their names.
+
+        Args:
+            source: a codelet class, several, or a module: all codelets it defines.
+
+        Raises:
+            GraphError: something that is no codelet, or another codelet of the same name.
+        """
+        for cls in codelets_in(source):
+            if self.codelets.setdefault(cls.vertex_name, cls) is not cls:
+                both = [self.codelets[cls.vertex_name], cls]
+                raise GraphError(f"two codelets are called {cls.vertex_name}", got=both)
+
+    def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
+        """Adds all vertices of a group of the runtime to a compute set; as `ipujax.runtime.graph.graph.Graph`."""
+        self.check_compute_set(compute_set)
+        check_group(group, compute_set)
+        self._groups_added(compute_set).append(group)
+
+    def _groups_added(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        groups = self.groups
+        assert isinstance(groups, Groups)
+        return groups.added(compute_set)
+
+    def add_vertex(
+        self, compute_set: ComputeSet, codelet: str | type[Vertex], connections: Mapping[str, Any] | None = None
+    ) -> VertexRef:
+        """Adds one vertex to a compute set.
+
+        Args:
+            compute_set: of this graph.
+            codelet: the name of a codelet that was added, or a codelet class.
+            connections: by field, the tensor to connect; for a vector list a list of tensors; for state its value.
+
+        Returns:
+            The vertex: `vertex["name"]` is a field, for `connect`.
+
+        Raises:
+            GraphError: an unknown codelet, compute set or field, or a tensor that does not fit its field.
+        """
+        self.check_compute_set(compute_set)
+        vertex = self.vertices.add(compute_set, self._codelet(codelet), user_place())
+        try:
+            for name, what in (connections or {}).items():
+                self._connect(vertex, field_number(vertex.codelet, name), what)
+        except BaseException:
+            self.vertices.take_back(vertex)
+            raise
+        return vertex
+
+    def check_compute_set(self, compute_set: ComputeSet) -> None:
+        """Refuses a compute set of another graph.
+
+        Raises:
+            GraphError: naming it.
+        """
+        if compute_set not in self.groups:
+            name = getattr(compute_set, "name", repr(compute_set))
+            raise GraphError(f"compute set {name} is not of this graph", hint="graph.add_compute_set")
+
+    def _codelet(self, codelet: str | type[Vertex]) -> type[Vertex]:
+        if isinstance(codelet, str):
+            if codelet not in self.codelets:
+                expected = f"one of {sorted(self.codelets)}" if self.codelets else "graph.add_codelets first"
+                raise GraphError(f"no codelet {codelet!r}", expected=expected, hint=nearest(codelet, self.codelets))
+            return self.codelets[codelet]
+        if self.codelets.get(getattr(codelet, "vertex_name", "")) is not codelet:
+            self.add_codelets(codelet)
+        return codelet
+
+    def _connect(self, vertex: VertexRef, number: int, what: Any) -> None:
+        store = self.vertices
+        is_state = store.codelets[vertex.number].fields[number].is_state
+        (store.set_state if is_state else store.connect)(vertex.number, number, what)
+
+    def connect(self, field: FieldRef, what: Tensor | Sequence[Tensor]) -> None:
+        """Connects a field of a vertex.
+
+        Args:
+            field: `vertex["name"]`.
+            what: a tensor; for a vector list several.
+
+        Raises:
+            GraphError: a field that is connected already, or a tensor of another type or shape than the field's.
+        """
+        self.vertices.connect(*self.vertices.own_field(field), what)
+
+    def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
+        """Says how many cycles one run of a vertex takes its worker.
+
+        Raises:
+            GraphError: anything else than a whole number from 0 to 4,294,967,295.
+        """
+        self.vertices.set_estimate(self.vertices.own(vertex), cycles)
+
+    def set_cycle_estimate(self, vertex: VertexRef, cycles: int) -> None:
+        """The older name of `set_perf_estimate`."""
+        self.set_perf_estimate(vertex, cycles)
+
+    def add_replication_index_constant(self, name: str = "replication index") -> Tensor:
+        """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica; it lies on no tile yet.
+
+        Args:
+            name: debug name.
+        """
+        return self.add_replica_constant(np.arange(self.replication_factor, dtype=np.uint32), name)
+
+
+def _whole_variable(what: Any) -> Variable:
+    if isinstance(what, Tensor) and what.is_whole_variable:
+        return what.variables()[0]
+    if not isinstance(what, Variable):
+        raise MappingError(f"mapping of {what!r}", expected="all of one variable", hint="give the tile of each element")
+    return what

@@ -1,0 +1,94 @@
+"""Tensors of replicated graphs as the graph of all replicas sees them, and the share of a machine that a replica gets.
+
+Input: the top-level graph, and a tensor that may be of a replicated graph inside of it: a *template*, which stands for
+a tensor of each replica. Output: those tensors. A tensor of the top-level graph itself stands for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import ComputeSet, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, Variable, concat
+
+
+class Replicas(Protocol):
+    """A replicated graph; `replicated.ReplicatedBase` says what each part is."""
+
+    replicas: int
+    instances: dict[Variable, tuple[Variable, ...]]
+    groups: dict[ComputeSet, list[VertexGroup]]
+
+    def in_replica(self, tensor: Tensor, replica: int) -> Tensor: ...
+
+    def group_in_replica(self, group: VertexGroup, replica: int) -> VertexGroup: ...
+
+    def groups_of_replicas(self, compute_set: ComputeSet) -> list[VertexGroup]: ...
+
+
+class HasReplicas(Protocol):
+    """A top-level graph, with the replicated graphs inside of it."""
+
+    replicated: list[Replicas]
+
+
+def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
+    """The replicated graph that tensors are of, None if of none.
+
+    Raises:
+        GraphError: tensors of several replicated graphs.
+    """
+    variables = {variable for tensor in tensors for variable in tensor.variables()}
+    found = [graph for graph in top.replicated if any(v in graph.instances for v in variables)]
+    if len(found) > 1:
+        raise GraphError("tensors of different replicated graphs are used together", got=list(tensors))
+    return found[0] if found else None
+
+
+def is_of_replicas(top: HasReplicas, tensor: Tensor) -> bool:
+    """Whether a tensor is of a replicated graph."""
+    return replicated_graph_of(top, tensor) is not None
+
+
+def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
+    """The tensor that a template stands for in each replica; a tensor that is no template by itself."""
+    graph = replicated_graph_of(top, tensor)
+    return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
+
+
+def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
+    """The tensors of all replicas as one, [replicas, *shape]; a tensor that is no template as it is."""
+    if not is_of_replicas(top, tensor):
+        return tensor
+    return concat([each.expand_dims(0) for each in in_each_replica(top, tensor)])
+
+
+def share_of_ipus(target: Target, replicas: int) -> Target:
+    """The machine of one of several replicas, of whole IPUs.
+
+    Raises:
+        GraphError: a number of replicas that does not divide the IPUs.
+    """
+    return target.replace(num_ipus=_share(target.num_ipus, replicas, "IPUs"))
+
+
+def share_of_tiles(target: Target, replicas: int) -> Target:
+    """The machine of one of several replicas, of whole IPUs where there are several, else of tiles.
+
+    Raises:
+        GraphError: a number of replicas that does not divide them.
+    """
+    if target.num_ipus > 1:
+        return share_of_ipus(target, replicas)
+    return target.replace(tiles_per_ipu=_share(target.tiles_per_ipu, replicas, "tiles"))
+
+
+def _share(whole: int, replicas: int, unit: str) -> int:
+    if not isinstance(replicas, int | np.integer) or isinstance(replicas, bool) or replicas < 1 or whole % replicas:
+        expected = f"a divisor of {whole} {unit}"
+        raise GraphError(f"{replicas!r} replicas of a graph", expected=expected, got=repr(replicas))
+    return int(whole // replicas)

@@ -1,0 +1,138 @@
+"""Replicated graphs made from a graph: copies of one graph, each on its share of the parent's tiles.
+
+    g = Graph(target)                      # eight IPUs
+    rg = g.create_replicated_graph(4)      # four replicas of two IPUs
+
+A variable of the replicated graph is a template: the parent has one instance of it for each replica, on tile
+r · tiles + t where the template lies on tile t. Vertices are in the parent's compute sets once a replica. Programs may
+mention templates; the engine makes of each step one that does it in all replicas (see `expand`). The parent stays
+usable by itself, also in the same compute sets and copies.
+
+Source: Poplar & PopLibs user guide, "Replicating an existing graph".
+Limits: no replicas inside of replicas; what the parent maps or sets later of one replica, templates do not show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.graph.graph_base import SHARED, GraphBase
+from ipujax.poplar.graph.groups import TemplateGroups
+from ipujax.poplar.graph.mapping import Placement
+from ipujax.poplar.graph.replica_tensors import share_of_tiles
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, substituted
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
+
+
+class ReplicatedBase(GraphBase):
+    """What makes a graph stand for copies of it on shares of a parent's tiles.
+
+    Args:
+        parent: the graph it is a part of.
+        replicas: how many.
+
+    Attributes:
+        replicas: how many.
+        instances: for each template the parent's variable of each replica.
+    """
+
+    def __init__(self, parent: GraphBase, replicas: int) -> None:
+        if parent.replication_factor > 1:
+            raise GraphError("replicas inside of replicas", expected="a graph that is not replicated")
+        super().__init__(share_of_tiles(parent.target, replicas))
+        self.replication_factor = self.replicas = replicas
+        self._parent = parent
+        self.instances: dict[Variable, tuple[Variable, ...]] = {}
+        self._tables: list[dict[Variable, Variable]] = [{} for _ in range(replicas)]
+        tiles = np.arange(parent.target.num_tiles, dtype=np.int32).reshape(replicas, -1)
+        self._tiles_in_top = parent._tiles_in_top_level()[tiles]
+        self._moved: dict[VertexGroup, tuple[VertexGroup, ...]] = {}
+        for shared in SHARED:
+            setattr(self, shared, getattr(parent, shared))
+        self._placement = _TemplatePlacement(self, parent, tiles)
+        self.groups = TemplateGroups(self.vertices, parent.groups)
+        parent._top().replicated.append(self)
+
+    def _top(self) -> GraphBase:
+        return self._parent._top()
+
+    def _tiles_in_top_level(self) -> np.ndarray:
+        raise AssertionError("a tile of a replicated graph is a tile of each replica")
+
+    def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
+        instances = tuple(self._instance(variable, replica) for replica in range(self.replicas))
+        self.instances[variable] = instances
+        for table, instance in zip(self._tables, instances, strict=True):
+            self._parent._add(instance, None)
+            table[variable] = instance
+        return super()._add(variable, mapping)
+
+    def _instance(self, variable: Variable, replica: int) -> Variable:
+        if variable.by_replica:
+            return replace(variable, value=variable.value[replica], by_replica=False)
+        return replace(variable)
+
+    def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
+        """The parent's tensor that a template stands for in one replica; what is no template stays."""
+        return substituted(tensor, self._tables[replica])
+
+    def set_tile_mapping(self, what: Any, mapping: Any) -> None:
+        tensor = Tensor.of(what) if isinstance(what, Variable) else what
+        if isinstance(tensor, Tensor):
+            for variable in tensor.variables():
+                if variable not in self.instances:
+                    what_is = f"{variable!r} is not of this replicated graph"
+                    raise GraphError(what_is, hint="map it in the graph that it was added to")
+        super().set_tile_mapping(what, mapping)
+
+    def add_compute_set(self, name: str) -> ComputeSet:
+        with self._parent.debug_origin(self.origin):
+            return self._parent.add_compute_set(name)
+
+    def group_in_replica(self, group: VertexGroup, replica: int) -> VertexGroup:
+        """The vertices of a group of this graph in one replica, on tiles of the top-level graph."""
+        if group not in self._moved:
+            self._moved[group] = tuple(self._moved_to(group, each) for each in range(self.replicas))
+        return self._moved[group][replica]
+
+    def _moved_to(self, group: VertexGroup, replica: int) -> VertexGroup:
+        tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles_in_top[replica][group.tile]).astype(np.int32)
+        accesses = (replace(access, tensor=self.in_replica(access.tensor, replica)) for access in group.accesses)
+        return replace(group, tile=tile, accesses=tuple(accesses))
+
+    def groups_of_replicas(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        """The vertex groups of all replicas in a compute set, on tiles of the top-level graph."""
+        groups = self.groups[compute_set]
+        return [self.group_in_replica(group, replica) for replica in range(self.replicas) for group in groups]
+
+
+class _TemplatePlacement(Placement):
+    """Where templates lie, in tiles of a replica; their instances lie on the parent's tiles accordingly."""
+
+    def __init__(self, graph: ReplicatedBase, parent: GraphBase, tiles: np.ndarray) -> None:
+        super().__init__()
+        self._own, self._graph, self._parent, self._tiles = Placement(), graph, parent, tiles
+
+    def mappings(self) -> dict[Variable, TileMapping]:
+        return self._own.mappings()
+
+    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
+        self._own.place_whole(variable, mapping)
+        for instance, tiles in zip(self._graph.instances[variable], self._tiles, strict=True):
+            there = moved(mapping, tiles)
+            assert there is not None, "the mapping was checked against the target of a replica"
+            self._parent._placement.place_whole(instance, there)
+
+    def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
+        self._own.place(tensor, tile)
+        for replica, tiles in enumerate(self._tiles):
+            there = tiles[tile]
+            tensor_there = self._graph.in_replica(tensor, replica)
+            self._parent._placement.place(tensor_there, there if isinstance(tile, np.ndarray) else int(there))
+
+    def tiles(self, tensor: Tensor) -> np.ndarray:
+        return self._own.tiles(tensor)

@@ -1,0 +1,217 @@
+"""Virtual graphs: a view of a graph that has some of its tiles, numbered from 0.
+
+Everything that is added to a virtual graph is added to its parent, on the parent's tiles. Of what the parent has, the
+virtual graph sees the variables that lie wholly on its tiles. Programs are compiled for the top-level graph.
+
+Source: Poplar & PopLibs user guide, "Virtual graphs".
+Limits: a virtual graph has equally many tiles of each IPU, those of one IPU next to one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.graph.graph_base import SHARED, GraphBase
+from ipujax.poplar.graph.groups import GroupTable
+from ipujax.poplar.graph.mapping import UNMAPPED, Placement
+from ipujax.poplar.vertex import VertexRef
+from ipujax.runtime.errors import GraphError, whole_number
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
+
+
+def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) -> np.ndarray:
+    """The tiles of a virtual graph, int32[n].
+
+    Args:
+        target: the machine they are of.
+        tiles: as `Graph.create_virtual_graph`.
+        upper: as `Graph.create_virtual_graph`.
+
+    Raises:
+        GraphError: as `Graph.create_virtual_graph`.
+    """
+    if isinstance(tiles, bool | float | str):
+        expected = "a number of tiles of each IPU, a range, or a list of tiles"
+        raise GraphError("virtual graph of nothing known", expected=expected, got=repr(tiles))
+    if upper is not None:
+        if not isinstance(tiles, int | np.integer):
+            raise GraphError("virtual graph of no range", expected="first tile, one past the last", got=(tiles, upper))
+        chosen = np.arange(tiles, upper, dtype=np.int32)
+    elif isinstance(tiles, int | np.integer):
+        if not 0 < tiles <= target.tiles_per_ipu:
+            raise GraphError("tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
+        firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
+        chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
+    else:
+        given = np.asarray(list(tiles))
+        if given.size and given.dtype.kind not in "iu":
+            raise GraphError("virtual graph of no tiles", expected="a list of whole numbers", got=repr(given.tolist()))
+        chosen = given.astype(np.int32)
+    if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
+        expected = f"different tiles in 0 … {target.num_tiles - 1}"
+        raise GraphError("virtual graph of no such tiles", expected=expected, got=chosen.tolist()[:8])
+    return chosen
+
+
+def virtual_target(target: Target, tiles: np.ndarray) -> Target:
+    """The machine of some tiles of another.
+
+    Raises:
+        GraphError: if there are not equally many of each IPU, those of one next to one another.
+    """
+    ipus = tiles // target.tiles_per_ipu
+    num_ipus = len(np.unique(ipus))
+    rows = ipus.reshape(num_ipus, -1) if len(ipus) % num_ipus == 0 else None
+    if rows is None or np.any(rows != rows[:, :1]):
+        raise GraphError(
+            "virtual graph with unequal IPUs",
+            expected="equally many tiles of each IPU, those of one IPU next to one another",
+            got=f"{np.bincount(ipus)[np.unique(ipus)].tolist()} tiles of IPUs {np.unique(ipus).tolist()}",
+        )
+    return target.replace(num_ipus=num_ipus, tiles_per_ipu=rows.shape[1])
+
+
+class _VirtualMappings(Mapping[Variable, TileMapping]):
+    """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
+
+    def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
+        self._parent, self._inverse = parent, inverse
+        self._known: dict[TileMapping, TileMapping | None] = {}
+
+    def _find(self, variable: object) -> TileMapping | None:
+        mapping = self._parent.mappings.get(variable)  # type: ignore[call-overload]
+        if mapping is None:
+            return None
+        if mapping not in self._known:
+            self._known[mapping] = moved(mapping, self._inverse)
+        return self._known[mapping]
+
+    def __getitem__(self, variable: Variable) -> TileMapping:
+        found = self._find(variable)
+        if found is None:
+            raise KeyError(variable)
+        return found
+
+    def __contains__(self, variable: object) -> bool:
+        return self._find(variable) is not None
+
+    def __iter__(self) -> Iterator[Variable]:
+        return (variable for variable in self._parent.mappings if variable in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _VirtualPlacement(Placement):
+    """The placement of a parent in the tile numbers of a virtual graph."""
+
+    def __init__(self, parent: GraphBase, tiles: np.ndarray, inverse: np.ndarray) -> None:
+        super().__init__()
+        self._parent, self._tiles, self._inverse = parent, tiles, inverse
+        self._view = _VirtualMappings(parent, inverse)
+
+    def mappings(self) -> Any:
+        return self._view
+
+    def place_whole(self, variable: Variable, mapping: TileMapping) -> None:
+        there = moved(mapping, self._tiles)
+        assert there is not None, "the mapping was checked against the virtual target"
+        self._parent._placement.place_whole(variable, there)
+
+    def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
+        there = self._tiles[tile]
+        self._parent._placement.place(tensor, there if isinstance(tile, np.ndarray) else int(there))
+
+    def tiles(self, tensor: Tensor) -> np.ndarray:
+        tiles = self._parent._placement.tiles(tensor)
+        return np.where(tiles == UNMAPPED, UNMAPPED, self._inverse[tiles]).astype(np.int32)
+
+
+class _VirtualGroups(GroupTable):
+    """The vertex groups of a parent in the tile numbers of a virtual graph; compute sets are the parent's."""
+
+    def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
+        super().__init__()
+        self._parent, self._inverse = parent, inverse
+        self._known: dict[VertexGroup, VertexGroup] = {}  # a group is known by its identity, so it must stay the same
+
+    def __getitem__(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        groups = self._parent.groups[compute_set]
+        for group in groups:
+            if group not in self._known:
+                self._known[group] = self._inside(group, compute_set)
+        return [self._known[group] for group in groups]
+
+    def _inside(self, group: VertexGroup, compute_set: ComputeSet) -> VertexGroup:
+        tile = np.where(group.tile == NO_TILE, NO_TILE, self._inverse[group.tile]).astype(np.int32)
+        if np.any((tile == NO_TILE) & (group.tile != NO_TILE)):
+            name = f"{group.codelet.name} in {compute_set.name}"
+            raise GraphError(f"vertices of {name} lie on tiles this virtual graph lacks", where=group.origin)
+        return replace(group, tile=tile)
+
+    def __contains__(self, compute_set: object) -> bool:
+        return compute_set in self._parent.groups
+
+    def __iter__(self) -> Iterator[ComputeSet]:
+        return iter(self._parent.groups)
+
+    def __len__(self) -> int:
+        return len(self._parent.groups)
+
+
+class VirtualBase(GraphBase):
+    """What makes a graph a view of another with some of its tiles.
+
+    Args:
+        parent: the graph it is a part of.
+        tiles: the parent's number of each of its tiles, int32[n].
+    """
+
+    def __init__(self, parent: GraphBase, tiles: np.ndarray) -> None:
+        super().__init__(virtual_target(parent.target, tiles))
+        inverse = np.full(parent.target.num_tiles, UNMAPPED, np.int32)
+        inverse[tiles] = np.arange(len(tiles), dtype=np.int32)
+        self._parent, self._tiles = parent, tiles
+        self._placement = _VirtualPlacement(parent, tiles, inverse)
+        self.groups = _VirtualGroups(parent, inverse)
+        self.replication_factor = parent.replication_factor
+        for shared in (*SHARED, "variables", "vertices"):
+            setattr(self, shared, getattr(parent, shared))
+
+    def _top(self) -> GraphBase:
+        return self._parent._top()
+
+    def _tiles_in_top_level(self) -> np.ndarray:
+        tiles: np.ndarray = self._parent._tiles_in_top_level()[self._tiles]
+        return tiles
+
+    def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
+        tensor = self._parent._add(variable, None)
+        if mapping is not None:
+            self.set_tile_mapping(variable, mapping)
+        return tensor
+
+    def get_tiles(self) -> list[int]:
+        """The parent's number of each tile."""
+        return self._tiles.tolist()
+
+    def add_compute_set(self, name: str) -> ComputeSet:
+        with self._parent.debug_origin(self.origin):
+            return self._parent.add_compute_set(name)
+
+    def set_tile_mapping(self, what: Any, mapping: Any) -> None:
+        if not isinstance(what, VertexRef):
+            super().set_tile_mapping(what, mapping)
+        else:
+            tile = whole_number(mapping, f"{what!r} is put on tile {mapping}", len(self._tiles) - 1)
+            self._parent.set_tile_mapping(what, int(self._tiles[tile]))
+
+    def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
+        tile = np.where(group.tile == NO_TILE, NO_TILE, self._tiles[group.tile]).astype(np.int32)
+        self._parent.add_vertices(compute_set, replace(group, tile=tile))

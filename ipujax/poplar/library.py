@@ -1,0 +1,90 @@
+"""What the op libraries share: registration with a graph, and the checks of operands a user passes.
+
+Each library's `add_codelets(graph)` notes its name in `graph.libraries`, as a Poplar program does before it uses one.
+Codelets here need no loading, so that operations work without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ipujax.lowering.emit import emit, placing
+from ipujax.lowering.poputil import add_like
+from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, dtype_name
+
+
+def registrar(library: str) -> Callable[[Graph], None]:
+    """Makes the `add_codelets` of a library."""
+
+    def add_codelets(graph: Graph) -> None:
+        graph.libraries.add(library)
+
+    add_codelets.__doc__ = f"Notes that a graph uses {library}."
+    return add_codelets
+
+
+def check_tensors(name: str, *operands: Any) -> None:
+    """Refuses operands that are no tensors.
+
+    Raises:
+        GraphError: naming the first.
+    """
+    for operand in operands:
+        if not isinstance(operand, Tensor):
+            hint = "graph.add_constant" if isinstance(operand, int | float) else None
+            raise GraphError(f"{name}: an operand is no tensor", where=user_line(), got=repr(operand), hint=hint)
+
+
+def same_type(name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses operands of different types: Poplar converts nothing by itself.
+
+    Raises:
+        GraphError: naming the types, or an operand that is no tensor.
+    """
+    check_tensors(name, *tensors)
+    types = [dtype_name(t.dtype) for t in tensors]
+    if len(set(types)) > 1:
+        hint = "popops.cast"
+        raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
+
+
+def add(
+    graph: Graph,
+    fun: Callable[..., Any],
+    operands: Sequence[Tensor],
+    prog: Program,
+    name: str,
+    into: Sequence[Tensor | None] = (),
+) -> Any:
+    """Adds what a function of the operands computes, see `lowering.emit`; shapes that do not fit are the user's fault.
+
+    Raises:
+        GraphError: operands that are no tensors, lie on no tile, or are of shapes the function does not take.
+    """
+    check_tensors(name, *operands)
+    if not isinstance(graph, Graph) or not isinstance(prog, Program):
+        got = f"{type(graph).__name__} and {type(prog).__name__}"
+        raise GraphError(f"{name}: nowhere to add it", where=user_line(), expected="a Graph and a Sequence", got=got)
+    try:
+        return emit(graph, fun, operands, prog, name, into)
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
+        raise GraphError(f"{name}: {error}", where=user_line(), got=shapes) from error
+
+
+def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
+    """As `add`, for one result that is no view of an operand: what is written to the operand later is not seen in it.
+
+    Raises:
+        GraphError: as `add`.
+    """
+    result: Tensor = add(graph, fun, operands, prog, name)
+    if not {v for x in operands for v in x.variables()} & {v for v in result.variables() if not v.is_constant}:
+        return result
+    with placing(graph):
+        own = add_like(graph, result, name)
+    prog.add(Copy(result, own, f"{name}/copy", graph.origin))
+    return own

@@ -1,0 +1,302 @@
+"""From a codelet class and the shapes its fields are connected to, to a codelet of the runtime.
+
+    SumVertex, shapes ((4,), ())  →  Codelet("SumVertex", fields in: float32, out: float32, compute, cycles)
+
+A field without elements is not connected at all and reads as an empty array. A vector list is one operand, its vectors
+one after the other. Vertices of equal shapes share one codelet, so these are memoised; codelets with state are made for
+each group of vertices, around a table of the state of each vertex.
+
+Limits: the size of the vertex state is an estimate (`assumed`: 4 bytes a pointer or length).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import ceil, isfinite, prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.poplar.vertex.estimate import instructions
+from ipujax.poplar.vertex.vertex import Vertex, VertexField
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.errors import GraphError, whole_number
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.tensor import dtype_name
+
+# For each field that is connected, in order: () for a scalar, (n,) for a vector, the length of each vector for a list.
+Shapes = tuple[tuple[int, ...], ...]
+_POINTER_BYTES = 4  # assumed: a pointer or a length in the vertex state
+
+
+def connected_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
+    """The fields that are connected to tensors, in order."""
+    return tuple(field for field in cls.fields if not field.is_state)
+
+
+def state_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
+    """The fields that are state of the vertex, in order."""
+    return tuple(field for field in cls.fields if field.is_state)
+
+
+def num_elements(field: VertexField, shape: tuple[int, ...]) -> int:
+    """Elements of a field of some shape."""
+    return sum(shape) if field.kind == "list" else prod(shape)
+
+
+def place_of(cls: type[Vertex], function: str = "compute") -> str:
+    """Where a function of a codelet is defined, as errors show it."""
+    code = getattr(getattr(cls, function), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
+
+
+@remembered
+def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
+    """The codelet of all vertices of a class whose fields have these shapes; for classes without state.
+
+    Args:
+        cls: the codelet class.
+        shapes: of its `connected_fields`.
+
+    Raises:
+        GraphError: if `compute` returns something else than the written fields hold.
+    """
+    return _codelet(cls, shapes, lambda *blocks: _run(cls, shapes, {}, blocks))
+
+
+def codelet_with_state(cls: type[Vertex], shapes: Shapes, state: Mapping[str, np.ndarray]) -> Codelet:
+    """The codelet of a group of vertices that have state.
+
+    Args:
+        cls: the codelet class.
+        shapes: of its `connected_fields`.
+        state: by attribute, the value of each vertex of the group, [vertices].
+
+    Raises:
+        GraphError: as `vertex_codelet`.
+    """
+
+    def compute(*blocks: jax.Array, origins: tuple[Any, ...]) -> Any:
+        (number,) = origins
+        return _run(cls, shapes, {name: jnp.asarray(values)[number] for name, values in state.items()}, blocks)
+
+    return replace(_codelet(cls, shapes, compute), takes=("origins",))
+
+
+@remembered
+def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, Any], ...]) -> Codelet:
+    """The codelet of vertices that all have the same state, by attribute; as `vertex_codelet`."""
+
+    def compute(*blocks: jax.Array) -> Any:
+        return _run(cls, shapes, {name: jnp.asarray(value, dtypes[name]) for name, value in state}, blocks)
+
+    dtypes = {field.attribute: field.dtype for field in state_fields(cls)}
+    return _codelet(cls, shapes, compute)
+
+
+def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shape `compute` gives each field that is written, from those of the fields that are read.
+
+    Raises:
+        GraphError: if `compute` returns something else than one value a field.
+    """
+    read = [field for field in connected_fields(cls) if field.is_read]
+    written = [field for field in connected_fields(cls) if field.is_written]
+    given = {f.attribute: jax.ShapeDtypeStruct(shape, f.dtype) for f, shape in zip(read, read_shapes, strict=True)}
+    given |= {f.attribute: jax.ShapeDtypeStruct((), f.dtype) for f in state_fields(cls)}
+
+    def values(arguments: dict[str, Any]) -> list[Any]:
+        return _by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
+
+    return [tuple(value.shape) for value in jax.eval_shape(values, given)]
+
+
+def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
+    """The codelet with the cycles of each vertex of a group given, int64 broadcastable to its grid; −1 as estimated."""
+
+    def given(shapes: BlockShapes, target: Target) -> np.ndarray:
+        return cycles if np.all(cycles >= 0) else np.where(cycles >= 0, cycles, codelet.cycles(shapes, target))
+
+    return replace(codelet, cycles=given)
+
+
+def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> Codelet:
+    connected = connected_fields(cls)
+    specs, state = _specs(cls, shapes)
+    jax.eval_shape(lambda blocks, values: _run(cls, shapes, values, blocks), specs, state)
+    fields = tuple(
+        Field(field.name, field.direction, field.dtype)  # type: ignore[arg-type]  # state is not connected
+        for field, shape in zip(connected, shapes, strict=True)
+        if num_elements(field, shape)
+    )
+    state_bytes = sum(_state_bytes(field, shape) for field, shape in zip(connected, shapes, strict=True))
+    state_bytes += sum(field.dtype.itemsize for field in state_fields(cls))
+    cycles = _cycles(cls, shapes)
+    return Codelet(cls.vertex_name, fields, compute, cycles, state_bytes, cls.code_bytes, supervisor=False)
+
+
+def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
+    """What `_run` is given: the blocks of fields that are read and have elements, and the state by attribute."""
+    pairs = zip(connected_fields(cls), shapes, strict=True)
+    blocks = [
+        jax.ShapeDtypeStruct((sum(shape),) if field.kind == "list" else shape, field.dtype)
+        for field, shape in pairs
+        if field.is_read and num_elements(field, shape)
+    ]
+    return blocks, {field.attribute: jax.ShapeDtypeStruct((), field.dtype) for field in state_fields(cls)}
+
+
+def _state_bytes(field: VertexField, shape: tuple[int, ...]) -> int:
+    words = {"scalar": 1, "vector": 2, "list": 2 + 2 * len(shape)}[field.kind]
+    return words * _POINTER_BYTES
+
+
+def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target], np.ndarray]:
+    if cls.cycles is not None:
+        return lambda blocks, target: np.asarray(_own_cycles(cls, shapes, target), np.int64)
+    blocks, state = _specs(cls, shapes)
+    names = list(state)
+
+    def flat(*values: jax.Array) -> Any:
+        return _run(cls, shapes, dict(zip(names, values[len(blocks) :], strict=True)), values[: len(blocks)])
+
+    counted = instructions(flat, [*blocks, *state.values()])
+    return lambda blocks, target: np.asarray(counted, np.int64)
+
+
+def _own_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
+    """What `cycles` of a codelet says."""
+    own, pairs = cls.cycles, list(zip(connected_fields(cls), shapes, strict=True))
+    assert own is not None
+    given: dict[str, Any] = {f.attribute: _spec(f, shape) for f, shape in pairs}
+    given |= {"shapes": {f.name: shape for f, shape in pairs}, "target": target}
+    found = own(**{name: given[name] for name in cls.cycle_parameters})
+    found = found.item() if hasattr(found, "item") and found.ndim == 0 else found
+    found = ceil(found) if isinstance(found, float) and isfinite(found) else found
+    return whole_number(found, f"cycles of codelet {cls.vertex_name}", where=place_of(cls, "cycles"))
+
+
+def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
+    """Shape and dtype of what a field is connected to; of each vector of a list."""
+    if field.kind == "list":
+        return tuple(jax.ShapeDtypeStruct((n,), field.dtype) for n in shape)
+    return jax.ShapeDtypeStruct(shape, field.dtype)
+
+
+# --- one call of `compute` --------------------------------------------------------------------------------------------
+
+
+def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Sequence[jax.Array]) -> tuple[Any, ...]:
+    """Calls `compute` of one vertex: blocks of the fields read that have elements in, of the fields written out."""
+    arguments, left = dict(state), iter(blocks)
+    connected = list(zip(connected_fields(cls), shapes, strict=True))
+    for field, shape in connected:
+        if field.is_read:
+            block = next(left) if num_elements(field, shape) else jnp.zeros((0,), field.dtype)
+            arguments[field.attribute] = _split(block, shape) if field.kind == "list" else block
+    result = cls.compute(**{name: arguments[name] for name in cls.parameters})
+    written = [(field, shape) for field, shape in connected if field.is_written]
+    values = _by_field(cls, result, [field for field, _ in written])
+    return tuple(
+        _joined(cls, field, shape, value)
+        for (field, shape), value in zip(written, values, strict=True)
+        if num_elements(field, shape)
+    )
+
+
+def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    """The vectors of a list."""
+    return tuple(block[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
+
+
+def _by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
+    """What `compute` returned, for each field that is written."""
+    names = [field.name for field in written]
+    if isinstance(result, Mapping):
+        given = {_field_name(written, key): value for key, value in result.items()}
+        if set(given) != set(names):
+            raise _wrong_result(cls, f"values of {sorted(given)}", f"values of {names}")
+        return [given[name] for name in names]
+    is_one_list = len(written) == 1 and written[0].kind == "list"
+    values = list(result) if isinstance(result, tuple | list) and not is_one_list else [result]
+    if len(values) != len(written):
+        raise _wrong_result(cls, f"{len(values)} values", f"a value for each of {names}")
+    return values
+
+
+def _field_name(written: Sequence[VertexField], key: str) -> str:
+    return next((field.name for field in written if key in (field.name, field.attribute)), key)
+
+
+def _joined(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+    """The block of a written field, checked."""
+    if field.kind != "list":
+        return _array(cls, field, shape, value)
+    vectors = list(value)
+    if len(vectors) != len(shape):
+        raise _wrong_result(cls, f"{len(vectors)} vectors of {field.name}", f"{len(shape)} vectors")
+    return jnp.concatenate([_array(cls, field, (n,), vector) for n, vector in zip(shape, vectors, strict=True)])
+
+
+def _array(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        got = f"a {type(value).__name__} for field {field.name}"
+        raise _wrong_result(cls, got, f"{dtype_name(field.dtype)}{list(shape)}") from error
+    is_plain = not hasattr(value, "dtype") or bool(getattr(jax.typeof(array), "weak_type", False))
+    if array.shape != shape or (array.dtype != field.dtype and not is_plain):
+        got = f"{dtype_name(array.dtype)}{list(array.shape)}"
+        raise _wrong_result(cls, f"{got} for field {field.name}", f"{dtype_name(field.dtype)}{list(shape)}")
+    return array.astype(field.dtype)
+
+
+def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
+    return GraphError(f"compute of {cls.vertex_name} returns {got}", where=place_of(cls), expected=expected, got=got)
+
+
+# --- codelets of a graph ----------------------------------------------------------------------------------------------
+
+
+def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:
+    """The codelet classes that `Graph.add_codelets` is given: one, several, or all that a module defines.
+
+    Raises:
+        GraphError: for anything else, or a codelet without `compute` or without a field that is written.
+    """
+    if isinstance(source, ModuleType):
+        found = [value for value in vars(source).values() if _is_codelet(value) and value.__module__ == source.__name__]
+        found = [cls for cls in found if hasattr(cls, "compute")]
+    else:
+        found = list(source) if isinstance(source, list | tuple) else [source]
+    for cls in found:
+        if not _is_codelet(cls):
+            raise GraphError("no codelet", expected="subclasses of poplar.Vertex, or a module of them", got=repr(cls))
+        if not hasattr(cls, "compute") or not any(field.is_written for field in cls.fields):
+            raise GraphError(f"codelet {cls.__name__} is unfinished", expected="a compute and a field that is written")
+    return found
+
+
+def _is_codelet(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Vertex) and value is not Vertex
+
+
+def field_number(cls: type[Vertex], name: str) -> int:
+    """The number of a field by its name.
+
+    Raises:
+        GraphError: naming the nearest field.
+    """
+    names = [field.name for field in cls.fields]
+    if name not in names:
+        raise GraphError(
+            f"codelet {cls.vertex_name} has no field {name!r}", expected=f"one of {names}", hint=nearest(name, names)
+        )
+    return names.index(name)

@@ -1,0 +1,347 @@
+"""Vertices added one by one, and the vertex groups they make.
+
+Input: for each vertex its compute set, codelet, tile, and what its fields are connected to, kept in flat lists. Output:
+for a compute set the `VertexGroup`s of the runtime: the vertices of one codelet whose fields have equal shapes, on one
+IPU, are one group with an axis "vertex" of a block each. A field that is connected alike in all of them has no index
+along that axis; any other is one tensor with a row a vertex (see `stacking`).
+
+Groups are built when asked for, and again when a vertex of the compute set has changed.
+Limits: what a compute set writes twice is found here among the vertices of a group, else by the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.poplar.arguments import held
+from ipujax.poplar.vertex.codelets import (
+    Shapes,
+    codelet_with_state,
+    connected_fields,
+    field_number,
+    num_elements,
+    vertex_codelet,
+    with_cycles,
+)
+from ipujax.poplar.vertex.stacking import is_same, repeated_element, stacked
+from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
+from ipujax.runtime.errors import GraphError, Place, VerifyError, shown_place, whole_number
+from ipujax.runtime.graph import NO_TILE, Access, Axis, ComputeSet, VertexGroup, block, element
+from ipujax.runtime.tensor import Origin, Tensor, concat, dtype_name, even_cuts
+from ipujax.runtime.verify import element_name
+
+
+class VertexRef:
+    """A vertex of a graph; `vertex["name"]` is one of its fields."""
+
+    __slots__ = ("number", "store")
+
+    def __init__(self, store: VertexStore, number: int) -> None:
+        self.store, self.number = store, number
+
+    def __getitem__(self, name: str) -> FieldRef:
+        return FieldRef(self, field_number(self.codelet, name))
+
+    @property
+    def codelet(self) -> type[Vertex]:
+        """The codelet it runs."""
+        return self.store.codelets[self.number]
+
+    def __repr__(self) -> str:
+        return self.store.name(self.number)
+
+
+class FieldRef:
+    """A field of a vertex, to be connected."""
+
+    __slots__ = ("number", "vertex")
+
+    def __init__(self, vertex: VertexRef, number: int) -> None:
+        self.vertex, self.number = vertex, number
+
+    @property
+    def field(self) -> VertexField:
+        """What it holds."""
+        return self.vertex.codelet.fields[self.number]
+
+    def __repr__(self) -> str:
+        return f"field {self.field.name} of {self.vertex!r}"
+
+
+class VectorListTensors:
+    """What a vector list is connected to: its vectors as one tensor, and the length of each."""
+
+    __slots__ = ("lengths", "tensor")
+
+    def __init__(self, vectors: Sequence[Tensor]) -> None:
+        self.tensor = concat(vectors)
+        self.lengths = tuple(vector.size for vector in vectors)
+
+
+class VertexStore:
+    """All vertices of a graph that were added one by one; a vertex is known by its number.
+
+    Args:
+        num_tiles: tiles of the target.
+        tiles_per_ipu: tiles of one IPU.
+    """
+
+    def __init__(self, num_tiles: int, tiles_per_ipu: int) -> None:
+        self._num_tiles, self._tiles_per_ipu = num_tiles, tiles_per_ipu
+        self.codelets: list[type[Vertex]] = []
+        self._compute_sets: list[ComputeSet] = []
+        self._ranks: list[int] = []  # the number of each among the vertices of its compute set
+        self._places: list[Place | None] = []
+        self._tiles: list[int] = []
+        self._connections: list[list[Any]] = []  # one a field: Tensor, VectorListTensors, number, or None
+        self._estimates: dict[int, int] = {}
+        self._members: dict[ComputeSet, list[int]] = {}
+        self._built: dict[ComputeSet, list[VertexGroup]] = {}
+
+    def __len__(self) -> int:
+        return len(self.codelets)
+
+    def name(self, number: int) -> str:
+        """A vertex as errors name it."""
+        compute_set, rank = self._compute_sets[number], self._ranks[number]
+        return f"vertex {rank} ({self.codelets[number].vertex_name}) of compute set {compute_set.name}"
+
+    def add(self, compute_set: ComputeSet, cls: type[Vertex], place: Place | None) -> VertexRef:
+        """Adds a vertex without connections or tile."""
+        number = len(self.codelets)
+        self.codelets.append(cls)
+        self._compute_sets.append(compute_set)
+        self._places.append(place)
+        self._tiles.append(NO_TILE)
+        self._connections.append([None] * len(cls.fields))
+        members = self._members.setdefault(compute_set, [])
+        self._ranks.append(len(members))
+        members.append(number)
+        self._built.pop(compute_set, None)
+        return VertexRef(self, number)
+
+    def take_back(self, vertex: VertexRef) -> None:
+        """Forgets the vertex that was added last."""
+        assert vertex.number == len(self.codelets) - 1, "only the last vertex can be taken back"
+        compute_set = self._compute_sets[-1]
+        for each in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
+            each.pop()
+        self._members[compute_set].pop()
+        self._built.pop(compute_set, None)
+
+    def own(self, vertex: Any) -> int:
+        """The number of a vertex.
+
+        Raises:
+            GraphError: for anything else than a vertex of this graph.
+        """
+        if not isinstance(vertex, VertexRef):
+            raise GraphError(f"{vertex!r} is no vertex", expected="what graph.add_vertex returned")
+        if vertex.store is not self:
+            raise GraphError(f"{vertex!r} is of another graph")
+        return vertex.number
+
+    def own_field(self, field: Any) -> tuple[int, int]:
+        """The numbers of a vertex and of its field.
+
+        Raises:
+            GraphError: for anything else than a field of a vertex of this graph.
+        """
+        if not isinstance(field, FieldRef):
+            names = [f.name for f in field.codelet.fields] if isinstance(field, VertexRef) else []
+            hint = " or ".join(f'vertex["{name}"]' for name in names)
+            raise GraphError(f"{field!r} is no field of a vertex", expected='vertex["name"]', hint=hint or None)
+        return self.own(field.vertex), field.number
+
+    def connect(self, vertex: int, field_index: int, what: Any) -> None:
+        """Connects a field to a tensor, a vector list to several, or gives a state its value.
+
+        Raises:
+            GraphError: if it is connected already, or the type or shape is not the field's.
+        """
+        field = self.codelets[vertex].fields[field_index]
+        if self._connections[vertex][field_index] is not None:
+            what_is = "has a value already" if field.is_state else "is connected twice"
+            raise GraphError(f"field {field.name} of {self.name(vertex)} {what_is}")
+        if field.is_state:
+            raise GraphError(
+                f"field {field.name} of {self.name(vertex)} is state, not connected to tensors",
+                hint="graph.set_initial_value",
+            )
+        self._connections[vertex][field_index] = self._fitting(vertex, field, what)
+        self._built.pop(self._compute_sets[vertex], None)
+
+    def set_state(self, vertex: int, field_index: int, value: Any) -> None:
+        """Gives a state field its value.
+
+        Raises:
+            GraphError: for a field that is connected to tensors, or a value that is not one number.
+        """
+        field = self.codelets[vertex].fields[field_index]
+        if not field.is_state:
+            raise GraphError(f"field {field.name} of {self.name(vertex)} is no state", hint="graph.connect")
+        what = f"value of {field.name} of {self.name(vertex)}"
+        number = held(value, field.dtype, what)
+        if number.shape != ():
+            raise GraphError(what, expected="one number", got=f"shape {number.shape}")
+        self._connections[vertex][field_index] = number[()]
+        self._built.pop(self._compute_sets[vertex], None)
+
+    def set_tile(self, vertex: int, tile: int) -> None:
+        """Puts a vertex on a tile.
+
+        Raises:
+            GraphError: for a tile the target lacks.
+        """
+        self._tiles[vertex] = whole_number(tile, f"{self.name(vertex)} is put on tile {tile}", self._num_tiles - 1)
+        self._built.pop(self._compute_sets[vertex], None)
+
+    def set_estimate(self, vertex: int, cycles: int) -> None:
+        """Says how many cycles a vertex takes a worker.
+
+        Raises:
+            GraphError: for anything else than a whole number from 0 to `MAX_COUNT`.
+        """
+        self._estimates[vertex] = whole_number(cycles, f"cycles of {self.name(vertex)}")
+        self._built.pop(self._compute_sets[vertex], None)
+
+    def _fitting(self, vertex: int, field: VertexField, what: Any) -> Any:
+        """What a field is connected to, in the field's own form."""
+        if field.kind != "list":
+            return self._one(vertex, field, what)
+        if isinstance(what, Tensor) and what.ndim == 2:
+            what = list(what)
+        if not isinstance(what, list | tuple) or not what:
+            raise self._unfit(vertex, field, "vectors, or one tensor of two dimensions", what)
+        return VectorListTensors([self._one(vertex, field, each) for each in what])
+
+    def _one(self, vertex: int, field: VertexField, what: Any) -> Tensor:
+        wanted = NUM_DIMS[field.kind]
+        if not isinstance(what, Tensor):
+            raise self._unfit(vertex, field, "a tensor", what)
+        if what.dtype != field.dtype:
+            raise self._unfit(vertex, field, dtype_name(field.dtype), dtype_name(what.dtype))
+        if what.ndim == wanted:
+            return what
+        if wanted == 0 and what.size == 1:
+            return what.reshape(())
+        expected = "one element" if wanted == 0 else "one dimension"
+        raise self._unfit(vertex, field, expected, f"shape {list(what.shape)}")
+
+    def _unfit(self, vertex: int, field: VertexField, expected: str, got: object) -> GraphError:
+        what = f"field {field.name} of {self.name(vertex)} is connected to something else than it holds"
+        return GraphError(what, expected=expected, got=got)
+
+    # --- vertex groups ---
+
+    def groups(self, compute_set: ComputeSet) -> list[VertexGroup]:
+        """The groups of the vertices of a compute set.
+
+        Raises:
+            GraphError: for a vertex without a tile, or a field left unconnected, at the line that added the vertex.
+            VerifyError: where two vertices of a group write one element.
+        """
+        if compute_set not in self._members:
+            return []
+        if compute_set not in self._built:
+            sorted_vertices = self._by_shape(self._members[compute_set])
+            self._built[compute_set] = [self._group(cls, shapes, v) for (cls, shapes, _), v in sorted_vertices.items()]
+        return self._built[compute_set]
+
+    def _by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
+        """Vertices that differ only in tile and regions, by codelet, shapes and IPU."""
+        found: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
+        connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
+        for vertex in vertices:
+            cls, tile, row = self.codelets[vertex], self._tiles[vertex], self._connections[vertex]
+            if tile == NO_TILE:
+                raise GraphError(
+                    f"{self.name(vertex)} is on no tile", where=self._where(vertex), hint="graph.set_tile_mapping"
+                )
+            if None in row and any(row[n] is None for n, _ in connected[cls]):
+                raise self._unconnected(vertex)
+            shapes = tuple([row[n].shape if one else row[n].lengths for n, one in connected[cls]])
+            found.setdefault((cls, shapes, tile // self._tiles_per_ipu), []).append(vertex)
+        return found
+
+    def _unconnected(self, vertex: int) -> GraphError:
+        pairs = zip(self.codelets[vertex].fields, self._connections[vertex], strict=True)
+        names = [field.name for field, what in pairs if what is None and not field.is_state]
+        what = f"field {', '.join(names)} of {self.name(vertex)} is not connected"
+        return GraphError(what, where=self._where(vertex), hint="graph.connect")
+
+    def _where(self, vertex: int) -> str | None:
+        place = self._places[vertex]
+        return None if place is None else shown_place(place)
+
+    def _group(self, cls: type[Vertex], shapes: Shapes, vertices: list[int]) -> VertexGroup:
+        """One group of vertices of equal shapes."""
+        rows = [self._connections[v] for v in vertices]
+        fields = [
+            (field, shape, [_tensor(row[number]) for row in rows])
+            for (field, shape, number) in zip(
+                connected_fields(cls), shapes, [n for n, _ in _connected_numbers(cls)], strict=True
+            )
+            if num_elements(field, shape)
+        ]
+        extents = sorted({n for _, _, tensors in fields for n in tensors[0].shape})
+        axes = [Axis("vertex", even_cuts(len(vertices), len(vertices)))]
+        axes += [Axis(f"n{n}", even_cuts(n, 1)) for n in extents]
+        accesses = []
+        for field, _, tensors in fields:
+            dims = tuple(element(1 + extents.index(n)) for n in tensors[0].shape)
+            is_plain = len(tensors) == 1 and tensors[0].is_writable if field.is_written else is_same(tensors)
+            if is_plain:
+                accesses.append(Access(tensors[0], dims))
+            else:
+                accesses.append(Access(self._stacked(field, tensors, vertices), (block(0), *dims)))
+        tile = np.array([self._tiles[v] for v in vertices], np.int32).reshape(-1, *(1 for _ in extents))
+        state = {f.attribute: self._state(f, n, vertices) for n, f in enumerate(cls.fields) if f.is_state}
+        codelet = codelet_with_state(cls, shapes, state) if state else vertex_codelet(cls, shapes)
+        if not self._estimates.keys().isdisjoint(vertices):
+            cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
+            codelet = with_cycles(codelet, cycles.reshape(tile.shape))
+        origin = Origin(self._where(vertices[0]) or "")
+        return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
+
+    def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
+        """The tensor of a field of many vertices, which they may only write if no element is met twice."""
+        tensor = stacked(tensors)
+        if not field.is_written or tensor.is_writable:
+            return tensor
+        found = repeated_element(tensor)
+        assert found is not None, "a stacked tensor that is not writable sees an element twice"
+        variable, flat, first, second = found
+        one, other = vertices[first], vertices[second]
+        names = f"{self.name(one)}, added at {self._where(one)}, and {self.name(other)}"
+        raise VerifyError(
+            "write-race",
+            f"{element_name(flat, {variable: 0})} is written twice through field {field.name}, by {names}",
+            where=self._where(other),
+            expected="disjoint regions",
+        )
+
+    def _state(self, field: VertexField, number: int, vertices: list[int]) -> np.ndarray:
+        """The value of a state field of each vertex."""
+        given = [self._connections[v][number] for v in vertices]
+        values = [field.default if value is None else value for value in given]
+        if None in values:
+            vertex = vertices[values.index(None)]
+            raise GraphError(
+                f"state {field.name} of {self.name(vertex)} has no value",
+                where=self._where(vertex),
+                hint="graph.set_initial_value, or a default in the codelet",
+            )
+        return np.array(values).astype(field.dtype)
+
+
+def _connected_numbers(cls: type[Vertex]) -> list[tuple[int, bool]]:
+    """The number of each connected field, and whether it is connected to one tensor."""
+    return [(number, field.kind != "list") for number, field in enumerate(cls.fields) if not field.is_state]
+
+
+def _tensor(connection: Any) -> Tensor:
+    return connection.tensor if isinstance(connection, VectorListTensors) else connection

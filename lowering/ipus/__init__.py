@@ -1,0 +1,13 @@
+"""Several IPUs: the IPU of each equation, one IPU seen as a graph of its own, and copies between IPUs."""
+
+from ipujax.lowering.ipus.ipus import Ipus as Ipus, MakeLowering as MakeLowering
+from ipujax.lowering.ipus.placement import (
+    Span as Span,
+    check_flow as check_flow,
+    check_gaps as check_gaps,
+    homes as homes,
+    named_stage as named_stage,
+    place as place,
+    value_bytes as value_bytes,
+    variables as variables,
+)

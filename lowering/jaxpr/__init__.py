@@ -1,0 +1,21 @@
+"""What is read from a jaxpr: stages of equations, nested jaxprs, and counts of operations."""
+
+from ipujax.lowering.jaxpr.nested import (
+    Rewrite as Rewrite,
+    once as once,
+    primitive_names as primitive_names,
+    rewritten_params as rewritten_params,
+)
+from ipujax.lowering.jaxpr.op_counts import elements_of as elements_of, work_of as work_of
+from ipujax.lowering.jaxpr.stage_names import (
+    PIPELINE as PIPELINE,
+    StageName as StageName,
+    equations as equations,
+    has_stages as has_stages,
+    holds_pipeline as holds_pipeline,
+    named_stages as named_stages,
+    read_name as read_name,
+    stage_name as stage_name,
+    stage_scope as stage_scope,
+    stages_inside as stages_inside,
+)

@@ -1,0 +1,84 @@
+"""Model parallelism: equations on the IPUs of their stages.
+
+Input: a jaxpr with equations named after stages. Output: as `Lowering`; every equation runs on the IPU of its stage,
+stage i on IPU i, one IPU after the other, and values go from IPU to IPU by copies: what PopART calls a virtual graph. A
+pipeline with stages inside is lowered as one, see `pipelining`. What is reduced over replicas stays where it lies: IPU
+i of a replica sums with IPU i of the others, all at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipujax.lowering.ipus import Ipus, MakeLowering, place
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
+from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.rules import is_reduction, reduce_where_they_lie
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+
+
+def lower_staged(
+    graph: Graph, make: MakeLowering, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence
+) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+    """Lowers a jaxpr whose equations belong to stages.
+
+    Args:
+        graph: graph to add to.
+        make: makes what lowers equations into a graph.
+        jaxpr: the jaxpr.
+        operands: its inputs, which no tile holds yet.
+        prog: program to add to.
+
+    Returns:
+        Its results, and where its pipelines run.
+
+    Raises:
+        ArgumentError: for stages that make no sense, or more of them than IPUs.
+    """
+    body, num_ipus = jaxpr.jaxpr, graph.target.num_ipus
+    pipelines = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
+    stages = place(body, {n: pipeline.span() for n, pipeline in pipelines.items()})
+    _check_fits(jaxpr, stages, num_ipus)
+    ipus = Ipus(graph, make)
+    env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
+    for var, value in zip(body.constvars, jaxpr.consts, strict=True):
+        env[var] = graph.add_constant(value, "constant")
+    runs: list[PipelineRun] = []
+    for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
+        lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
+        with graph.debug_origin(origin):
+            read = [lowering.read(env, atom) for atom in eqn.invars]
+            results: Sequence[Tensor]
+            if n in pipelines:
+                results, run = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
+                runs.append(run)
+            elif is_reduction(eqn):
+                homes = [ipus.view(ipus.home_of(x, default=ipu)) for x in read]
+                given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
+                results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
+            else:
+                results = ipus.equation(eqn, env, ipu, prog)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
+
+
+def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:
+    """Refuses more stages than IPUs.
+
+    Raises:
+        ArgumentError: with the line of the first stage that has none.
+    """
+    num_stages = 1 + max(stages)
+    if num_stages > num_ipus:
+        first = next(eqn for eqn in jaxpr.jaxpr.eqns if (stage_name(eqn).stage or 0) >= num_ipus)
+        raise ArgumentError(
+            f"stage {num_ipus} has no IPU",
+            where=source_line(first) or None,
+            expected=f"{num_stages} IPUs, one a stage",
+            got=f"{num_ipus} for each replica",
+            hint=f"ipu.IPUModel(num_ipus={1 << (num_stages - 1).bit_length()}) or more for several replicas",
+        )

@@ -1,0 +1,307 @@
+"""Finds stages for pipelines that have none: the best of the ways to cut them.
+
+Input: a jaxpr with pipelines, and the machine. Output: an equal jaxpr whose pipelines have stages, with the arguments
+and results of loops over layers in pieces, each to lie with its stage. The most promising cuts are each lowered into a
+graph of their own and charged by the cost model, memory included: also that of arguments which a stage's results need
+later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. What is chosen
+is lowered with all around it, and has to fit the machine if any of those that are tried does.
+
+Limits: if what is chosen does not fit, the best cuts for less memory are tried and then the first 256 of all, of which
+24 are lowered whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+
+from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
+from ipujax.lowering.jaxpr import named_stages
+from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
+from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
+from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
+from ipujax.lowering.pipelining.numbering import same_values
+from ipujax.lowering.pipelining.primitive import PipelineSpec
+from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
+from ipujax.lowering.pipelining.shared_layers import share_layers
+from ipujax.lowering.pipelining.stage_costs import Work, work_of
+from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
+from ipujax.lowering.schedules import SchedulePlan, schedule_plan
+from ipujax.runtime.errors import ArgumentError, raised_at
+from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.target import Target
+
+_TRIED = 5  # cuts that are lowered for a given number of stages
+_TRIED_OF_EACH = 2  # where the number is open too
+_MEMORY_PARTS = 16  # if none of those fits, the best for 15/16, 14/16, … of the memory are
+_MOST_TRIED = 256  # and then as many of all cuts
+_MOST_WHOLE = 24  # cuts that are lowered with all around them
+_MOST_MOVES = 24  # cuts that are tried to make the best of these better
+
+Cuts = tuple[int, ...]  # the first number of each stage but the first
+LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
+
+
+def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole) -> CutJaxpr:
+    """Gives stages to the pipelines of which stages are to be found.
+
+    Args:
+        jaxpr: what is compiled, after all passes.
+        target: the machine of one replica.
+        make: makes what lowers equations into a graph.
+        whole: lowers what is compiled, with arguments and results in pieces.
+
+    Raises:
+        ArgumentError: for stages that make no sense, or none to be found.
+    """
+    found = uncut(jaxpr)
+    while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
+        search, outer = Search(found.jaxpr, waiting[0], target, make), found
+
+        def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
+            return whole(_composed(outer, inner))
+
+        with raised_at(source_line(outer.jaxpr.jaxpr.eqns[waiting[0]])):
+            cuts = search.chosen(whole_of if len(waiting) == 1 else None)
+        found = _composed(outer, search.rewritten(cuts))
+    return found
+
+
+def _is_open(eqn: JaxprEqn) -> bool:
+    return is_staged(eqn) and eqn.params["spec"].stages is not None
+
+
+class Search:
+    """Ways to cut a pipeline, each lowered and charged once.
+
+    Args:
+        jaxpr: what is compiled.
+        number: which of its equations is the pipeline.
+        target: the machine of one replica.
+        make: makes what lowers equations into a graph.
+    """
+
+    def __init__(self, jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> None:
+        self._jaxpr, self._number, self._target, self._make = jaxpr, number, target, make
+        self._eqn = jaxpr.jaxpr.eqns[number]
+        self._spec: PipelineSpec = self._eqn.params["spec"]
+        micro_batch = micro_batch_of(self._eqn)
+        if known := named_stages(micro_batch.jaxpr):
+            raise ArgumentError(
+                f"stages of ipu.pipeline({self._spec.name}) are to be found, and it has stages already",
+                where=source_line(self._eqn) or None,
+                expected="either stages=... or ipu.stage(i)",
+                got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
+            )
+        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make)
+        self._rewritten: dict[Cuts, CutJaxpr] = {}
+        self._charges: dict[Cuts, tuple[int, int]] = {}
+        self._places = places(self.work)
+
+    # --- one way ---
+
+    def rewritten(self, cuts: Cuts) -> CutJaxpr:
+        """What is compiled, with the stages between some cuts."""
+        if cuts not in self._rewritten:
+            found, spec = named(self.work, cuts), self._spec
+            plan = schedule_plan(spec.schedule, len(cuts) + 1, spec.micro_batches, self.work.has_gradients)
+            same = same_values(found.jaxpr.jaxpr, spec_in_pieces(spec, found))
+            found = share_layers(found, ipus_of_stages(self._eqn, plan, self._target.num_ipus), same)
+            self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
+        return self._rewritten[cuts]
+
+    def charge(self, cuts: Cuts) -> tuple[int, int]:
+        """By how many bytes it exceeds the memory of a tile, and its cycles."""
+        return self._expected(cuts, 0)
+
+    def _charged(self, cuts: Cuts) -> tuple[int, int]:
+        """Bytes of its fullest tile, and its cycles."""
+        if cuts not in self._charges:
+            jaxpr = self.rewritten(cuts).jaxpr
+            self._charges[cuts] = charged(jaxpr, self._place_in(jaxpr), self._target, self._make)
+        return self._charges[cuts]
+
+    def _place_in(self, jaxpr: ClosedJaxpr) -> int:
+        """Which equation of what is compiled the pipeline is, when that is cut."""
+        which = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
+        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][which]
+
+    # --- the best of them ---
+
+    def chosen(self, whole: LowerWhole | None = None) -> Cuts:
+        """The best way that is found.
+
+        Args:
+            whole: lowers what is compiled; whether that fits is not looked at when None.
+
+        Raises:
+            ArgumentError: if there is no way to cut.
+        """
+        best = self._best(self._promising())
+        if self.charge(best)[0]:  # none fits
+            others = chain(self._roomier(), self._all(len(best) + 1))
+            best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
+        best = self._climbed(best)
+        return best if whole is None else self._fitting(best, whole)
+
+    def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
+        """The best way that fits with all that is compiled, or else the best.
+
+        What one of them needs more than was charged is expected of others too.
+        """
+        tried, more = set[Cuts](), 0
+        for ways in self._from_best_to_all(best):
+            while len(tried) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in tried]):
+                cuts = min(left, key=lambda each: self._expected(each, more))
+                need = worst_tile_bytes(*whole(self.rewritten(cuts)))
+                if need <= self._target.bytes_per_tile:
+                    return cuts
+                more = max(more, need - self._charged(cuts)[0])
+                tried.add(cuts)
+        return best
+
+    def _from_best_to_all(self, best: Cuts) -> Iterator[list[Cuts]]:
+        """Ways to try one after the other: the best, what was charged and what needs less memory, and all."""
+        yield [best]
+        yield [*self._charges, *self._roomier()]
+        yield list(self._all(len(best) + 1))
+
+    def _expected(self, cuts: Cuts, more: int) -> tuple[int, int]:
+        need, cycles = self._charged(cuts)
+        return max(0, need + more - self._target.bytes_per_tile), cycles
+
+    def _best(self, ways: Sequence[Cuts]) -> Cuts:
+        """The best of some cuts, the first of equals."""
+        return min(ways, key=self.charge)
+
+    def _all(self, num_stages: int) -> Iterator[Cuts]:
+        """All cuts into as many stages, up to a number."""
+        return all_cuts(self.work, num_stages, _MOST_TRIED)
+
+    def _roomier(self) -> Iterator[Cuts]:
+        """The best ways for machines of less and less memory."""
+        one = self._target.replace(num_ipus=1)
+        for plan in self._plans:
+            for part in range(_MEMORY_PARTS - 1, 0, -1):
+                less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
+                try:
+                    yield from best_cuts(self.work, plan, less, 1, self.resident)
+                except ArgumentError:  # none is so small
+                    break
+
+    def _climbed(self, best: Cuts) -> Cuts:
+        """The best that is reached by moving one cut at a time to the next place."""
+        until = len(self._charges) + _MOST_MOVES
+        while len(self._charges) < until:
+            moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
+            step = self._best([best, *moved])
+            if step == best:
+                break
+            best = step
+        return best
+
+    def _neighbours(self, cuts: Cuts) -> list[Cuts]:
+        found = []
+        for number, at in enumerate(map(self._places.index, cuts)):
+            for place in self._places[max(at - 1, 0) : at + 2]:
+                way = (*cuts[:number], place, *cuts[number + 1 :])
+                if way != cuts and all(a < b for a, b in pairwise(way)):
+                    found.append(way)
+        return found
+
+    @cached_property
+    def _plans(self) -> list[SchedulePlan]:
+        """The schedule for the number of stages that is given, or for all that the machine has IPUs for."""
+        spec, training = self._spec, self.work.has_gradients
+        if spec.stages != "auto":
+            assert spec.stages is not None
+            plan = schedule_plan(spec.schedule, spec.stages, spec.micro_batches, training)
+            ipus_of_stages(self._eqn, plan, self._target.num_ipus)
+            return [plan]
+        plans, refused = list[SchedulePlan](), None
+        for count in range(2, self._target.num_ipus + 1):
+            try:
+                plans.append(schedule_plan(spec.schedule, count, spec.micro_batches, training))
+            except ArgumentError as error:  # this number will not do
+                refused = refused or error
+        if not plans:
+            raise refused or ArgumentError(
+                f"ipu.pipeline({spec.name}) has nothing to be cut for",
+                where=source_line(self._eqn) or None,
+                expected="two IPUs or more for each replica",
+                got=self._target.num_ipus,
+            )
+        return plans
+
+    def _promising(self) -> list[Cuts]:
+        """The cuts to try."""
+        one, few = self._target.replace(num_ipus=1), _TRIED if len(self._plans) == 1 else _TRIED_OF_EACH
+        ways, refused = list[Cuts](), list[ArgumentError]()
+        for plan in self._plans:
+            try:
+                ways += best_cuts(self.work, plan, one, few, self.resident)
+            except ArgumentError as error:  # this number will not do
+                refused.append(error)
+        if not ways:
+            raise refused[0]
+        return ways
+
+    @cached_property
+    def resident(self) -> list[tuple[int, int]]:
+        """What lies with the parameters of each number besides: the number, and bytes.
+
+        Found by placing what is compiled as if each number were a stage.
+        """
+        around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.pieces)).jaxpr
+        place = self._place_in(around)
+        span = _span_of_numbers(self.work)
+        return [(home, value_bytes(var.aval)) for var, home in beside(around, place, span)]
+
+
+# --- around the pipeline ----------------------------------------------------------------------------------------------
+
+
+def _around(jaxpr: ClosedJaxpr, number: int, new: Replacement) -> CutJaxpr:
+    """What is compiled with a pipeline replaced, and all that has the same rows as its operands in as many pieces."""
+    eqn = jaxpr.jaxpr.eqns[number]
+    atoms = zip((*eqn.outvars, *eqn.invars), (*new.outputs, *new.inputs), strict=True)
+    seeds = {atom: at for atom, at in atoms if at is not None and not isinstance(atom, Literal)}
+    return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: new})
+
+
+def _span_of_numbers(work: Work) -> Span:
+    """A pipeline as if each number were a stage on an IPU of its own."""
+    body = work.pieces.jaxpr.jaxpr
+    first: dict[Var, int] = {}
+    made: dict[Var, int] = {}
+    for eqn, number in zip(body.eqns, work.numbers, strict=True):
+        made.update(dict.fromkeys(eqn.outvars, max(number, 0)))
+        for atom in eqn.invars:
+            if number >= 0 and not isinstance(atom, Literal):
+                first[atom] = min(first.get(atom, number), number)
+    results = tuple(0 if isinstance(atom, Literal) else made.get(atom, 0) for atom in body.outvars)
+    return Span(tuple(map(first.get, body.invars)), results, len(work.forward_cycles))
+
+
+def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
+    """A jaxpr whose pieces are cut once more."""
+    ends = _composed_bounds(outer.inputs, inner.inputs), _composed_bounds(outer.outputs, inner.outputs)
+    return CutJaxpr(inner.jaxpr, *ends, inner.sources)
+
+
+def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
+    remaining, found = iter(inner), list[Bounds | None]()
+    for at in outer:
+        parts = [next(remaining) for _ in range(num_pieces(at))]
+        if at is None:
+            found += parts
+            continue
+        rows = [n for (a, b), part in zip(pairwise(at), parts, strict=True) for n in _lengths(part or (0, b - a))]
+        found.append(tuple(accumulate(rows, initial=0)))
+    return tuple(found)
+
+
+def _lengths(bounds: Bounds) -> list[int]:
+    return [b - a for a, b in pairwise(bounds)]

@@ -1,0 +1,15 @@
+"""Functions of several replicas: their primitive, its evaluation on stacked arrays, and which values may differ."""
+
+from ipujax.lowering.replicas.checks import check_results as check_results, of_one_replica as of_one_replica
+from ipujax.lowering.replicas.replicated_primitive import (
+    AXIS as AXIS,
+    Dims as Dims,
+    Replicated as Replicated,
+    evaluate as evaluate,
+    global_shape as global_shape,
+    joined as joined,
+    replicated_p as replicated_p,
+    split as split,
+    unwrapped as unwrapped,
+)
+from ipujax.lowering.replicas.sharded_eval import Held as Held, Path as Path, Shards as Shards

@@ -1,0 +1,60 @@
+"""What a lowering rule is given besides its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+
+
+class LowerJaxpr(Protocol):
+    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results."""
+
+    def __call__(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One equation's surroundings.
+
+    Args:
+        graph: graph to add to; its `origin` is already set to the user's line.
+        prog: program to add to.
+        name: debug name of the equation.
+        equation: the equation itself.
+        out_avals: shape and dtype of each result.
+        lower_jaxpr: lowers the jaxprs that control flow holds.
+        functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
+        into_tensor: where the result may be written at once; a rule that does so returns it.
+    """
+
+    graph: Graph
+    prog: ProgramSequence
+    name: str
+    equation: JaxprEqn
+    out_avals: tuple[Any, ...]
+    lower_jaxpr: LowerJaxpr
+    functions: dict[Any, Any]
+    into_tensor: Tensor | None = None
+
+    @property
+    def primitive(self) -> Primitive:
+        """The equation's primitive."""
+        return self.equation.primitive
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """All of the equation's parameters."""
+        return self.equation.params
+
+    def into(self, prog: ProgramSequence) -> Context:
+        """The same surroundings, adding to another program."""
+        return replace(self, prog=prog)
+
+
+# A rule takes the context and the operands and returns the results: one tensor, or one for each of several results.
+Rule = Callable[..., Tensor | Sequence[Tensor]]

@@ -1,0 +1,123 @@
+"""Lowers equations into a graph, each by the rule of its primitive.
+
+Input: jaxprs, and the tensors of what they read. Output: tensors of their results, and steps added to programs. A
+primitive without a rule is what its implementation does in JAX, as those that libraries wrap functions in; what cannot
+be traced goes to `fallback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
+from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.fallback import fallback
+from ipujax.lowering.rules.table import RULES
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
+
+
+class Lowering:
+    """Lowers jaxprs into one graph.
+
+    Args:
+        graph: graph to add to.
+        into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+    """
+
+    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None) -> None:
+        self._graph, self._into = graph, into or {}
+        self._scalars: dict[tuple[str, bytes], Tensor] = {}
+        self._functions: dict[Any, Any] = {}
+
+    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
+        """Lowers a jaxpr on given tensors; returns the tensors of its results.
+
+        Args:
+            jaxpr: what to lower.
+            operands: a tensor for each of its operands.
+            prog: program to add to.
+        """
+        body = jaxpr.jaxpr
+        env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
+        for var, value in zip(body.constvars, jaxpr.consts, strict=True):
+            env[var] = self._graph.add_constant(value, "constant")
+        self.equations(body.eqns, env, prog)
+        return [self.read(env, atom) for atom in body.outvars]
+
+    def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None:
+        """Lowers equations in order.
+
+        Args:
+            eqns: the equations.
+            env: the tensors of what they read; those of their results are added.
+            prog: program to add to.
+        """
+        for eqn in eqns:
+            operands = [self.read(env, atom) for atom in eqn.invars]
+            results = self.equation(eqn, operands, prog)
+            env.update(zip(eqn.outvars, results, strict=True))
+
+    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+        """Lowers one equation on given tensors; returns the tensors of its results.
+
+        Args:
+            eqn: the equation.
+            operands: a tensor for each of its operands.
+            prog: program to add to.
+        """
+        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
+            return self._apply_rule(eqn, operands, prog)
+
+    def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+        stack = name_stack(eqn)
+        context = Context(
+            graph=self._graph,
+            prog=prog,
+            name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
+            equation=eqn,
+            out_avals=tuple(var.aval for var in eqn.outvars),
+            functions=self._functions,
+            lower_jaxpr=self.jaxpr,
+            into_tensor=self._target(eqn, operands),
+        )
+        rule: Rule | None = RULES.get(eqn.primitive.name)
+        results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
+        results = [results] if isinstance(results, Tensor) else list(results)
+        for result, var in zip(results, eqn.outvars, strict=True):
+            aval: Any = var.aval
+            assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
+        return results
+
+    def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
+        """A primitive without a rule: what its implementation does where that can be traced, else the primitive."""
+        impl = traced_impl(ctx.equation)
+        if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
+            return fallback(ctx, *operands)
+        return self.jaxpr(inline(impl), operands, ctx.prog)
+
+    def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
+        """Where the only result of an equation may go at once: not where another part of an operand lies."""
+        out = self._into.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if out is None:
+            return None
+        own = set(out.variables())
+        return out if all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) else None
+
+    def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
+        """The tensor of a variable or a literal."""
+        if not isinstance(atom, Literal):
+            return env[atom]
+        aval: Any = atom.aval
+        value = np.asarray(atom.val, aval.dtype)
+        key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
+        if key is None:
+            return self._graph.add_constant(value, "literal")
+        if key not in self._scalars:
+            self._scalars[key] = self._graph.add_constant(value, str(value))
+        return self._scalars[key]

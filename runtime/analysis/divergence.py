@@ -1,0 +1,151 @@
+"""Which variables may hold different values in different replicas, and what control may go different ways for them.
+
+Input: a graph and a program. Output: for each decision of data-dependent control whether replicas may disagree on it.
+
+Replicas run one program on memory of their own, so a value differs where it comes from something that does: a constant
+of each replica, a stream that is not broadcast, a remote buffer, memory from before the run, or a copy between replicas
+(unless all receive one value, or it is one of the rounds of a `Collective` after which all agree). What is computed
+from such values differs; so does whatever is written under a decision on which replicas disagree. Found by a walk
+through the program, to a fixpoint in loops; writing all of a variable makes it the same again.
+Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipujax.runtime.analysis.effects import EffectsOf, group_tensors, written_in_full
+from ipujax.runtime.graph import (
+    Call,
+    Collective,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    Graph,
+    If,
+    Program,
+    RemoteIn,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+    distinct,
+)
+from ipujax.runtime.tensor import Tensor, Variable
+
+Decision = If | Switch | RepeatWhile
+
+
+def meets(program: Program) -> bool:
+    """Whether replicas that run a program do something together in it: a transfer of the host, or a copy of theirs."""
+    return any(isinstance(node, (StreamIn, StreamOut, CrossReplicaCopy)) for node in distinct(program))
+
+
+def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> list[Decision]:
+    """The decisions of a program on which replicas may disagree, in the order of the program.
+
+    Args:
+        graph: holds the vertex groups.
+        program: the whole program.
+        effects: effects of programs of the graph.
+    """
+    if graph.replication_factor == 1:
+        return []
+    before = {v for v in effects(program).reads if not v.is_constant}
+    walk = Divergence(graph, effects)
+    walk.visit(program, before)
+    return list(walk.divergent)
+
+
+class Divergence:
+    """A walk through a program; `differing` holds, at each point of it, the variables that may differ.
+
+    Args:
+        graph: holds the vertex groups.
+        effects: effects of programs of the graph.
+
+    Attributes:
+        divergent: the decisions met so far on which replicas may disagree, in order.
+    """
+
+    def __init__(self, graph: Graph, effects: EffectsOf) -> None:
+        self._graph, self._effects = graph, effects
+        self.divergent: dict[Decision, None] = {}
+
+    def visit(self, node: Program, differing: set[Variable]) -> None:
+        """Runs a node; `differing` is changed."""
+        match node:
+            case Sequence() | Call():
+                for child in node.children():
+                    self.visit(child, differing)
+                if isinstance(node, Collective) and node.is_same:
+                    for tensor in node.outputs:
+                        _write(tensor, differing, is_same=True)
+            case Execute(compute_set):
+                reads_and_writes = [group_tensors(group) for group in self._graph.groups[compute_set]]
+                spread = [[t for t, _ in writes] for reads, writes in reads_and_writes if _differ(reads, differing)]
+                differing -= self._effects(node).kills
+                differing |= {v for tensors in spread for tensor in tensors for v in tensor.variables()}
+            case Copy(source, destination):
+                _write(destination, differing, is_same=not _differ([source], differing))
+            case StreamIn(stream, destination):
+                _write(destination, differing, is_same=stream.broadcast)
+            case RemoteIn(_, destination):
+                _write(destination, differing, is_same=False)
+            case CrossReplicaCopy(source, destination):
+                senders = set(node.sources(self._graph.replication_factor))
+                is_same = None not in senders and (len(senders) == 1 or not _differ([source], differing))
+                _write(destination, differing, is_same=is_same)
+            case Repeat(count, body):
+                if count:
+                    self.loop(body, differing)
+            case RepeatWhile(condition, predicate, body):
+                self.visit(condition, differing)
+                again = Sequence(body, condition)
+                self.loop(again, differing)
+                if self._is_divergent(node, predicate, differing):
+                    differing |= self._effects(again).writes
+                    self.loop(again, differing)
+            case If(tensor) | Switch(tensor):
+                self._branches(node, tensor, differing)
+
+    def loop(self, body: Program, differing: set[Variable]) -> None:
+        """Runs a body any number of times, at least once, until nothing new differs; `differing` is changed."""
+        size = -1
+        while size != len(differing):
+            size = len(differing)
+            inner = set(differing)
+            self.visit(body, inner)
+            differing |= inner
+
+    def _branches(self, node: If | Switch, tensor: Tensor, differing: set[Variable]) -> None:
+        is_divergent = self._is_divergent(node, tensor, differing)
+        ends = []
+        for branch in node.children():
+            ends.append(set(differing))
+            self.visit(branch, ends[-1])
+            if is_divergent:
+                ends[-1] |= self._effects(branch).writes
+        differing.clear()
+        differing.update(*ends)
+
+    def _is_divergent(self, node: Decision, tensor: Tensor, differing: set[Variable]) -> bool:
+        if not _differ([tensor], differing):
+            return False
+        self.divergent[node] = None
+        return True
+
+
+def _write(tensor: Tensor, differing: set[Variable], *, is_same: bool) -> None:
+    """Accounts for the writing of a tensor."""
+    if is_same:
+        differing -= written_in_full(tensor)
+    else:
+        differing.update(tensor.variables())
+
+
+def _differ(tensors: Iterable[Tensor], differing: set[Variable]) -> bool:
+    variables = (variable for tensor in tensors for variable in tensor.variables())
+    return any(variable.by_replica or variable in differing for variable in variables)

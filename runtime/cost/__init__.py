@@ -1,0 +1,18 @@
+"""Cycles of one step: compute sets, copies between tiles and IPUs, and copies between replicas."""
+
+from ipujax.runtime.cost.compute_set import (
+    ComputeSetCost as ComputeSetCost,
+    ExchangeCost as ExchangeCost,
+    compute_set_cost as compute_set_cost,
+)
+from ipujax.runtime.cost.cross_replica import cross_replica_cost as cross_replica_cost
+from ipujax.runtime.cost.ipu_window import tile_range as tile_range
+from ipujax.runtime.cost.links import link_cycles as link_cycles
+from ipujax.runtime.cost.transfer import (
+    CopyCost as CopyCost,
+    StreamCost as StreamCost,
+    SyncCost as SyncCost,
+    copy_cost as copy_cost,
+    stream_cost as stream_cost,
+    tensor_tile_bytes as tensor_tile_bytes,
+)

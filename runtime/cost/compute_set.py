@@ -1,0 +1,227 @@
+"""What a compute set costs: cycles and bytes of every tile, from its vertex groups and the tile mappings.
+
+Input: a graph and a compute set of it. Output: `ComputeSetCost`.
+
+    compute set ::= sync ; exchange of operands ; copies of operands, vertices, copies of results ;
+                    (sync ; exchange of results)?
+
+Operands arrive one after the other; a tile sends meanwhile.
+
+The vertices of supervisor codelets on one tile run one after the other, each on all workers. The vertices of worker
+codelets go to the six workers longest first, ties by order; a tile issues for one worker a cycle in turn, so they take
+six times the slowest worker's instructions. The two kinds do not overlap.
+Source: threading and supervisor overhead: poplibs `PerformanceEstimation.hpp` (reference machine.md §1.1). Constants:
+`Target`.
+Limits: each phase lasts as long as its slowest tile; phases do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
+from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, receive_cycles
+from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.graph import NO_TILE, BlockShapes, ComputeSet, Dim, Graph, VertexGroup, dim_extent
+from ipujax.runtime.target import Target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExchangeCost:
+    """One exchange between tiles; each member is int64[tiles].
+
+    Args:
+        received_bytes: bytes each tile receives.
+        sent_bytes: bytes each tile sends, once however many tiles receive them.
+        fragments: contiguous pieces each tile receives.
+        cycles: cycles each tile needs.
+    """
+
+    received_bytes: np.ndarray
+    sent_bytes: np.ndarray
+    fragments: np.ndarray
+    cycles: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputeSetCost:
+    """What one execution of a compute set costs, tile by tile; arrays are int64[tiles], the tiles of whole IPUs.
+
+    Args:
+        compute_set: which.
+        first_ipu: the IPU of the first tile of the arrays.
+        compute_cycles: cycles of the compute phase: vertices and rearrangement.
+        rearrangement_cycles: the part of `compute_cycles` that copies elements on their own tile.
+        rearrangement_after_cycles: the part of those that copies results, after the vertices.
+        rearrangement_bytes: bytes so copied.
+        active_cycles: cycles in which a worker issues an instruction; the rest of `compute_cycles` are idle slots.
+        active_by_codelet: active cycles of all tiles, by name of the codelet.
+        vertices: vertices on each tile.
+        before: exchange of operands.
+        after: exchange of results that are stored on another tile.
+    """
+
+    compute_set: ComputeSet
+    first_ipu: int
+    compute_cycles: np.ndarray
+    rearrangement_cycles: np.ndarray
+    rearrangement_after_cycles: np.ndarray
+    rearrangement_bytes: np.ndarray
+    active_cycles: np.ndarray
+    active_by_codelet: tuple[tuple[str, int], ...]
+    vertices: np.ndarray
+    before: ExchangeCost
+    after: ExchangeCost
+
+
+def block_shapes(group: VertexGroup) -> BlockShapes:
+    """The shapes of the blocks that the codelet of a group sees, over its grid of vertices.
+
+    Returns:
+        Per field, per dimension that is not squeezed: int64, broadcastable to the grid. Fill counts, unless the codelet
+        takes "pads" and so gets its blocks without.
+    """
+    padded = "pads" not in group.codelet.takes
+    known: dict[tuple[Dim, int], np.ndarray] = {}  # fields of one codelet mostly follow the axes alike
+    shapes = []
+    for access in group.accesses:
+        lengths = []
+        for number, dim in enumerate(access.dims):
+            key = dim, access.tensor.shape[number]
+            if dim.is_squeezed:
+                continue
+            if key not in known:
+                extent = dim_extent(group, access, number)
+                inner = np.maximum(extent.length - 1, 0) * dim.divisor + np.minimum(extent.length, 1)
+                known[key] = extent.pad_low + inner + extent.pad_high if padded else extent.length
+            lengths.append(known[key])
+        shapes.append(tuple(lengths))
+    return shapes
+
+
+def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, workers: int) -> np.ndarray:
+    """Cycles of the busiest worker of each tile, vertices going to the least busy worker, longest first.
+
+    Args:
+        tile: the tile of each vertex, int64[n].
+        cycles: instructions of each vertex, int64[n]; ties go by order.
+        num_tiles: tiles to return.
+        workers: workers of a tile.
+
+    Returns:
+        int64[num_tiles].
+    """
+    order = np.lexsort((-cycles, tile))
+    tile, cycles = tile[order], cycles[order]
+    count = np.bincount(tile, minlength=num_tiles)
+    first = np.cumsum(count) - count
+    load = np.zeros((num_tiles, workers), np.int64)
+    for rank in range(int(count.max(initial=0))):
+        tiles = np.flatnonzero(count > rank)
+        load[tiles, load[tiles].argmin(1)] += cycles[first[tiles] + rank]
+    return load.max(1)
+
+
+def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
+    """What one execution of a compute set costs.
+
+    Args:
+        graph: holds its vertex groups and the tile mappings.
+        compute_set: which.
+    """
+    groups, target = graph.groups[compute_set], graph.target
+    ranges = [tile_range(group.tile) for group in groups]
+    ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
+    window = Window.of(ranges, target)
+    reads, writes = _traffics(graph, groups, False), _traffics(graph, groups, True)
+    operand_bytes, operand_cycles = _rearrangement(reads, window, target)
+    result_bytes, result_cycles = _rearrangement(writes, window, target)
+    copied_bytes, copied_cycles = operand_bytes + result_bytes, operand_cycles + result_cycles
+    vertex_cycles, active, by_codelet, vertices = _vertices(groups, window, target)
+    return ComputeSetCost(
+        compute_set,
+        window.first_ipu,
+        compact(vertex_cycles + copied_cycles),
+        compact(copied_cycles),
+        compact(result_cycles),
+        compact(copied_bytes),
+        compact(active),
+        by_codelet,
+        compact(vertices),
+        exchange_cost(reads, window, target),
+        exchange_cost(writes, window, target),
+    )
+
+
+def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -> ExchangeCost:
+    """The cost of one exchange that does all of some traffic, for the tiles of a window."""
+    received = window.total(t.received_bytes for t in traffics)
+    sent = window.total(t.sent_bytes for t in traffics)
+    if not received.any() and not sent.any():
+        return ExchangeCost(window.zeros, window.zeros, window.zeros, window.zeros)
+    fragments = window.total(t.fragments for t in traffics)
+    receiving, here = window.zeros, slice(window.first_tile, window.first_tile + window.tiles)
+    for t in traffics:
+        if t.received_bytes[here].any():
+            operand = receive_cycles(t.received_bytes[here], t.shared_bytes[here], t.fragments[here], target)
+            receiving = receiving + operand
+    cycles = exchange_cycles(receiving, sent, target)
+    return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
+
+
+def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[Traffic]:
+    return [
+        traffic(group, number, graph, results)
+        for group in groups
+        for number, field in enumerate(group.codelet.fields)
+        if (field.is_written if results else field.is_read)
+    ]
+
+
+def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes and cycles of copying scattered operands, or results, on their own tile."""
+    copied_bytes = window.total(t.copied_bytes for t in traffics)
+    if not copied_bytes.any():
+        return window.zeros, window.zeros
+    fragments = window.total(t.copied_fragments for t in traffics)
+    return copied_bytes, copy_cycles(copied_bytes, fragments, target)
+
+
+def _vertices(
+    groups: Sequence[VertexGroup], window: Window, target: Target
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int], ...], np.ndarray]:
+    """Cycles and active cycles of all vertices of each tile, active cycles by codelet, and vertices of each tile."""
+    tiles, workers = window.tiles, target.worker_contexts
+    total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
+    by_codelet: dict[str, int] = {}
+    shared: list[tuple[np.ndarray, np.ndarray]] = []
+    for group in groups:
+        tile, cycles = _vertex_cycles(group, target)
+        tile = tile - window.first_tile
+        on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
+        vertices += np.bincount(tile, minlength=tiles)
+        active += on_tile
+        by_codelet[group.codelet.name] = by_codelet.get(group.codelet.name, 0) + int(on_tile.sum())
+        if group.codelet.supervisor:
+            total += on_tile
+        else:
+            shared.append((tile, cycles))
+    if shared:
+        tile, cycles = (np.concatenate(parts) for parts in zip(*shared, strict=True))
+        busy = np.bincount(tile, minlength=tiles) > 0
+        slowest = slowest_workers(tile, cycles, tiles, workers)
+        total += np.where(busy, target.supervisor_overhead_cycles + workers * slowest, 0)
+    return total, active, tuple(by_codelet.items()), vertices
+
+
+def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray]:
+    """The tile and the cycles of each vertex of a group, int64[num_vertices] each; cycles rounded up."""
+    cycles = np.asarray(group.codelet.cycles(block_shapes(group), target))
+    if cycles.dtype.kind == "f":
+        cycles = np.ceil(cycles)
+    cycles = np.broadcast_to(cycles.astype(np.int64), group.grid)
+    there = group.tile != NO_TILE
+    return group.tile[there].astype(np.int64), cycles[there]

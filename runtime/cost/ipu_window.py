@@ -1,0 +1,82 @@
+"""A range of whole IPUs, so that costs are kept for the tiles that take part and not for every tile of a pod.
+
+Input: ranges of tiles, and arrays over all tiles of a system. Output: arrays over the tiles of a `Window`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, TileMapping
+
+TileRange = tuple[int, int]  # first tile, one past the last; (0, 0) for none
+
+
+def tile_range(tiles: np.ndarray) -> TileRange:
+    """The range of some tile numbers, those below 0 left out."""
+    return (max(0, int(tiles.min())), int(tiles.max()) + 1) if tiles.size and tiles.max() >= 0 else (0, 0)
+
+
+@remembered
+def mapping_range(mapping: TileMapping) -> TileRange:
+    """The range of the tiles of a mapping."""
+    return tile_range(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+
+
+def compact(values: np.ndarray) -> np.ndarray:
+    """The same values, read-only, as one number in memory if they are all equal."""
+    if len(values) and values[0] == values[-1] and (values == values[0]).all():
+        return np.broadcast_to(values[0], values.shape)
+    values.setflags(write=False)
+    return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The tiles of some neighbouring IPUs.
+
+    Args:
+        first_ipu: the first of them.
+        num_ipus: how many, at least 1.
+        tiles_per_ipu: tiles of one IPU.
+    """
+
+    first_ipu: int
+    num_ipus: int
+    tiles_per_ipu: int
+    zeros: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "zeros", np.broadcast_to(np.int64(0), (self.tiles,)))
+
+    @staticmethod
+    def of(ranges: Iterable[TileRange], target: Target) -> Window:
+        """The window of all IPUs that some ranges of tiles touch."""
+        touched = [(low, high) for low, high in ranges if high > low]
+        low, high = min((low for low, _ in touched), default=0), max((high for _, high in touched), default=1)
+        first, last = low // target.tiles_per_ipu, (high - 1) // target.tiles_per_ipu
+        return Window(first, last - first + 1, target.tiles_per_ipu)
+
+    @property
+    def first_tile(self) -> int:
+        """Number of its first tile in the system."""
+        return self.first_ipu * self.tiles_per_ipu
+
+    @property
+    def tiles(self) -> int:
+        """Number of its tiles."""
+        return self.num_ipus * self.tiles_per_ipu
+
+    def total(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
+        """The sum of arrays over all tiles of the system, for the tiles of the window, int64[tiles]."""
+        total = self.zeros
+        for array in arrays:
+            part = array[self.first_tile : self.first_tile + self.tiles]
+            if part.any():
+                total = total + part
+        return total

@@ -1,0 +1,173 @@
+"""What copies, host streams and remote buffers cost: cycles and bytes of every tile, and of the links between IPUs.
+
+Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A plain sync has its `SyncCost` here too.
+
+    copy    ::= sync ; exchange ; copying on the own tile, or sync of all IPUs ; exchange over the links between IPUs
+    stream  ::= latency and bytes over the host link of each IPU
+
+Bytes between IPUs are found by asking for the exchange of a system with one tile an IPU.
+Source: constants: `Target`; links: `links`.
+Limits: remote buffers cost as host streams do (assumed). What exceeds the limit of one transfer is moved in several,
+each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transfers of different IPUs share nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
+from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
+from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
+from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, frozen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyCost:
+    """What one copy costs; arrays are int64[tiles], the tiles of whole IPUs, but for those by IPU.
+
+    Args:
+        first_ipu: the IPU of the first tile of the arrays.
+        exchange: what tiles send and receive, within an IPU and beyond.
+        copy_cycles: cycles of copying on the own tile.
+        flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
+        link_cycles: cycles each IPU needs for what leaves it and comes to it, int64[num_ipus]; None as `flows`.
+    """
+
+    first_ipu: int
+    exchange: ExchangeCost
+    copy_cycles: np.ndarray
+    flows: np.ndarray | None = None
+    link_cycles: np.ndarray | None = None
+
+    @property
+    def is_global(self) -> bool:
+        """Whether data moves between IPUs."""
+        return self.flows is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamCost:
+    """What one transfer between host and IPUs costs.
+
+    Args:
+        first_ipu: the IPU of the first tile of `tile_bytes`.
+        tile_bytes: bytes each tile sends or receives, int64[tiles], the tiles of whole IPUs.
+        cycles: cycles each IPU needs, int64[num_ipus]; 0 for a resident stream, whose value stays on the device.
+        joins: whether it is part of the host exchange of the transfer before it.
+    """
+
+    first_ipu: int
+    tile_bytes: np.ndarray
+    cycles: np.ndarray
+    joins: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncCost:
+    """A sync for its own sake.
+
+    Args:
+        kind: who waits for whom, see `program.Sync`.
+    """
+
+    kind: SyncKind
+
+
+def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
+    """What one run of a copy costs."""
+    target = graph.target
+    variables = (*copy.source.variables(), *copy.destination.variables())
+    window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
+    moved = copy_traffic(copy.source, copy.destination, graph)
+    copied, fragments = window.total([moved.local_bytes]), window.total([moved.local_fragments])
+    copied_cycles = compact(copy_cycles(copied, fragments, target))
+    flows = _flows(graph, copy) if window.num_ipus > 1 else None
+    if flows is None or not flows.any():
+        exchange = exchange_cost([moved], window, target)
+        return CopyCost(window.first_ipu, exchange, copied_cycles)
+    # Only the exchange inside an IPU is known to join the tiles of a bus.
+    exchange = exchange_cost([replace(moved, shared_bytes=np.zeros_like(moved.shared_bytes))], window, target)
+    return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target))
+
+
+def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False) -> StreamCost:
+    """What one transfer between the host and a tensor costs, in either direction.
+
+    Every IPU has its own link to the host and pays the latency once a host exchange, of which large ones take several.
+
+    Args:
+        graph: holds the tile mappings.
+        stream: the host's side.
+        tensor: the device's side.
+        joins: whether it is part of the host exchange of the transfer before it, see `steps.joining_streams`.
+    """
+    target = graph.target
+    tile_bytes = tensor_tile_bytes(graph, tensor)
+    per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
+    limit = target.max_remote_transfer_bytes if isinstance(stream, RemoteBuffer) else target.stream_buffer_limit_bytes
+    exchanges = -(-per_ipu // limit) - joins
+    seconds = exchanges * target.host_latency_seconds + per_ipu / target.host_bytes_per_second
+    cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
+    window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
+    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), joins)
+
+
+def tensor_tile_bytes(graph: Graph, tensor: Tensor) -> np.ndarray:
+    """Bytes of a tensor on each tile, int64[num_tiles]."""
+    variables = tensor.variables()
+    if len(variables) == 1 and tensor.size == variables[0].size and tensor.is_writable:
+        elements = graph.mappings[variables[0]].elements_per_tile(graph.target.num_tiles)
+        return elements * element_bytes(tensor.dtype)
+    return copy_traffic(tensor, tensor, graph).local_bytes
+
+
+@remembered
+def _ipu_target(target: Target) -> Target:
+    """The system with one tile an IPU."""
+    return target.replace(tiles_per_ipu=1)
+
+
+@remembered
+def _on_ipus(mapping: TileMapping, tiles_per_ipu: int, shift: int, num_ipus: int) -> TileMapping:
+    """The mapping with IPU (i + shift) mod num_ipus in place of the tiles of IPU i."""
+    if isinstance(mapping, Blocked):
+        return Blocked(mapping.cuts, frozen((mapping.tile // tiles_per_ipu + shift) % num_ipus, np.int32))
+    return Flat(mapping.size, mapping.starts, frozen((mapping.tiles // tiles_per_ipu + shift) % num_ipus, np.int32))
+
+
+def _ipu_traffic(graph: Graph, copy: Copy, shift: int = 0) -> Traffic:
+    """The traffic of a copy with IPUs for tiles, the destination's IPUs shifted cyclically."""
+    target = graph.target
+    ipus = Graph(_ipu_target(target))
+    for variables, by in ((copy.source.variables(), 0), (copy.destination.variables(), shift)):
+        for variable in variables:
+            mapping = graph.mappings[variable]
+            ipus.mappings[variable] = _on_ipus(mapping, target.tiles_per_ipu, by, target.num_ipus)
+    return copy_traffic(copy.source, copy.destination, ipus)
+
+
+def _flows(graph: Graph, copy: Copy) -> np.ndarray:
+    """Bytes a copy moves from each IPU (row) to each other (column), int64[num_ipus, num_ipus]."""
+    num = graph.target.num_ipus
+    direct = _ipu_traffic(graph, copy)
+    flows = np.zeros((num, num), np.int64)
+    sources, destinations = np.flatnonzero(direct.sent_bytes), np.flatnonzero(direct.received_bytes)
+    if len(sources) <= 1 or len(destinations) <= 1:
+        flows[np.ix_(sources, destinations)] = direct.received_bytes[destinations]
+    if len(destinations) == 1:
+        flows[sources, destinations[0]] = direct.sent_bytes[sources]
+    if len(sources) > 1 and len(destinations) > 1:
+        # What is local after shifting the destination by k is what IPU s sends to IPU s - k.
+        if not set(copy.source.variables()).isdisjoint(copy.destination.variables()):
+            raise GraphError(f"copy {copy.name} moves a variable onto itself between several IPUs", where=copy.origin)
+        ipus = np.arange(num)
+        for shift in range(1, num):
+            flows[ipus, (ipus - shift) % num] = _ipu_traffic(graph, copy, shift).local_bytes
+    return flows

@@ -1,0 +1,254 @@
+"""The general exchange count: what boxes of a view need is cut at the tile mapping, and the pieces are counted.
+
+Input: `Demand`, runs of flat elements by box and the tiles that need each box, and `Homes`, where the elements live.
+Output: `Counts`, elements and fragments a tile. Linear in the number of runs and of pieces of the mapping.
+
+The operand of a vertex is contiguous, so what is received goes right there, and what the tile has is copied there
+unless it is the whole operand in one piece. Vertices of one tile that need the same box share one copy of it.
+
+A fragment is a part that is contiguous in the memory of the tile it comes from and in the operand it goes to, both of
+which keep the row-major order of the variable: a whole box that moves is one fragment, a part of it one for each row.
+Limits: an operand of another order (a transposed read) counts the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.exchange.runs import Runs, covered, pick, ragged, tidy, total
+from ipujax.runtime.exchange.shared_bus import Buses, shared_runs
+from ipujax.runtime.tensor import TileMapping
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Counts:
+    """Elements and fragments that tiles exchange, all int64[num_tiles].
+
+    Args:
+        received: elements that arrive from other tiles.
+        sent: elements that leave, each once however many tiles receive it.
+        fragments: contiguous parts that arrive.
+        local: elements already on their tile.
+        local_fragments: contiguous parts of those.
+        shared: elements that arrive here and on all other tiles of the same exchange bus, counted in `received` too.
+        copied: local elements that are copied to make operands contiguous, once an operand.
+        copied_fragments: contiguous parts of those.
+    """
+
+    received: np.ndarray
+    sent: np.ndarray
+    fragments: np.ndarray
+    local: np.ndarray
+    local_fragments: np.ndarray
+    shared: np.ndarray
+    copied: np.ndarray
+    copied_fragments: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Homes:
+    """Where the elements of some variables live, as runs of one flat space.
+
+    Args:
+        start: first element of each run, int64[n].
+        tile: the tile of each run, int64[n].
+        rank: position of the run's first element in the memory of its tile; counts from anywhere, int64[n].
+        size: elements of the flat space.
+    """
+
+    start: np.ndarray
+    tile: np.ndarray
+    rank: np.ndarray
+    size: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Demand:
+    """Which tiles need which elements.
+
+    Args:
+        runs: sorted and disjoint in each box.
+        box_of_tile: the box a tile needs, −1 for none, int64[num_tiles].
+        operands: where tiles need several boxes, which `runs` then has joined: these boxes one by one.
+    """
+
+    runs: Runs
+    box_of_tile: np.ndarray
+    operands: Operands | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operands:
+    """The boxes that vertices need, each once a tile.
+
+    Args:
+        runs: sorted and disjoint in each box.
+        box: the box of each operand, int64[n].
+        tile: its tile, int64[n].
+    """
+
+    runs: Runs
+    box: np.ndarray
+    tile: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pieces:
+    """Runs cut where the home tile changes, by box and element.
+
+    Args:
+        box: number of the box, int64[n].
+        start: first flat element, int64[n].
+        length: number of elements, int64[n].
+        home: the tile that holds them, int64[n].
+        first: whether the piece starts a fragment, bool[n].
+    """
+
+    box: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    home: np.ndarray
+    first: np.ndarray
+
+
+@remembered
+def homes(mappings: tuple[TileMapping, ...]) -> Homes:
+    """The runs of several mappings one after the other, as `exchange_runs.flat_bases` lays out their variables."""
+    runs = [mapping.runs() for mapping in mappings]
+    sizes = [int(lengths.sum()) for _, lengths, _ in runs]
+    bases = [total(sizes[:number]) for number in range(len(sizes))]
+    start = np.concatenate([starts + base for (starts, _, _), base in zip(runs, bases, strict=True)])
+    length = np.concatenate([lengths for _, lengths, _ in runs])
+    tile = np.concatenate([tiles for _, _, tiles in runs]).astype(np.int64)
+    variable = np.repeat(np.arange(len(runs)), [len(starts) for starts, _, _ in runs])
+    order = np.argsort(tile, kind="stable")
+    rank = np.empty_like(start)
+    # One is left free between variables: parts of two are never one fragment.
+    rank[order] = np.cumsum(length[order]) - length[order] + variable[order]
+    return Homes(start, tile, rank, total(sizes))
+
+
+@remembered
+def _run_of_element(mappings: tuple[TileMapping, ...]) -> np.ndarray:
+    """Number of the home run of every flat element, int32[size]."""
+    where = homes(mappings)
+    lengths = np.diff(np.append(where.start, where.size))
+    return np.repeat(np.arange(len(where.start), dtype=np.int32), lengths)
+
+
+def home_run(element: np.ndarray, mappings: tuple[TileMapping, ...]) -> np.ndarray:
+    """Number of the home run that holds each flat element, int of the same shape."""
+    where = homes(mappings)
+    if len(element) > where.size // 8:  # a table is faster than searching for so many
+        return _run_of_element(mappings)[element]
+    return np.searchsorted(where.start, element, side="right") - 1
+
+
+def cut(runs: Runs, mappings: tuple[TileMapping, ...]) -> Pieces:
+    """Cuts runs where the home tile changes.
+
+    Args:
+        runs: sorted and disjoint in each box.
+        mappings: of the variables, in the order of the flat space.
+    """
+    where = homes(mappings)
+    box, start, length = runs.box, runs.start, runs.length
+    at = last = home_run(start, mappings)
+    if np.any(length > 1):
+        last = home_run(start + length - 1, mappings)
+    if np.any(last > at):
+        row, within = ragged(last - at + 1)
+        at = at[row] + within
+        limits = np.append(where.start[1:], where.size)
+        begin = np.maximum(start[row], where.start[at])
+        box, start, length = box[row], begin, np.minimum((start + length)[row], limits[at]) - begin
+    tile, rank = where.tile[at], where.rank[at] + start - where.start[at]
+    first = np.ones(len(box), bool)
+    first[1:] = (box[1:] != box[:-1]) | (tile[1:] != tile[:-1]) | (rank[1:] != rank[:-1] + length[:-1])
+    return Pieces(box, start, length, tile, first)
+
+
+def demand(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> Demand:
+    """What tiles need, where a tile may need several boxes.
+
+    Args:
+        parts: runs of the boxes, in any order.
+        tile: tiles of the vertices of each box, −1 for none, int[boxes, vertices].
+        size: elements of the flat space.
+        num_tiles: tiles of the target.
+    """
+    runs = tidy(parts, size)
+    box, column = np.nonzero(tile >= 0)
+    tiles = tile[box, column].astype(np.int64)
+    box_of_tile = np.full(num_tiles, -1, np.int64)
+    box_of_tile[tiles] = box
+    if np.array_equal(box_of_tile[tiles], box):
+        return Demand(runs, box_of_tile)
+    pairs = np.unique(tiles * len(tile) + box)
+    tiles, box = np.divmod(pairs, len(tile))
+    merged = tidy([pick(runs, box, tiles, len(tile))], size)
+    box_of_tile = np.where(np.bincount(tiles, minlength=num_tiles) > 0, np.arange(num_tiles), -1)
+    return Demand(merged, box_of_tile, Operands(runs, box, tiles))
+
+
+def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """Sums of `values` by `index`, int64[size]; exact below 2^53."""
+    return np.bincount(index, values, size).astype(np.int64)
+
+
+def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, once: bool = False) -> Counts:
+    """Counts the exchange of a demand.
+
+    Args:
+        wanted: which tiles read, or write, which elements.
+        mappings: of the variables, in the order of the flat space.
+        writes: the tiles send the elements home instead of receiving them.
+        buses: which tiles share an exchange bus.
+        once: whether it is known that no element is needed by two tiles.
+    """
+    pieces, num_tiles = cut(wanted.runs, mappings), len(wanted.box_of_tile)
+    vertex_tiles = np.flatnonzero(wanted.box_of_tile >= 0)
+    box_of = wanted.box_of_tile[vertex_tiles]
+    num_boxes = int(max(pieces.box.max(initial=0), box_of.max(initial=0))) + 1
+    at_home = wanted.box_of_tile[pieces.home] == pieces.box
+    local = sums(pieces.home[at_home], pieces.length[at_home], num_tiles)
+    local_fragments = sums(pieces.home[at_home], pieces.first[at_home], num_tiles)
+    moved, parts = -local, -local_fragments
+    moved[vertex_tiles] += sums(pieces.box, pieces.length, num_boxes)[box_of]
+    parts[vertex_tiles] += sums(pieces.box, pieces.first, num_boxes)[box_of]
+    if wanted.operands is None:
+        scattered = (local > 0) & (parts + local_fragments > 1)
+        copies = np.where(scattered, local, 0), np.where(scattered, local_fragments, 0)
+    else:
+        copies = _copied(wanted.operands, mappings, num_tiles)
+    others = np.bincount(box_of, minlength=num_boxes)[pieces.box] - at_home  # other tiles that need a piece
+    if writes:  # an element has one home, so no two tiles receive it
+        received, none = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
+        arriving = sums(pieces.home, pieces.first * others, num_tiles)
+        return Counts(received, moved, arriving, local, local_fragments, none, *copies)
+    sent, shared = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
+    if not once:
+        start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
+        if length.sum() < sent.sum():  # some element goes to two tiles
+            sent = sums(homes(mappings).tile[home_run(start, mappings)], length, num_tiles)
+            needs = Runs(pieces.box, pieces.start, pieces.length)
+            shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
+    return Counts(moved, sent, parts, local, local_fragments, shared, *copies)
+
+
+def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Elements and fragments of operands that are on their tile but not in one piece, int64[num_tiles] each."""
+    pieces = cut(operands.runs, mappings)
+    parts = sums(pieces.box, pieces.first, int(operands.box.max(initial=0)) + 1)
+    key, wanted = pieces.box * num_tiles + pieces.home, operands.box * num_tiles + operands.tile
+    order = np.argsort(wanted)
+    at = np.minimum(np.searchsorted(wanted[order], key), len(order) - 1)
+    at_home = wanted[order][at] == key
+    operand = order[at[at_home]]
+    scattered = parts[operands.box[operand]] > 1
+    tile = operands.tile[operand[scattered]]
+    elements, first = pieces.length[at_home][scattered], pieces.first[at_home][scattered]
+    return sums(tile, elements, num_tiles), sums(tile, first, num_tiles)

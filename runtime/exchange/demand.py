@@ -1,0 +1,133 @@
+"""What tiles need: of the variables behind a field of a vertex group, or of the source of a copy.
+
+Input: a vertex group and an access, or two tensors; the graph with the mappings. Output: `Demand`, flat runs by box,
+for the general count. A copy is a read of its source by vertices that lie as the mapping of its destination does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange.count import Demand, demand
+from ipujax.runtime.exchange.mixed_radix import view_blocks
+from ipujax.runtime.exchange.runs import box_runs, flat_bases, interval_runs, total
+from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Affine, Blocked, Flat, Tensor, TileMapping, owners
+
+
+def _no_cycles(shapes: object, target: Target) -> np.ndarray:
+    return np.zeros(1, np.int64)
+
+
+_NONE = Codelet("grid", (), lambda: (), _no_cycles)
+
+
+def grid_of(axes: tuple[Axis, ...], tile: np.ndarray) -> VertexGroup:
+    """A group that is only a grid of vertices on tiles, whatever they run."""
+    return VertexGroup(_NONE, axes, (), tile)
+
+
+def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
+    """The mappings of a tensor's variables, in order.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
+    """
+    for variable in tensor.variables():
+        if variable not in graph.mappings:
+            raise GraphError(f"{variable!r} has no tile mapping", where=variable.origin, hint="Graph.set_tile_mapping")
+    return tuple(graph.mappings[variable] for variable in tensor.variables())
+
+
+def access_demand(group: VertexGroup, access: Access, num_tiles: int) -> Demand:
+    """What the vertices of a group need through one access, by flat runs.
+
+    Args:
+        group: the vertices.
+        access: one of its accesses.
+        num_tiles: tiles of the target.
+    """
+    node, variables = access.tensor.node, access.tensor.variables()
+    per_dim = extents(group, access)
+    moved = [number for number in range(len(group.axes)) if any(e.start.shape[number] > 1 for e in per_dim)]
+    others = [number for number in range(len(group.axes)) if number not in moved]
+    grid = tuple(n if number in moved else 1 for number, n in enumerate(group.grid))
+    start, length = (
+        np.stack([np.broadcast_to(part, grid).ravel() for part in parts], axis=1)
+        if parts
+        else np.zeros((int(np.prod(grid)), 0), np.int64)
+        for parts in ([e.start for e in per_dim], [e.length for e in per_dim])
+    )
+    tile = group.tile.transpose(moved + others).reshape(len(start), -1)
+    used = np.all(length > 0, axis=1) & np.any(tile >= 0, axis=1)
+    start, length, tile = start[used], length[used], tile[used]
+    bases = flat_bases(variables)
+    runs = box_runs(node, np.arange(len(start)), start, length, bases)
+    return demand(runs, tile, total([v.size for v in variables]), num_tiles)
+
+
+def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[VertexGroup, Access] | None:
+    """A copy as vertices that read the source, one a box of the destination's mapping; None where that is no grid."""
+    mappings = mappings_of(destination, graph)
+    if not isinstance(destination.node, Affine):
+        return None
+    order = _memory_order(destination.node)
+    source, destination = source.transpose(order), destination.transpose(order)
+    node = destination.node
+    assert isinstance(node, Affine)
+    blocks = _blocks(node, destination.shape, mappings[0])
+    if blocks is None:
+        return None
+    shape, cuts, tile = blocks
+    axes = tuple(Axis(f"dim {number}", cut) for number, cut in enumerate(cuts))
+    dims = tuple(element(number) for number in range(len(axes)))
+    return grid_of(axes, tile), Access(source.reshape(shape), dims)
+
+
+def _memory_order(node: Affine) -> tuple[int, ...]:
+    """The dimensions of a view, those that move farthest in memory first: a copy may run through them in any order."""
+    return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
+
+
+def _blocks(
+    node: Affine, shape: tuple[int, ...], mapping: TileMapping
+) -> tuple[tuple[int, ...], tuple[np.ndarray, ...], np.ndarray] | None:
+    """The mapping of a view as boxes: the shape the view then has, the boundaries of its dimensions, and the tiles."""
+    if node.is_whole and isinstance(mapping, Blocked):
+        return mapping.shape, mapping.cuts, mapping.tile
+    if node.is_whole and isinstance(mapping, Flat):
+        return (mapping.size,), (np.append(mapping.starts, mapping.size),), mapping.tiles
+    flat = node.reshape((prod(shape),))
+    for view in (node, flat):
+        blocks = None if view is None else view_blocks(view, mapping)
+        if view is not None and blocks is not None:
+            return view.shape, *blocks
+    return None
+
+
+def element_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
+    """What each tile needs of the source of a copy, by listing the owner of each element of the destination.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor of the same shape that is written.
+        mappings: of the destination's variables, in order.
+        num_tiles: tiles of the target.
+    """
+    variables = source.variables()
+    which, index = (np.broadcast_to(part, destination.shape).ravel() for part in destination.flat_indices())
+    tile = np.zeros(destination.size, np.int64)
+    for number, mapping in enumerate(mappings):
+        here = which == number
+        tile[here] = owners(mapping)[index[here]]
+    first = np.flatnonzero(np.diff(tile, prepend=-1))
+    length = np.diff(np.append(first, len(tile)))
+    runs = interval_runs(source.node, tile[first], first, length, flat_bases(variables))
+    present = np.bincount(tile, minlength=num_tiles) > 0
+    needs = np.where(present, np.arange(num_tiles), -1)[:, None]
+    return demand(runs, needs, total([v.size for v in variables]), num_tiles)

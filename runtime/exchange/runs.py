@@ -1,0 +1,262 @@
+"""Flat runs of a view: which contiguous parts of its variables some boxes or intervals of its elements are.
+
+Input: a node of `ipujax.runtime.tensor.view` and either boxes of its indices or intervals of its row-major order.
+Output: `Runs`, intervals of a flat space in which the variables lie one after the other. Never lists elements where
+neighbours lie contiguous; a view whose innermost stride is not one has runs of one element.
+Limits: int64 everywhere: (number of boxes) times (elements of all variables) must stay below 2^63.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.tensor import Affine, Concat, Group, Indexed, Node, Reshaped, Variable, canonical
+
+Bases = dict[Variable, int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Runs:
+    """Intervals of flat elements, each needed by one box.
+
+    Args:
+        box: number of the box, int64[n].
+        start: first element, int64[n].
+        length: number of elements, at least 1, int64[n].
+    """
+
+    box: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+
+def flat_bases(variables: Sequence[Variable]) -> Bases:
+    """Where each variable starts in the common flat space; one element stays free after each, so that none touch."""
+    bases, base = {}, 0
+    for variable in variables:
+        bases[variable] = base
+        base += variable.size + 1
+    return bases
+
+
+def ragged(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number of the row and position in it of every entry of rows of given lengths, int64[sum of counts] each."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return row, np.arange(len(row)) - first[row]
+
+
+def box_runs(node: Node, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
+    """The runs of boxes of a view.
+
+    Args:
+        node: the view, of rank r.
+        box: number of each box, int64[n].
+        start: first index of each box in each dimension, int64[n, r].
+        length: number of indices, at least 1, int64[n, r].
+        bases: where each variable starts in the flat space.
+
+    Returns:
+        Runs in no set order; where the view repeats an element they may overlap.
+    """
+    if len(box) == 0:
+        return []
+    if isinstance(node, Concat):
+        return _concat_boxes(node, box, start, length, bases)
+    if isinstance(node, Affine) and all(len(group) <= 1 for group in node.dims):
+        strides = [group[0][1] if group else 0 for group in node.dims]
+        return [_enumerate(box, np.full(len(box), bases[node.variable] + node.offset), strides, start, length)]
+    strides = [prod(node.shape[axis + 1 :]) for axis in range(len(node.shape))]
+    view = _enumerate(box, np.zeros(len(box), np.int64), strides, start, length)
+    return interval_runs(node, view.box, view.start, view.length, bases)
+
+
+def _concat_boxes(node: Concat, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
+    axis, out = node.axis, []
+    for part, low, high in zip(node.parts, node.bounds, node.bounds[1:], strict=False):
+        first = np.maximum(start[:, axis], low)
+        count = np.minimum(start[:, axis] + length[:, axis], high) - first
+        inside = count > 0
+        part_start, part_length = start[inside], length[inside]
+        part_start[:, axis], part_length[:, axis] = first[inside] - low, count[inside]
+        out += box_runs(part, box[inside], part_start, part_length, bases)
+    return out
+
+
+def _enumerate(
+    box: np.ndarray, base: np.ndarray, strides: Sequence[int], start: np.ndarray, length: np.ndarray
+) -> Runs:
+    """Runs of boxes of a view with one stride a dimension, sorted by box where the strides nest; base int64[boxes]."""
+    dims = []
+    for axis, stride in enumerate(strides):
+        if stride:
+            low = start[:, axis] if stride > 0 else start[:, axis] + length[:, axis] - 1
+            base = base + stride * low
+            dims.append((abs(stride), length[:, axis]))
+    dims.sort(key=lambda dim: dim[0])
+    run = np.ones(len(box), np.int64)
+    while dims and bool(np.all((run == dims[0][0]) | (dims[0][1] == 1))):
+        run = run * dims.pop(0)[1]
+    number = np.arange(len(box))
+    for stride, count in reversed(dims):
+        row, within = ragged(count[number])
+        number, base = number[row], base[row] + stride * within
+    return Runs(box[number], base, run[number])
+
+
+def interval_runs(node: Node, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
+    """The runs of intervals of a view's row-major order.
+
+    Args:
+        node: the view.
+        box: number of the box each interval belongs to, int64[n].
+        start: first element in row-major order, int64[n].
+        length: number of elements, at least 1, int64[n].
+        bases: where each variable starts in the flat space.
+
+    Returns:
+        As `box_runs`.
+    """
+    if len(box) == 0:
+        return []
+    if isinstance(node, Reshaped):
+        return interval_runs(node.source, box, start, length, bases)
+    if isinstance(node, Affine):
+        base = np.full(len(box), bases[node.variable] + node.offset)
+        return _digit_runs(canonical(node.subdims), base, box, start, length)
+    if isinstance(node, Indexed):
+        row, within = ragged(length)
+        at = start[row] + within
+        offsets = np.array([bases[v] for v in node.variables])
+        element = offsets[node.which.reshape(-1)[at]] + node.index.reshape(-1)[at]
+        return [Runs(box[row], element, np.ones(len(element), np.int64))]
+    return _concat_intervals(node, box, start, length, bases)
+
+
+def _digit_runs(digits: Group, base: np.ndarray, box: np.ndarray, start: np.ndarray, length: np.ndarray) -> list[Runs]:
+    """Runs of intervals of an index in mixed radix: the end of a row, whole rows, the start of a row; base int64[n]."""
+    if not digits:
+        return [Runs(box, base, length)]
+    (_, stride), *inner = digits
+    if not inner:
+        return [_enumerate(box, base, [stride], start[:, None], length[:, None])]
+    row = prod(size for size, _ in inner)
+    head = np.minimum(-start % row, length)
+    rows, tail = np.divmod(length - head, row)
+    first = (start + head) // row
+    out: list[Runs] = []
+    for at, begin, count in ((start // row, start % row, head), (first + rows, np.zeros_like(start), tail)):
+        some = count > 0
+        if np.any(some):
+            out += _digit_runs(tuple(inner), (base + at * stride)[some], box[some], begin[some], count[some])
+    some = rows > 0
+    if np.any(some):
+        begin = np.zeros((np.count_nonzero(some), len(digits)), np.int64)
+        count = np.broadcast_to([size for size, _ in digits], begin.shape).copy()
+        begin[:, 0], count[:, 0] = first[some], rows[some]
+        out.append(_enumerate(box[some], base[some], [stride for _, stride in digits], begin, count))
+    return out
+
+
+def _concat_intervals(node: Concat, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
+    """Cuts intervals at the rows of the concatenation, then each row at the parts."""
+    inner = prod(node.shape[node.axis + 1 :])
+    size = node.shape[node.axis] * inner
+    first, last = start // size, (start + length - 1) // size
+    piece, within = ragged(last - first + 1)
+    row, out = first[piece] + within, []
+    low = np.maximum(start[piece], row * size) - row * size
+    high = np.minimum((start + length)[piece], (row + 1) * size) - row * size
+    for part, bound, limit in zip(node.parts, node.bounds, node.bounds[1:], strict=False):
+        begin = np.maximum(low, bound * inner) - bound * inner
+        count = np.minimum(high, limit * inner) - bound * inner - begin
+        inside = count > 0
+        at = (row * (limit - bound) * inner + begin)[inside]
+        out += interval_runs(part, box[piece][inside], at, count[inside], bases)
+    return out
+
+
+def tidy(parts: Sequence[Runs], span: int) -> Runs:
+    """All runs sorted by box and element, overlapping or touching ones of a box joined.
+
+    Args:
+        parts: runs in any order.
+        span: an upper bound of all elements.
+    """
+    if not parts:
+        none = np.zeros(0, np.int64)
+        return Runs(none, none, none)
+    box, start, length = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("box", "start", "length")
+    )
+    key = box * (span + 1) + start
+    if np.all(key[1:] >= key[:-1] + length[:-1]):
+        return Runs(box, start, length)
+    if np.all(length == 1):
+        return _tidy_elements(key, span)
+    order = np.argsort(key)
+    key, end = key[order], key[order] + length[order]
+    reach = np.maximum.accumulate(end)
+    first = np.append(True, key[1:] > reach[:-1])
+    stop = reach[np.append(np.flatnonzero(first)[1:], len(key)) - 1]
+    key = key[first]
+    box, start = np.divmod(key, span + 1)
+    return Runs(box, start, stop - key)
+
+
+def _tidy_elements(key: np.ndarray, span: int) -> Runs:
+    """`tidy` of runs of one element, without sorting anything but keys."""
+    key = np.sort(key)
+    first = np.append(True, key[1:] > key[:-1] + 1)
+    start = key[first]
+    last = key[np.append(np.flatnonzero(first)[1:], len(key)) - 1]
+    box = start // (span + 1)
+    return Runs(box, start - box * (span + 1), last + 1 - start)
+
+
+def pick(runs: Runs, boxes: np.ndarray, names: np.ndarray, num_boxes: int) -> Runs:
+    """The runs of some boxes, under new names.
+
+    Args:
+        runs: sorted by box.
+        boxes: the boxes wanted, any number of times, int64[n].
+        names: the new name of each, int64[n].
+        num_boxes: number of boxes in `runs`.
+    """
+    counts = np.bincount(runs.box, minlength=num_boxes)
+    row, within = ragged(counts[boxes])
+    at = (np.cumsum(counts) - counts)[boxes][row] + within
+    return Runs(names[row], runs.start[at], runs.length[at])
+
+
+def covered(start: np.ndarray, length: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Disjoint intervals that cover what some intervals cover, each inside one of them.
+
+    Args:
+        start: first element, int64[n].
+        length: number of elements, int64[n].
+        size: an upper bound of all elements.
+
+    Returns:
+        Starts and lengths, int64 each.
+    """
+    if len(start) > size // 8 and bool(np.all(length == 1)):
+        seen = np.zeros(size, bool)
+        seen[start] = True
+        found = np.flatnonzero(seen)
+        return found, np.ones(len(found), np.int64)
+    order = np.argsort(start)
+    start, end = start[order], (start + length)[order]
+    before = np.append(np.int64(0), np.maximum.accumulate(end)[:-1]) if len(end) else end
+    gained = np.maximum(start, before)
+    new = end > gained
+    return gained[new], (end - gained)[new]
+
+
+def total(sizes: Sequence[int]) -> int:
+    """Elements of the flat space of variables of these sizes."""
+    return sum(sizes) + len(sizes)

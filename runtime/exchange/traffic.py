@@ -1,0 +1,351 @@
+"""The exchange between tiles: what each tile receives and sends around a compute set or for a copy.
+
+Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
+`Traffic`, bytes and fragments a tile, and from these cycles. Three ways give the same numbers: axis by axis for boxes
+on boxes (`exchange.boxes`), element by element where a view takes apart what no two tiles share (`exchange.once`), and
+by flat runs for everything else (`exchange.count`). `messages` lists the same exchange.
+
+An element that several tiles need is sent once (multicast) and received by each; one that is needed several times on
+one tile, by several vertices or through a broadcast, is received once. What all tiles of an exchange bus need arrives
+at the rate of all of them together (`exchange.shared_bus`).
+
+Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
+Limits: all pairs of tiles are equally far; reordering inside an operand (a transposed read) is not charged. Views whose
+elements are scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million,
+0.15 s where several tiles need one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ipujax.runtime.cache import recall, remembered
+from ipujax.runtime.exchange.boxes import count_boxes
+from ipujax.runtime.exchange.count import Counts, count
+from ipujax.runtime.exchange.demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
+from ipujax.runtime.exchange.once import count_once, reads_once
+from ipujax.runtime.exchange.shared_bus import Buses
+from ipujax.runtime.graph import Access, Graph, VertexGroup, element
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import (
+    Affine,
+    Blocked,
+    Concat,
+    Node,
+    Reshaped,
+    Tensor,
+    TileMapping,
+    Variable,
+    blocked_mapping,
+    element_bytes,
+    flat_mapping,
+    surely_disjoint,
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Traffic:
+    """What tiles exchange, each member int64[num_tiles] and read-only.
+
+    Args:
+        received_bytes: bytes that arrive from other tiles.
+        sent_bytes: bytes that leave, each once however many tiles receive it.
+        fragments: contiguous parts that arrive (contiguous in the memory they leave and in the operand they become).
+        local_bytes: bytes needed that are already on the tile.
+        local_fragments: contiguous parts of those.
+        shared_bytes: the part of `received_bytes` that all other tiles of the same exchange bus receive too.
+        copied_bytes: local bytes copied to make the operands of vertices contiguous, once an operand.
+        copied_fragments: contiguous parts of those.
+    """
+
+    received_bytes: np.ndarray
+    sent_bytes: np.ndarray
+    fragments: np.ndarray
+    local_bytes: np.ndarray
+    local_fragments: np.ndarray
+    shared_bytes: np.ndarray
+    copied_bytes: np.ndarray
+    copied_fragments: np.ndarray
+
+
+def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
+    """The exchange of one field of a vertex group.
+
+    Args:
+        group: the vertices.
+        field: number of the field.
+        graph: holds the target and the mappings of the field's variables.
+        results: False for the exchange before the compute set, from owners to vertices; True for the one after it, from
+            vertices to owners. By default what the field's direction says; a field that is read and written has both,
+            and the first is the default.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
+    """
+    access = group.accesses[field]
+    writes = not group.codelet.fields[field].is_read if results is None else results
+    return _traffic(group, access, graph, writes)
+
+
+def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+    """The exchange of a copy: every tile receives what its part of the destination needs of the source.
+
+    All local bytes are copied on their tile; `copied_bytes` is not meant for copies.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor of the same shape that is written.
+        graph: holds the target and the mappings of all variables.
+
+    Raises:
+        GraphError: a variable without a tile mapping.
+    """
+    if source.size == 0:
+        return _nothing(graph.target.num_tiles)
+    grid = copy_grid(source, destination, graph)
+    if grid is not None:
+        return _traffic(*grid, graph, False)
+    return _element_traffic(source, destination, graph)
+
+
+def _buses(graph: Graph) -> Buses:
+    return Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
+
+
+def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> Traffic:
+    tensor, num_tiles = access.tensor, graph.target.num_tiles
+    mappings = mappings_of(tensor, graph)
+    item_bytes = element_bytes(tensor.dtype)
+    if tensor.size == 0 or group.num_vertices == 0:
+        return _nothing(num_tiles)
+    if len(mappings) == 1 and _stays(group, access, mappings[0]):
+        first, last = _tile_range(mappings[0])
+        return _widen(_in_place(mappings[0], item_bytes), first, num_tiles)
+    buses = _buses(graph)
+    first, last = _around([_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
+    tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
+    grid = grid_of(group.axes, tile)
+    homes, tiles = tuple(_moved_down(mapping, first) for mapping in mappings), last - first + 1
+
+    def find() -> Traffic:
+        return _in_bytes(_counts(grid, access, homes, tiles, writes, buses), item_bytes)
+
+    seen = _geometry(tensor.node, tensor.variables())
+    cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
+    question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
+    return _widen(find() if seen is None else recall(("traffic", *question), find), first, num_tiles)
+
+
+def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+    """The exchange of a copy to what is no grid of boxes."""
+    item_bytes, buses = element_bytes(source.dtype), _buses(graph)
+    mappings = mappings_of(source, graph), mappings_of(destination, graph)
+    first, last = _around([_tile_range(mapping) for both in mappings for mapping in both], buses)
+    homes, wanted = (tuple(_moved_down(mapping, first) for mapping in one) for one in mappings)
+    tiles = last - first + 1
+
+    def find() -> Traffic:
+        needs, once = element_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
+        return _in_bytes(count(needs, homes, False, buses, once), item_bytes)
+
+    seen = _geometry(source.node, source.variables()), _geometry(destination.node, destination.variables())
+    question = seen, homes, wanted, tiles, item_bytes, buses
+    return _widen(
+        find() if None in seen else recall(("element traffic", *question), find), first, graph.target.num_tiles
+    )
+
+
+def _around(ends: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
+    """The first and the last tile of some ranges, from a tile on from which buses can be counted."""
+    first, last = min(low for low, _ in ends), max(high for _, high in ends)
+    return first - first % buses.period, last
+
+
+def _ends(tiles: np.ndarray) -> tuple[int, int]:
+    return int(tiles.min()), int(tiles.max())
+
+
+@remembered
+def _tile_range(mapping: TileMapping) -> tuple[int, int]:
+    """The first and the last tile of a mapping of one element or more."""
+    return _ends(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+
+
+@remembered
+def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
+    """The mapping with `by` less for every tile, the same object for the same contents.
+
+    Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
+    """
+    if isinstance(mapping, Blocked):
+        return blocked_mapping(mapping.cuts, mapping.tile - by)
+    return flat_mapping(mapping.size, mapping.starts, mapping.tiles - by)
+
+
+def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
+    """The traffic of some tiles from number `first` on as that of all tiles."""
+    if len(part.local_bytes) == num_tiles:
+        return part
+    none, members = _zeros(num_tiles), []
+    for item in fields(Traffic):
+        values = getattr(part, item.name)
+        if not values.any():
+            members.append(none)
+            continue
+        wide = np.zeros(num_tiles, np.int64)
+        wide[first : first + len(values)] = values
+        members.append(_read_only(wide))
+    return Traffic(*members)
+
+
+def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
+    """All that an exchange depends on in a node, variables by number and shape; None for a list of elements."""
+    match node:
+        case Affine(variable, offset, dims):
+            return variables.index(variable), variable.shape, offset, dims
+        case Reshaped(source, shape):
+            inner = _geometry(source, variables)
+            return None if inner is None else (inner, shape)
+        case Concat(axis, parts, _):
+            inners = tuple(_geometry(part, variables) for part in parts)
+            return None if None in inners else (axis, inners)
+    return None
+
+
+def _stays(group: VertexGroup, access: Access, mapping: TileMapping) -> bool:
+    """Whether the grid of vertices is the grid of the mapping, box for box and tile for tile."""
+    tensor = access.tensor
+    if not tensor.is_whole_variable or access.dims != tuple(element(number) for number in range(len(group.axes))):
+        return False
+    if isinstance(mapping, Blocked):
+        same = tensor.shape == mapping.shape and mapping.tile.shape == group.tile.shape
+        return (
+            same
+            and all(
+                a.cuts is cuts or np.array_equal(a.cuts, cuts) for a, cuts in zip(group.axes, mapping.cuts, strict=True)
+            )
+            and (mapping.tile is group.tile or np.array_equal(mapping.tile, group.tile))
+        )
+    if tensor.ndim != 1 or not np.array_equal(mapping.tiles, group.tile):
+        return False
+    return np.array_equal(mapping.starts, group.axes[0].cuts[:-1])
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+@remembered
+def _zeros(num_tiles: int) -> np.ndarray:
+    return _read_only(np.zeros(num_tiles, np.int64))
+
+
+@remembered
+def _nothing(num_tiles: int) -> Traffic:
+    none = _zeros(num_tiles)
+    return Traffic(none, none, none, none, none, none, none, none)
+
+
+@remembered
+def _in_place(mapping: TileMapping, item_bytes: int) -> Traffic:
+    """Everything a mapping holds stays where it is; over the tiles from its first to its last."""
+    first, last = _tile_range(mapping)
+    none, held = _zeros(last - first + 1), _moved_down(mapping, first).elements_per_tile(last - first + 1)
+    local = _read_only(held * item_bytes), _read_only((held > 0).astype(np.int64))
+    return Traffic(none, none, none, *local, none, none, none)
+
+
+def _counts(
+    group: VertexGroup,
+    access: Access,
+    mappings: tuple[TileMapping, ...],
+    num_tiles: int,
+    writes: bool,
+    buses: Buses,
+) -> Counts:
+    """Counts in a fast way where one applies, else by runs."""
+    counts = None
+    if len(mappings) == 1:
+        counts = count_boxes(group, access, mappings[0], num_tiles, writes, buses)
+    once = counts is None and not writes and reads_once(group, access)
+    if once and len(mappings) == 1:
+        counts = count_once(group, access, mappings[0], num_tiles)
+    if counts is None:
+        counts = count(access_demand(group, access, num_tiles), mappings, writes, buses, once)
+    return counts
+
+
+def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
+    members = (
+        counts.received * item_bytes,
+        counts.sent * item_bytes,
+        counts.fragments,
+        counts.local * item_bytes,
+        counts.local_fragments,
+        counts.shared * item_bytes,
+        counts.copied * item_bytes,
+        counts.copied_fragments,
+    )
+    return Traffic(*[_read_only(values) if values.any() else _zeros(len(values)) for values in members])
+
+
+# --- cycles -----------------------------------------------------------------------------------------------------------
+
+
+def receive_cycles(
+    received_bytes: np.ndarray, shared_bytes: np.ndarray, fragments: np.ndarray, target: Target
+) -> np.ndarray:
+    """Cycles each tile spends to receive one operand, int64[num_tiles].
+
+    Args:
+        received_bytes: bytes that arrive, int64[num_tiles].
+        shared_bytes: the part of them that all tiles of the same exchange bus receive, int64[num_tiles].
+        fragments: contiguous parts that arrive, int64[num_tiles].
+        target: gives width and control costs.
+
+    Source: reference A2, payload over width or the control slots of each fragment, whichever is more; reference A1, §2
+    for the width of tiles that share a bus.
+    """
+    alone_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
+    payload = np.ceil(alone_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    return np.maximum(payload, fragments * target.exchange_fragment_cycles)
+
+
+def exchange_cycles(receiving_cycles: np.ndarray, sent_bytes: np.ndarray, target: Target) -> np.ndarray:
+    """Cycles each tile spends in one internal exchange, the sync before it not included.
+
+    Args:
+        receiving_cycles: `receive_cycles` of all operands together, int64[num_tiles].
+        sent_bytes: bytes that leave, int64[num_tiles].
+        target: gives width and start-up cost.
+
+    Returns:
+        int64[num_tiles], 0 where a tile neither sends nor receives.
+
+    Source: a tile sends and receives at once (reference A2); B5 for the start.
+    """
+    sending = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
+    work = np.maximum(receiving_cycles, sending)
+    return np.where(work > 0, work + target.exchange_startup_cycles, 0)
+
+
+def copy_cycles(copied_bytes: np.ndarray, copied_fragments: np.ndarray, target: Target) -> np.ndarray:
+    """Cycles each tile spends to rearrange bytes in its own memory.
+
+    Args:
+        copied_bytes: bytes copied, as `Traffic.copied_bytes`, int64[num_tiles].
+        copied_fragments: contiguous parts of those, int64[num_tiles].
+        target: gives the cost of a byte, of a part, and of starting at all.
+
+    Returns:
+        int64[num_tiles], 0 where nothing is copied.
+
+    Source: reference B5, a fit to copies before and after an exchange on Mk1.
+    """
+    streamed = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
+    work = target.copy_startup_cycles + streamed + copied_fragments * target.copy_fragment_cycles
+    return np.where(copied_bytes > 0, work, 0)

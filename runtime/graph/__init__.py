@@ -1,0 +1,69 @@
+"""What is compiled: codelets, vertex groups, compute sets, the control program, and their text."""
+
+from ipujax.runtime.graph.codelet import (
+    BlockShapes as BlockShapes,
+    Codelet as Codelet,
+    Extras as Extras,
+    Field as Field,
+)
+from ipujax.runtime.graph.graph import (
+    Graph as Graph,
+    UnmetBound as UnmetBound,
+    check_group as check_group,
+    of_replicas as of_replicas,
+)
+from ipujax.runtime.graph.program import (
+    Call as Call,
+    Collective as Collective,
+    ComputeSet as ComputeSet,
+    Copy as Copy,
+    CrossReplicaCopy as CrossReplicaCopy,
+    Execute as Execute,
+    Function as Function,
+    HostStream as HostStream,
+    If as If,
+    Program as Program,
+    RemoteBuffer as RemoteBuffer,
+    RemoteIn as RemoteIn,
+    RemoteOut as RemoteOut,
+    Repeat as Repeat,
+    RepeatWhile as RepeatWhile,
+    Sequence as Sequence,
+    StreamIn as StreamIn,
+    StreamOut as StreamOut,
+    Switch as Switch,
+    Sync as Sync,
+    SyncKind as SyncKind,
+    WriteUndef as WriteUndef,
+    check_program as check_program,
+    own_tensors as own_tensors,
+)
+from ipujax.runtime.graph.steps import (
+    Leaf as Leaf,
+    distinct as distinct,
+    is_free as is_free,
+    joining_streams as joining_streams,
+    leaf_name as leaf_name,
+    leaf_origin as leaf_origin,
+    leaves as leaves,
+    while_names as while_names,
+)
+from ipujax.runtime.graph.substitution import substituted as substituted
+from ipujax.runtime.graph.vertex_group import (
+    NO_TILE as NO_TILE,
+    Access as Access,
+    Axis as Axis,
+    Boxes as Boxes,
+    Dim as Dim,
+    Extent as Extent,
+    Term as Term,
+    VertexGroup as VertexGroup,
+    block as block,
+    boxes as boxes,
+    dim_extent as dim_extent,
+    element as element,
+    extents as extents,
+    grid_size as grid_size,
+    squeezed_shape as squeezed_shape,
+    unsplit as unsplit,
+)

@@ -1,0 +1,212 @@
+"""The graph: variables, their tile mappings, and the vertex groups of each compute set.
+
+A `Graph` is a builder. `compile` reads it and never writes it; a graph may grow and be compiled again.
+Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
+ever larger bounds when nothing fits (reference machine.md §2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph.program import ComputeSet, Function, Program
+from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
+
+
+@remembered
+def of_replicas(target: Target, replicas: int) -> Target:
+    """The machine of several replicas, of which `target` is that of one."""
+    return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)
+
+
+class Graph:
+    """Variables, mappings and vertices for one target.
+
+    Args:
+        target: the machine the graph is built for; that of one replica where there are several.
+        replication_factor: how many replicas run the graph, each on IPUs of its own.
+
+    Attributes:
+        fallbacks: the primitive of each compute set that runs one as a single vertex.
+        unmet_bounds: operations whose plans take more memory than planners may use.
+        libraries: op libraries that the user's program says it uses.
+    """
+
+    maps_automatically = True  # whether operations may place what has no tile mapping yet
+
+    def __init__(self, target: Target, replication_factor: int = 1) -> None:
+        self.target, self.replication_factor = target, replication_factor
+        self.variables: list[Variable] = []
+        self.mappings: dict[Variable, TileMapping] = {}
+        self.groups: dict[ComputeSet, list[VertexGroup]] = {}
+        self.fallbacks: dict[ComputeSet, str] = {}
+        self.unmet_bounds: list[UnmetBound] = []
+        self.libraries: set[str] = set()
+        self._origin = Origin()
+
+    @property
+    def origin(self) -> Origin:
+        """Where in the user's program what is being added comes from."""
+        return self._origin
+
+    @property
+    def system_target(self) -> Target:
+        """The machine of all replicas together; replica r has IPUs r · n … of n each."""
+        return of_replicas(self.target, self.replication_factor)
+
+    @contextmanager
+    def debug_origin(self, origin: Origin) -> Iterator[None]:
+        """Attributes everything added inside to `origin`."""
+        outer, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = outer
+
+    def add_variable(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        name: str = "",
+        mapping: TileMapping | None = None,
+        monoid: str | None = None,
+    ) -> Tensor:
+        """Adds a variable and returns the tensor of all of it.
+
+        Args:
+            shape: sizes of its dimensions.
+            dtype: numpy or JAX extended dtype.
+            name: debug name.
+            mapping: its tile mapping, if already known.
+            monoid: see `Variable.monoid`.
+
+        Raises:
+            MappingError: if the mapping does not fit shape and target.
+        """
+        variable = Variable(tuple(int(n) for n in shape), dtype, name, None, monoid, self.origin)
+        return self._add(variable, mapping)
+
+    def add_constant(self, value: Any, name: str = "", mapping: TileMapping | None = None) -> Tensor:
+        """Adds a constant, an array of any shape, and returns its tensor."""
+        value = value if hasattr(value, "dtype") else np.asarray(value)
+        variable = Variable(tuple(value.shape), value.dtype, name, value, None, self.origin)
+        return self._add(variable, mapping)
+
+    def add_replica_constant(self, values: np.ndarray, name: str = "", mapping: TileMapping | None = None) -> Tensor:
+        """Adds a constant of which each replica has its own, and returns its tensor.
+
+        Args:
+            values: [replicas, *shape].
+            name: debug name.
+            mapping: its tile mapping, if already known.
+        """
+        if self.replication_factor == 1:
+            return self.add_constant(values[0], name, mapping)
+        return self._add(Variable(values.shape[1:], values.dtype, name, values, None, self.origin, True), mapping)
+
+    def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
+        self.variables.append(variable)
+        if mapping is not None:
+            self.set_tile_mapping(variable, mapping)
+        return Tensor.of(variable)
+
+    def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
+        """Maps a whole variable.
+
+        Raises:
+            MappingError: if the mapping does not hold each element once, on tiles of the target.
+        """
+        check_mapping(mapping, variable.shape, self.target.num_tiles, repr(variable))
+        self.mappings[variable] = mapping
+
+    def is_mapped(self, tensor: Tensor) -> bool:
+        """Whether every variable of the tensor has a tile mapping."""
+        return all(v in self.mappings for v in tensor.variables())
+
+    def add_compute_set(self, name: str) -> ComputeSet:
+        """Adds an empty compute set.
+
+        Raises:
+            GraphError: a name that is no text.
+        """
+        if not isinstance(name, str):
+            raise GraphError("name of a compute set", expected="text", got=repr(name))
+        compute_set = ComputeSet(name, self.origin)
+        self.groups[compute_set] = []
+        return compute_set
+
+    def add_function(self, program: Program, name: str = "function") -> Function:
+        """Makes a program that is compiled once and called from several places, by `Call`."""
+        return Function(program, name)
+
+    def add_vertices(self, compute_set: ComputeSet, group: VertexGroup) -> None:
+        """Adds all vertices of a group to a compute set.
+
+        Raises:
+            GraphError: if a field is not connected, or connected to a tensor of another dtype or rank.
+        """
+        check_group(group, compute_set)
+        self.groups[compute_set].append(group)
+
+
+def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
+    """Refuses a group whose fields are not connected, or to a tensor of another dtype or rank.
+
+    Raises:
+        GraphError: naming field, codelet and compute set.
+    """
+    codelet, where = group.codelet, compute_set.origin
+    if len(group.accesses) != len(codelet.fields):
+        raise GraphError(
+            f"{codelet.name} in {compute_set.name} has unconnected fields",
+            where=where,
+            expected=f"{len(codelet.fields)} connections",
+            got=f"{len(group.accesses)}",
+        )
+    if group.tile.shape != group.grid:
+        raise GraphError(f"{codelet.name}: one tile a block", where=where, expected=group.grid, got=group.tile.shape)
+    for field, access in zip(codelet.fields, group.accesses, strict=True):
+        tensor = access.tensor
+        if tensor.dtype != field.dtype:
+            raise GraphError(
+                f"field {field.name} of {codelet.name} in {compute_set.name} is connected to another dtype",
+                where=where,
+                expected=dtype_name(field.dtype),
+                got=dtype_name(tensor.dtype),
+            )
+        if len(access.dims) != tensor.ndim:
+            raise GraphError(
+                f"field {field.name} of {codelet.name} in {compute_set.name} needs one index for each dimension",
+                where=where,
+                expected=f"{tensor.ndim} dimensions",
+                got=f"{len(access.dims)}",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetBound:
+    """An operation for which no plan within the available memory proportion was found.
+
+    Args:
+        name: debug name of the operation.
+        bound_bytes: what its operands and results may take of a tile.
+        needed_bytes: what they take on the fullest tile.
+        origin: where it comes from.
+    """
+
+    name: str
+    bound_bytes: int
+    needed_bytes: int
+    origin: Origin
+
+    def __str__(self) -> str:
+        return f"{self.name} needs {self.needed_bytes:,} bytes of a tile, of {self.bound_bytes:,} that planners may use"

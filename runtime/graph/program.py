@@ -1,0 +1,413 @@
+"""Control programs: the tree that says what runs, in which order.
+
+    program ::= Sequence(program…) | Execute(compute set) | Copy(source, destination)
+              | Repeat(count, body) | RepeatWhile(condition, predicate, body)
+              | If(predicate, then, else) | Switch(selector, cases, default) | Call(function)
+              | StreamIn(stream, destination) | StreamOut(source, stream) | WriteUndef(destination)
+              | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Sync(kind)
+              | CrossReplicaCopy(source, destination, replica map)
+              | Collective(inputs, outputs, program…)
+
+Nodes are frozen, but for `Sequence`, which is a builder: `add` appends until the program is compiled.
+In a graph of several replicas each runs the program on memory of its own; they meet in `CrossReplicaCopy` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax
+
+from ipujax.runtime.errors import GraphError, shortened, whole_number
+from ipujax.runtime.tensor import Origin, Tensor, Variable
+
+SyncKind = Literal["internal", "external"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ComputeSet:
+    """Vertices that run in parallel between two syncs; the graph holds its vertex groups."""
+
+    name: str
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HostStream:
+    """A unidirectional channel between host and device, of one value of `shape` and `dtype` a transfer.
+
+    Where a graph has several replicas, a transfer is all of theirs together: [replicas, *shape].
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    resident: bool = False  # the value already lies on the device (or stays there): no bytes move
+    broadcast: bool = False  # to the device: one value, of `shape`, for all replicas
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteBuffer:
+    """Off-chip memory of `[repeats, elements]`, moved by rows; it keeps what it holds from run to run.
+
+    Args:
+        name: its handle.
+        memory: what it holds; a variable of no graph, for no tile holds it.
+    """
+
+    name: str
+    memory: Variable
+    resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
+
+    @staticmethod
+    def of(name: str, dtype: Any, num_elements: int, repeats: int = 1) -> RemoteBuffer:
+        """Makes a buffer of `repeats` rows of `num_elements`, all zeros."""
+        return RemoteBuffer(name, Variable((repeats, num_elements), dtype, name))
+
+    @property
+    def row(self) -> int:
+        """Elements of one row."""
+        return self.memory.shape[1]
+
+    @property
+    def repeats(self) -> int:
+        """Number of rows."""
+        return self.memory.shape[0]
+
+
+class Program:
+    """Base of all program nodes."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for child in self.children():
+            check_program(child)
+
+    def children(self) -> tuple[Program, ...]:
+        """The programs inside this one, in order."""
+        return ()
+
+
+def check_program(what: Any) -> Program:
+    """What is to run, if it is a program.
+
+    Raises:
+        GraphError: anything else.
+    """
+    if not isinstance(what, Program):
+        hints = {ComputeSet: "Execute(compute_set)", list: "Sequence(*programs)", tuple: "Sequence(*programs)"}
+        got = f"compute set {what.name}" if isinstance(what, ComputeSet) else described(what)
+        raise GraphError(f"{got} is no program", expected="a program, as Copy(a, b) makes", hint=hints.get(type(what)))
+    return what
+
+
+def described(what: Any) -> str:
+    """What a value is, for an error."""
+    return repr(what) if isinstance(what, Tensor) else shortened(what)
+
+
+class Sequence(Program):
+    """Programs one after the other; a sequence inside of a sequence is the same as its programs."""
+
+    __slots__ = ("_programs",)
+
+    def __init__(self, *programs: Program) -> None:
+        self._programs = [check_program(program) for program in programs]
+
+    def add(self, program: Program) -> None:
+        """Appends a program.
+
+        Raises:
+            GraphError: anything that is no program, or the sequence itself.
+        """
+        if program is self:
+            raise GraphError(
+                "a sequence is added to itself", expected="another program", hint="Repeat(count, sequence)"
+            )
+        self._programs.append(check_program(program))
+
+    def children(self) -> tuple[Program, ...]:
+        """The programs inside this one, in order, those of sequences inside of it in their place.
+
+        Raises:
+            GraphError: a sequence that is inside of itself.
+        """
+        found: list[Program] = []
+        open_ones: dict[Program, Iterator[Program]] = {self: iter(self._programs)}
+        while open_ones:
+            for child in open_ones[next(reversed(open_ones))]:
+                if type(child) is not Sequence:
+                    found.append(child)
+                elif child in open_ones:
+                    raise GraphError("a sequence is inside of itself", expected="another program")
+                else:
+                    open_ones[child] = iter(child._programs)
+                    break
+            else:
+                open_ones.popitem()
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Execute(Program):
+    """Runs a compute set: exchange its operands, run its vertices, exchange its results."""
+
+    compute_set: ComputeSet
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compute_set, ComputeSet):
+            raise GraphError(
+                f"{described(self.compute_set)} is no compute set", expected="what graph.add_compute_set made"
+            )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Copy(Program):
+    """Copies one tensor to another of the same shape and dtype."""
+
+    source: Tensor
+    destination: Tensor
+    name: str = "copy"
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        a, b = self.source, self.destination
+        if a.shape != b.shape or a.dtype != b.dtype:
+            expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise GraphError(f"copy {self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CrossReplicaCopy(Program):
+    """Copies a tensor of each replica to a tensor of other replicas.
+
+    Args:
+        source: what is sent, in every replica that sends.
+        destination: where it goes, in every replica that receives; of the source's shape and dtype.
+        replica_map: (source, destination) pairs of replicas. No replica receives twice, one may send to several; who
+            receives nothing keeps what it holds.
+        name: debug name.
+    """
+
+    source: Tensor
+    destination: Tensor
+    replica_map: tuple[tuple[int, int], ...]
+    name: str = "cross-replica copy"
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        a, b = self.source, self.destination
+        if a.shape != b.shape or a.dtype != b.dtype:
+            expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+            raise GraphError(f"{self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+
+    def sources(self, replicas: int) -> tuple[int | None, ...]:
+        """The replica that each replica receives from, None where there is none."""
+        sent = {destination: source for source, destination in self.replica_map}
+        return tuple(sent.get(replica) for replica in range(replicas))
+
+
+Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
+
+
+class Collective(Sequence):
+    """A sequence in which all replicas take part, and what it comes to.
+
+    Its programs are the very rounds of the machine. The engine computes their result at once from the arrays of all
+    replicas, which may reassociate sums; with exact splits it runs the rounds.
+
+    Args:
+        body: the rounds.
+        inputs: what they read.
+        outputs: what they write that is read later: all of each.
+        compute: the values of outputs from those of inputs.
+        is_same: whether outputs are equal on all replicas.
+        name: debug name.
+        origin: where it comes from.
+    """
+
+    __slots__ = ("compute", "inputs", "is_same", "name", "origin", "outputs")
+
+    def __init__(
+        self,
+        body: Program,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        compute: Callable[[Stacked], Stacked],
+        *,
+        is_same: bool,
+        name: str,
+        origin: Origin,
+    ) -> None:
+        super().__init__(body)
+        self.inputs, self.outputs, self.compute, self.is_same = inputs, outputs, compute, is_same
+        self.name, self.origin = name, origin
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeat(Program):
+    """Runs the body a fixed number of times, at most `MAX_COUNT`."""
+
+    count: int
+    body: Program
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole_number(self.count, "the count of a Repeat"))
+        check_program(self.body)
+
+    def children(self) -> tuple[Program, ...]:
+        return (self.body,)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RepeatWhile(Program):
+    """Runs `condition`, then, while the scalar `predicate` it computed is true, `body` and `condition` again.
+
+    With `until` it goes on while the predicate is false.
+    """
+
+    condition: Program
+    predicate: Tensor
+    body: Program
+    origin: Origin = Origin()
+    until: bool = False
+
+    def children(self) -> tuple[Program, ...]:
+        return (self.condition, self.body)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class If(Program):
+    """Runs one of two programs by a scalar bool."""
+
+    predicate: Tensor
+    then: Program
+    otherwise: Program
+    origin: Origin = Origin()
+
+    def children(self) -> tuple[Program, ...]:
+        return (self.then, self.otherwise)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Switch(Program):
+    """Runs the case of the int32 scalar's value, or `default` when there is none.
+
+    Case k is for the value `values[k]`, which differ; for k itself when `values` is None.
+    """
+
+    selector: Tensor
+    cases: tuple[Program, ...]
+    default: Program
+    origin: Origin = Origin()
+    values: tuple[int, ...] | None = None
+
+    def children(self) -> tuple[Program, ...]:
+        return (*self.cases, self.default)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A program compiled once and called from several places."""
+
+    body: Program
+    name: str = "function"
+
+    def __post_init__(self) -> None:
+        check_program(self.body)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call(Program):
+    """Runs a function."""
+
+    function: Function
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.function, Function):
+            raise GraphError(f"{described(self.function)} is no function", expected="what graph.add_function made")
+
+    def children(self) -> tuple[Program, ...]:
+        return (self.function.body,)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StreamIn(Program):
+    """Moves one value from the host into a tensor."""
+
+    stream: HostStream
+    destination: Tensor
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StreamOut(Program):
+    """Moves the value of a tensor to the host."""
+
+    source: Tensor
+    stream: HostStream
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteIn(Program):
+    """Moves rows of a remote buffer into a tensor [rows, elements of a row].
+
+    `offset`, int32 or uint32 [rows], names the rows; None stands for all of them. What is beyond the buffer reads as
+    zeros.
+    """
+
+    buffer: RemoteBuffer
+    destination: Tensor
+    offset: Tensor | None = None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteOut(Program):
+    """Moves a tensor [rows, elements of a row] into rows of a remote buffer; those beyond the buffer are lost."""
+
+    source: Tensor
+    buffer: RemoteBuffer
+    offset: Tensor | None = None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sync(Program):
+    """Makes tiles wait for one another: those of each IPU ("internal"), or all IPUs and the host ("external")."""
+
+    kind: SyncKind = "external"
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WriteUndef(Program):
+    """Says that what a tensor held is dead, and that what it holds now is anything: no cycles, no bytes.
+
+    Needed before parts of a buffer are written one by one, so that its memory is not live from the start.
+    """
+
+    destination: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.destination, Tensor):
+            raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
+
+
+def own_tensors(node: Program) -> tuple[Tensor, ...]:
+    """The tensors a node touches itself, not through vertices or the programs inside it."""
+    match node:
+        case Copy(source, destination) | CrossReplicaCopy(source, destination):
+            return source, destination
+        case StreamIn(_, tensor) | StreamOut(tensor, _) | WriteUndef(tensor):
+            return (tensor,)
+        case RemoteIn(_, tensor, offset) | RemoteOut(tensor, _, offset):
+            return (tensor,) if offset is None else (tensor, offset)
+        case RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
+            return (tensor,)
+    return ()

@@ -1,0 +1,109 @@
+"""The leaves of a program tree, and the names people know them by.
+
+A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
+RemoteOut, CrossReplicaCopy, Sync. Everything else is control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from ipujax.runtime.graph.program import (
+    Call,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Sync,
+    WriteUndef,
+)
+from ipujax.runtime.tensor import Origin
+
+Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Sync
+
+
+def leaf_name(leaf: Leaf) -> str:
+    """The debug name of a leaf."""
+    match leaf:
+        case Execute(compute_set):
+            return compute_set.name
+        case Copy() | CrossReplicaCopy():
+            return leaf.name
+        case StreamIn(stream, _) | StreamOut(_, stream):
+            return stream.name
+        case RemoteIn(buffer, _) | RemoteOut(_, buffer):
+            return buffer.name
+        case Sync(kind):
+            return f"{kind} sync"
+    raise AssertionError(f"not a leaf: {leaf!r}")
+
+
+def leaf_origin(leaf: Leaf) -> Origin:
+    """Where a leaf comes from."""
+    match leaf:
+        case Execute(compute_set):
+            return compute_set.origin
+        case Copy() | CrossReplicaCopy():
+            return leaf.origin
+        case StreamIn(stream, _) | StreamOut(_, stream):
+            return leaf.origin if leaf.origin != Origin() else Origin(path=f"host stream {stream.name}")
+        case RemoteIn() | RemoteOut() | Sync():
+            return leaf.origin
+    raise AssertionError(f"not a leaf: {leaf!r}")
+
+
+def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:
+    """Every node of the tree once, parents first.
+
+    Args:
+        program: the tree.
+        into_calls: whether the bodies of functions belong to it.
+    """
+    seen: set[Program] = set()
+    todo = [program]
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            if into_calls or not isinstance(node, Call):
+                todo.extend(reversed(node.children()))
+
+
+def leaves(program: Program) -> Iterator[Leaf]:
+    """Every leaf once, in program order of its first appearance."""
+    return (node for node in distinct(program) if isinstance(node, Leaf))
+
+
+def joining_streams(program: Program) -> frozenset[Leaf]:
+    """Transfers that directly follow another in the same direction: Poplar merges them into one host exchange."""
+    joining: set[Leaf] = set()
+    for node in distinct(program):
+        if isinstance(node, Sequence):
+            moving = [child for child in node.children() if not is_free(child)]
+            for before, child in pairwise(moving):
+                if isinstance(child, (StreamIn, StreamOut)) and type(before) is type(child):
+                    joining.add(child)
+    return frozenset(joining)
+
+
+def is_free(node: Program) -> bool:
+    """Whether a node takes no time: a stream of what stays on the device, or `WriteUndef`."""
+    is_resident = isinstance(node, (StreamIn, StreamOut)) and node.stream.resident
+    return is_resident or isinstance(node, WriteUndef)
+
+
+def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:
+    """The names each loop with a data-dependent trip count answers to: `while[k]`, its source line, its path."""
+    loops = [node for node in distinct(program) if isinstance(node, RepeatWhile)]
+    return {
+        loop: tuple(name for name in (f"while[{k}]", loop.origin.line, loop.origin.path) if name)
+        for k, loop in enumerate(loops)
+    }

@@ -1,0 +1,251 @@
+"""Vertex groups: all vertices of one codelet that differ only in tile and region, as arrays over a grid of blocks.
+
+    group  ::= codelet, axes, one access a field, tile of each block
+    axis   ::= name, cuts 0 = c0 < … < cn = extent, kind
+    access ::= tensor, one dim for each of its dimensions, fill
+    dim    ::= (Σ coefficient · index + offset) / divisor over some axes
+
+Block g of an axis is [c_g, c_{g+1}). A vertex reads, in each dimension, the hull of the indices its block names,
+clipped to the tensor; what lies outside, or between (divisor > 1), reads `fill`. An axis in no dim of an access is a
+broadcast. A term in units of blocks names the block's number instead of its elements: that is how a split reduction
+writes partials.
+
+Axis kinds say what an engine may do: computing a `map` axis unsplit gives the same numbers, a `reduce` axis combines by
+a monoid, and the split of a `literal` axis is part of the meaning.
+
+`extents` gives the blocks of an access over the grid; `boxes` lists them for the vertices that exist, for the tile
+interpreter and for the verifier where its quick tests decide nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from ipujax.runtime.graph.codelet import Codelet
+from ipujax.runtime.tensor import Origin, Tensor
+
+Kind = Literal["map", "reduce", "literal"]
+NO_TILE = -1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Axis:
+    """One axis of a grid of blocks.
+
+    Args:
+        name: for messages and for `origins`.
+        cuts: boundaries, int64[n + 1]; `[0]` for an axis of extent 0.
+        kind: what computing it unsplit means.
+    """
+
+    name: str
+    cuts: np.ndarray
+    kind: Kind = "map"
+
+    @property
+    def extent(self) -> int:
+        return int(self.cuts[-1])
+
+    @property
+    def blocks(self) -> int:
+        return len(self.cuts) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`coeff` times the element index (or the block number) along axis number `axis` of the group."""
+
+    axis: int
+    coeff: int = 1
+    unit: Literal["element", "block"] = "element"
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """The index in one dimension of a tensor: `(Σ terms + offset) / divisor`; no terms is a constant index."""
+
+    terms: tuple[Term, ...] = ()
+    offset: int = 0
+    divisor: int = 1
+
+    @property
+    def is_squeezed(self) -> bool:
+        """Whether the dimension is one index only, which codelets do not see."""
+        return all(term.unit == "block" for term in self.terms)
+
+
+def element(axis: int, coeff: int = 1, offset: int = 0) -> Dim:
+    """A dimension that follows the elements of one axis."""
+    return Dim((Term(axis, coeff),), offset)
+
+
+def block(axis: int) -> Dim:
+    """A dimension indexed by the block number of one axis."""
+    return Dim((Term(axis, 1, "block"),))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Access:
+    """What one field of a codelet is connected to: a tensor, and the index in each of its dimensions.
+
+    `fill` is what an index outside the tensor reads; None makes such an index an error of the verifier.
+    """
+
+    tensor: Tensor
+    dims: tuple[Dim, ...]
+    fill: Any = None
+
+    def is_same(self, other: Access) -> bool:
+        """Whether each vertex surely meets the same elements in the same order through both: it can work in place."""
+        a, b = self.tensor, other.tensor
+        return self is other or (self.dims == other.dims and (a is b or a.node == b.node))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class VertexGroup:
+    """All vertices of one codelet in one compute set that differ only in tile and region.
+
+    Args:
+        codelet: what each vertex runs.
+        axes: the grid.
+        accesses: one for each field of the codelet.
+        tile: the tile of each vertex, int32[axes[0].blocks, …]; −1 where there is no vertex.
+        origins: names of axes whose first index each vertex is told.
+    """
+
+    codelet: Codelet
+    axes: tuple[Axis, ...]
+    accesses: tuple[Access, ...]
+    tile: np.ndarray
+    origins: tuple[str, ...] = ()
+    origin: Origin = Origin()
+
+    @property
+    def num_vertices(self) -> int:
+        return int(np.count_nonzero(self.tile != NO_TILE))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return tuple(axis.blocks for axis in self.axes)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Extent:
+    """The blocks of one dimension of an access, over the grid of vertices.
+
+    Every member is an int64 array with one dimension an axis of the group, of size 1 along axes the dimension does not
+    name, so that it broadcasts to the grid.
+
+    Args:
+        start: first index of the block in the tensor, clipped.
+        length: number of indices of the block in the tensor, 0 when all of it is fill.
+        pad_low: fill before the block, in units of the dilated index (`divisor` to an index).
+        pad_high: fill after it.
+    """
+
+    start: np.ndarray
+    length: np.ndarray
+    pad_low: np.ndarray
+    pad_high: np.ndarray
+
+
+def dim_extent(group: VertexGroup, access: Access, number: int) -> Extent:
+    """The blocks of dimension `number` of `access`, for all vertices of `group`."""
+    dim, size = access.dims[number], access.tensor.shape[number]
+    plain = _whole_axis(group, dim, size)
+    if plain is not None:
+        return plain
+    low = np.full((1,) * len(group.axes), dim.offset, np.int64)
+    high = low
+    for term in dim.terms:
+        axis = group.axes[term.axis]
+        shape = [-1 if a == term.axis else 1 for a in range(len(group.axes))]
+        if term.unit == "block":
+            first = last = np.arange(axis.blocks, dtype=np.int64)
+        else:
+            first, last = axis.cuts[:-1], axis.cuts[1:] - 1
+        ends = first * term.coeff, last * term.coeff
+        low = low + np.minimum(*ends).reshape(shape)
+        high = high + np.maximum(*ends).reshape(shape)
+    start = np.clip(-(-low // dim.divisor), 0, size)
+    stop = np.clip(high // dim.divisor + 1, start, size)
+    empty = stop == start
+    pad_low = np.where(empty, high - low + 1, start * dim.divisor - low)
+    pad_high = np.where(empty, 0, high - (stop - 1) * dim.divisor)
+    return Extent(start, stop - start, pad_low, pad_high)
+
+
+_NO_FILL = np.zeros((), np.int64)
+
+
+def _whole_axis(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
+    """The blocks of a dimension that is just one axis, which most are: its cuts, without fill."""
+    if len(dim.terms) != 1 or dim.offset or dim.divisor != 1:
+        return None
+    (term,) = dim.terms
+    axis = group.axes[term.axis]
+    if term.unit == "block" or term.coeff != 1 or axis.extent != size:
+        return None
+    shape = [-1 if a == term.axis else 1 for a in range(len(group.axes))]
+    fill = _NO_FILL.reshape([1] * len(group.axes))
+    return Extent(axis.cuts[:-1].reshape(shape), np.diff(axis.cuts).reshape(shape), fill, fill)
+
+
+def extents(group: VertexGroup, access: Access) -> tuple[Extent, ...]:
+    """The blocks of every dimension of `access`."""
+    return tuple(dim_extent(group, access, number) for number in range(len(access.dims)))
+
+
+def unsplit(group: VertexGroup, literal_axes: frozenset[int] = frozenset()) -> VertexGroup:
+    """The group with every axis in one block, but those in `literal_axes`: what an engine computes in one go."""
+    axes = tuple(
+        axis if number in literal_axes or axis.extent == 0 else replace(axis, cuts=axis.cuts[[0, -1]])
+        for number, axis in enumerate(group.axes)
+    )
+    counts = [axis.blocks for axis in axes]
+    return replace(group, axes=axes, tile=np.zeros(counts, np.int32))
+
+
+def squeezed_shape(access: Access, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a block as the codelet sees it, from its lengths in all dimensions of the tensor."""
+    return tuple(n for n, dim in zip(lengths, access.dims, strict=True) if not dim.is_squeezed)
+
+
+def grid_size(group: VertexGroup) -> int:
+    """Number of blocks, with or without a vertex."""
+    return prod(group.grid)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Boxes:
+    """The blocks of one access, for the vertices that exist, in row-major order of the grid.
+
+    Args:
+        start: first index of each block in each dimension of the tensor, int64[vertices, dims].
+        length: number of indices, int64[vertices, dims].
+        pad_low: fill before the block, in dilated indices, int64[vertices, dims].
+        pad_high: fill after it, int64[vertices, dims].
+        tile: the tile of each vertex, int32[vertices].
+    """
+
+    start: np.ndarray
+    length: np.ndarray
+    pad_low: np.ndarray
+    pad_high: np.ndarray
+    tile: np.ndarray
+
+
+def boxes(group: VertexGroup, access: Access) -> Boxes:
+    """The blocks of `access` for the vertices of `group` that exist."""
+    present = group.tile >= 0
+    per_dim = extents(group, access)
+
+    def column(name: str) -> np.ndarray:
+        columns = [np.broadcast_to(getattr(extent, name), group.grid)[present] for extent in per_dim]
+        return np.stack(columns, axis=1) if columns else np.zeros((int(present.sum()), 0), np.int64)
+
+    return Boxes(column("start"), column("length"), column("pad_low"), column("pad_high"), group.tile[present])

@@ -1,0 +1,1 @@
+"""The tile interpreter: runs a program tile by tile and vertex by vertex, as the machine would."""

@@ -1,0 +1,131 @@
+"""Several replicas in the tile interpreter: one machine each, with memory of its own.
+
+Input: the machines, and a program. Output: what the program sends to the host, stacked. Steps between meetings (host
+streams, copies between replicas) are run by one machine after the other, each taking its own decisions. Control around
+meetings is followed together; machines that disagree there are an error.
+
+Limits: the order in which replicas run between meetings is that of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.runtime.analysis import meets
+from ipujax.runtime.graph import (
+    Call,
+    CrossReplicaCopy,
+    HostStream,
+    If,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence as ProgramSequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+)
+from ipujax.runtime.host import Host
+from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
+from ipujax.runtime.tensor import Tensor
+
+
+class Machine(Protocol):
+    """The tile interpreter of one replica."""
+
+    outputs: dict[HostStream, Any]
+
+    def run(self, program: Program) -> None:
+        """Runs one node."""
+
+    def load(self, tensor: Tensor, step: Program) -> np.ndarray:
+        """The raw value of a tensor."""
+
+    def store(self, tensor: Tensor, raw: np.ndarray, step: Program) -> None:
+        """Writes a raw value to a tensor."""
+
+    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+        """The program a node runs next, None for the end of a loop."""
+
+
+class Replicas:
+    """Machines that run one program.
+
+    Args:
+        machines: by replica.
+        host: answers transfers, all replicas' at once; None if each machine has values of its own.
+    """
+
+    def __init__(self, machines: Sequence[Machine], host: Host | None) -> None:
+        self._machines, self._host = machines, host
+
+    @property
+    def outputs(self) -> dict[HostStream, Any]:
+        """The last value of each output stream, [replicas, *shape]."""
+        each = [machine.outputs for machine in self._machines]
+        return {stream: _stacked([outputs[stream] for outputs in each]) for stream in each[0]}
+
+    def run(self, program: Program) -> None:
+        """Runs one node."""
+        if not meets(program):
+            for machine in self._machines:
+                machine.run(program)
+            return
+        match program:
+            case ProgramSequence() | Call():
+                for child in program.children():
+                    self.run(child)
+            case Repeat(count, body):
+                for _ in range(count):
+                    self.run(body)
+            case RepeatWhile(condition, _, _):
+                self.run(condition)
+                while (again := self._decision(program)) is not None:
+                    self.run(again)
+                    self.run(condition)
+            case If() | Switch():
+                chosen = self._decision(program)
+                assert chosen is not None, "a branch is a program"
+                self.run(chosen)
+            case StreamIn(stream, destination):
+                self._stream_in(program, stream, destination)
+            case StreamOut(source, stream):
+                self._stream_out(program, stream, source)
+            case CrossReplicaCopy(source, destination):
+                sent = [machine.load(source, program) for machine in self._machines]
+                for machine, sender in zip(self._machines, program.sources(len(self._machines)), strict=True):
+                    if sender is not None:
+                        machine.store(destination, sent[sender], program)
+
+    def _decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+        """What all machines do next."""
+        chosen = [machine.decision(node) for machine in self._machines]
+        if any(each is not chosen[0] for each in chosen):
+            what = f"replicas disagree at this {type(node).__name__}, in which they have to meet"
+            raise InterpreterError("divergent-control", what, where=node.origin)
+        return chosen[0]
+
+    def _stream_in(self, step: Program, stream: HostStream, destination: Tensor) -> None:
+        if self._host is None:
+            for machine in self._machines:
+                machine.run(step)
+            return
+        raw = to_raw(self._host.pull(stream))
+        for number, machine in enumerate(self._machines):
+            machine.store(destination, raw if stream.broadcast else raw[number], step)
+
+    def _stream_out(self, step: Program, stream: HostStream, source: Tensor) -> None:
+        if self._host is None:
+            for machine in self._machines:
+                machine.run(step)
+            return
+        self._host.push(stream, np.stack([machine.load(source, step) for machine in self._machines]))
+
+
+def _stacked(values: list[Any]) -> Any:
+    return jnp.stack(values) if isinstance(values[0], jax.Array) else np.stack(values)

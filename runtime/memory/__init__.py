@@ -1,0 +1,15 @@
+"""Memory of each tile: live ranges of variables packed into tile SRAM, frames of functions, code and state."""
+
+from ipujax.runtime.memory.always_live import (
+    FIXED as FIXED,
+    INSTRUCTION_BYTES as INSTRUCTION_BYTES,
+    exchange_code_bytes as exchange_code_bytes,
+)
+from ipujax.runtime.memory.frames import Owner as Owner
+from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, changes as changes
+from ipujax.runtime.memory.out_of_memory import check_memory as check_memory
+from ipujax.runtime.memory.report import (
+    LiveItem as LiveItem,
+    MemoryReport as MemoryReport,
+    memory_report as memory_report,
+)

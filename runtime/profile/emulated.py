@@ -1,0 +1,67 @@
+"""Arithmetic in dtypes that the machine does not have: which lines of the user's source ask for it, and what it takes.
+
+Input: an executable. Output: a row for each line and dtype. What only moves elements is left out, for any dtype is
+moved as words; so is what makes random numbers, and whole numbers that serve as indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import ComputeSet, Execute
+from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype
+
+if TYPE_CHECKING:
+    from ipujax.runtime.compile import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """The operations of one line of source on one dtype that the target computes with others.
+
+    Args:
+        dtype: its name.
+        operations: the codelets, in program order.
+        cycles: cycles of one run of each of their compute sets, on its slowest tile.
+        origin: where they come from.
+    """
+
+    dtype: str
+    operations: tuple[str, ...]
+    cycles: int
+    origin: Origin
+
+
+@dataclass(slots=True)
+class _Row:
+    origin: Origin
+    operations: dict[str, None] = field(default_factory=dict)
+    cycles: int = 0
+
+
+def emulated(executable: Executable) -> tuple[Emulated, ...]:
+    """What a program does in dtypes that are not among its target's `native_dtypes`, in program order."""
+    rows: dict[tuple[str, str], _Row] = {}
+    for leaf, cost in executable.costs.items():
+        if not isinstance(leaf, Execute) or not isinstance(cost, ComputeSetCost):
+            continue
+        for dtype, operations in _foreign(executable, leaf.compute_set).items():
+            origin = leaf.compute_set.origin
+            row = rows.setdefault((dtype, str(origin)), _Row(origin))
+            row.operations.update(dict.fromkeys(operations))
+            row.cycles += int(cost.compute_cycles.max())
+    return tuple(Emulated(dtype, tuple(row.operations), row.cycles, row.origin) for (dtype, _), row in rows.items())
+
+
+def _foreign(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:
+    """The codelets of a compute set that compute in dtypes the target lacks, by dtype."""
+    found: dict[str, list[str]] = {}
+    for group in executable.graph.groups[compute_set]:
+        if not group.codelet.moves:
+            names = [dtype_name(item.dtype) for item in group.codelet.fields if not is_key_dtype(item.dtype)]
+            for dtype in dict.fromkeys(names):
+                if dtype not in executable.target.native_dtypes:
+                    found.setdefault(dtype, []).append(group.codelet.name)
+    return found

@@ -1,0 +1,122 @@
+"""The graph profile as JSON-able data, in the sections and under the names of Poplar's.
+
+Input: an `Executable` and its `Numbering`. Output: dicts of str, int, float and lists of them.
+Ids are positions in lists: of a compute set in `computeSets`, of an exchange in its kind of exchanges, of a program in
+`programs`, of a vertex type in `vertexTypes`. `docs/profile.md` says which names of the guide are missing, and why.
+Source: Poplar & PopLibs user guide, "Profiling", section "Graph profile".
+Limits: lists are by id and tile, as in Poplar: those of tens of thousands of tiles and thousands of compute sets take
+gigabytes. Arrays by tile are of one replica, as are the costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+import numpy as np
+
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.cost import ExchangeCost
+from ipujax.runtime.graph import RemoteIn, StreamIn
+from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.profile.memory import memory_section
+from ipujax.runtime.profile.programs import external_cycles, stream_cycles
+from ipujax.runtime.target import Target
+
+
+def graph_report(executable: Executable, ids: Numbering) -> Json:
+    """The graph profile of an executable."""
+    target, types = executable.target, ids.vertex_types()
+    sizes = {group.codelet.name: group.codelet.state_bytes for row in ids.compute_sets for group in row.groups}
+    return {
+        "target": _target(executable),
+        "optimizationInfo": optimization_info(executable),
+        "graph": graph_counts(executable, ids),
+        "vertexTypes": {"names": types, "sizes": [sizes.get(name, 0) for name in types]},
+        "computeSets": _compute_sets(ids, types, target),
+        "exchanges": _exchanges(((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile"),
+        "externalExchanges": _exchanges(
+            ((first, c.exchange, external_cycles(c, target)) for first, c in ids.external),
+            target,
+            "estimatedCyclesByTile",
+        ),
+        "hostExchanges": _host_exchanges(ids, target),
+        "programs": copy.deepcopy(ids.programs),
+        "controlPrograms": [ids.root],
+        "functionPrograms": list(ids.functions),
+        "memory": memory_section(executable, ids),
+    }
+
+
+def optimization_info(executable: Executable) -> dict[str, float]:
+    """What compilation measured of itself: seconds of each of its passes."""
+    return {f"{name}Seconds": float(seconds) for name, seconds in executable.timings.items()}
+
+
+def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:
+    """Compute sets, edges, variables and vertices of the graph, those that copy on their tile among them."""
+    return {
+        "numComputeSets": len(ids.compute_sets),
+        "numEdges": sum(g.num_vertices * len(g.accesses) for row in ids.compute_sets for g in row.groups),
+        "numVars": len(executable.graph.variables),
+        "numVertices": sum(sum(row.vertices.values()) for row in ids.compute_sets),
+    }
+
+
+def _target(executable: Executable) -> Json:
+    """The machine; `numIPUs`, `numTiles` and `totalMemory` are those of all replicas together."""
+    one, whole, replicas = executable.target, executable.graph.system_target, executable.graph.replication_factor
+    return {
+        "type": "IPU_MODEL",
+        "bytesPerIPU": one.bytes_per_tile * one.tiles_per_ipu,
+        "bytesPerTile": one.bytes_per_tile,
+        "clockFrequency": one.clock_hz,
+        "numIPUs": whole.num_ipus,
+        "tilesPerIPU": one.tiles_per_ipu,
+        "numTiles": whole.num_tiles,
+        "totalMemory": whole.total_memory_bytes,
+        "numReplicas": replicas,
+        "relativeSyncDelayByTile": [0] * one.tiles_per_ipu,
+        "minSyncDelay": one.internal_sync_cycles,
+    }
+
+
+def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> list[int]:
+    """The values of all tiles of the replica, 0 outside those given."""
+    full = np.zeros(target.num_tiles, np.int64)
+    first = first_ipu * target.tiles_per_ipu
+    full[first : first + len(values)] = values
+    return full.tolist()
+
+
+def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:
+    sets, index = ids.compute_sets, {name: number for number, name in enumerate(types)}
+    return {
+        "names": [row.name for row in sets],
+        "vertexCounts": [list(row.vertices.values()) for row in sets],
+        "vertexTypes": [[index[name] for name in row.vertices] for row in sets],
+        "cycleEstimates": {
+            "activeCyclesByTile": [_all_tiles(row.active, row.first_ipu, target) for row in sets],
+            "activeCyclesByVertexType": [[row.active_by_type.get(name, 0) for name in types] for row in sets],
+            "cyclesByTile": [_all_tiles(row.cycles, row.first_ipu, target) for row in sets],
+        },
+    }
+
+
+def _exchanges(exchanges: Iterable[tuple[int, ExchangeCost, np.ndarray]], target: Target, name: str) -> Json:
+    """Bytes and cycles of exchanges between tiles, from each one's first IPU, cost and cycles."""
+    rows = list(exchanges)
+    return {
+        "bytesReceivedByTile": [_all_tiles(e.received_bytes, first, target) for first, e, _ in rows],
+        "bytesSentByTile": [_all_tiles(e.sent_bytes, first, target) for first, e, _ in rows],
+        name: [_all_tiles(cycles, first, target) for first, _, cycles in rows],
+    }
+
+
+def _host_exchanges(ids: Numbering, target: Target) -> Json:
+    rows = [(isinstance(leaf, (StreamIn, RemoteIn)), cost) for leaf, cost in ids.host]
+    return {
+        "bytesReceivedByTile": [_all_tiles(c.tile_bytes * to_device, c.first_ipu, target) for to_device, c in rows],
+        "bytesSentByTile": [_all_tiles(c.tile_bytes * (not to_device), c.first_ipu, target) for to_device, c in rows],
+        "estimatedCyclesByTile": [_all_tiles(stream_cycles(c, target), c.first_ipu, target) for _, c in rows],
+    }

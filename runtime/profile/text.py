@@ -1,0 +1,81 @@
+"""Figures in texts for people: tables, bytes, seconds, shares, and colours for a terminal.
+
+A text whose sections begin with a line that is not indented gets ANSI escape codes. The environment takes precedence
+over the caller: `CLICOLOR_FORCE=1` means always, else `CLICOLOR=0` never.
+Source of the colours: Poplar & PopLibs user guide, "Profile summary output".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+
+def table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A heading, and under it a label and a value a row."""
+    width = max((len(label) for label, _ in rows), default=0) + 1
+    return "\n".join([f"{title}:", *(f"  {label + ':':<{width}}  {value}" for label, value in rows)])
+
+
+def share(part: float, whole: float) -> str:
+    """A part as a percentage of the whole, in columns."""
+    return f"{100 * part / whole if whole else 0:5.1f} %"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in the largest unit that gives at least one."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:,.1f} {unit}"
+    return f"{num_bytes:,.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit that gives at least one."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= factor:
+            return f"{seconds / factor:,.3f} {unit}"
+    return f"{seconds / 1e-9:,.1f} ns"
+
+
+BOLD, CYAN, GREEN, RED = "1", "36", "32", "31"
+_NAMED = re.compile(r"^( +)([^:*]*:)( )")  # a row's label
+_BAR = re.compile(r"\*{1,}")
+_ALARM = re.compile(r"^ *(Out of memory|Overflowed):")
+
+
+def wants_colours(asked: bool | None, *, is_terminal: bool, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether output is to be coloured.
+
+    Args:
+        asked: what the caller says; when None only a terminal gets colours.
+        is_terminal: whether the output goes to one.
+        environment: variables; those of this process when None.
+    """
+    environment = os.environ if environment is None else environment
+    if environment.get("CLICOLOR_FORCE", "") not in ("", "0"):
+        return True
+    if environment.get("CLICOLOR") == "0":
+        return False
+    supports = is_terminal and environment.get("TERM") != "dumb"
+    return supports if asked is None else asked
+
+
+def coloured(text: str) -> str:
+    """A summary with its headings, labels, bars and alarms in colours."""
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(line: str) -> str:
+    if _ALARM.match(line):
+        return _in(line, RED)
+    if line and not line.startswith(" "):
+        return _in(line, f"{BOLD};{CYAN}")
+    if "*" in line:
+        return _BAR.sub(lambda bar: _in(bar[0], GREEN), line)
+    return _NAMED.sub(lambda label: label[1] + _in(label[2], BOLD) + label[3], line)
+
+
+def _in(text: str, colour: str) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m"

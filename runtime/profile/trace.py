@@ -1,0 +1,95 @@
+"""The programs that ran, one after the other, by their ids: every iteration of every loop.
+
+Input: the numbering of an executable, its timeline, and what is known of data-dependent control. Output: the first ids,
+and how many there are in all.
+Source: Poplar & PopLibs user guide, "Profiling", section "Program trace information".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from ipujax.runtime.graph import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct, while_names
+from ipujax.runtime.profile.ids import Numbering
+from ipujax.runtime.timeline import Recording, Timeline, branches
+
+TRACE_LIMIT = 100_000  # ids; what is longer is cut off
+
+
+def program_trace(
+    program: Program,
+    ids: Numbering,
+    timeline: Timeline,
+    trip_counts: Mapping[str, int],
+    recording: Recording | None,
+    limit: int = TRACE_LIMIT,
+) -> tuple[list[int], int]:
+    """The ids of the programs that ran.
+
+    Args:
+        program: what ran.
+        ids: the numbering of the executable it is of.
+        timeline: of the same run.
+        trip_counts: iterations of loops by name, for those that were not recorded.
+        recording: what data-dependent control did.
+        limit: the most ids to return.
+
+    Returns:
+        (ids, length): the first of them, and the number of all.
+    """
+    length = sum(runs * len(ids.programs_of(node)) for node, runs in timeline.executions.items())
+    tracer = _Tracer(program, ids, timeline, trip_counts, recording or {})
+    return list(islice(tracer.visit(program), limit)), length
+
+
+class _Tracer:
+    """One walk of what ran."""
+
+    def __init__(
+        self, program: Program, ids: Numbering, timeline: Timeline, trip_counts: Mapping[str, int], recording: Recording
+    ) -> None:
+        self.ids, self.taken, self.trip_counts = ids, timeline.taken, trip_counts
+        self.names = while_names(program)
+        self.recorded = {node: iter(choices) for node, choices in recording.items()}
+        self._silent: dict[Program, bool] = {}
+
+    def visit(self, node: Program) -> Iterator[int]:
+        match node:
+            case Sequence() | Call():
+                for child in node.children():
+                    yield from self.visit(child)
+            case Repeat(count, body):
+                for _ in range(0 if self.is_silent(body) else count):
+                    yield from self.visit(body)
+            case RepeatWhile(condition, _, body):
+                yield from self.visit(condition)
+                yield from self.ids.programs_of(node)
+                for _ in range(self.trips(node)):
+                    yield from self.visit(body)
+                    yield from self.visit(condition)
+                    yield from self.ids.programs_of(node)
+            case If() | Switch():
+                yield from self.ids.programs_of(node)
+                yield from self.visit(branches(node)[self.choice(node)])
+            case _:
+                yield from self.ids.activity_ids(node)
+
+    def is_silent(self, body: Program) -> bool:
+        """Whether nothing in a body ever runs, so that repeating it takes no time here either."""
+        if body not in self._silent:
+            self._silent[body] = not any(
+                isinstance(node, If | Switch | RepeatWhile) or self.ids.activity_ids(node) for node in distinct(body)
+            )
+        return self._silent[body]
+
+    def trips(self, loop: RepeatWhile) -> int:
+        if loop in self.recorded:
+            return int(next(self.recorded[loop]))
+        return next(self.trip_counts[name] for name in self.names[loop] if name in self.trip_counts)
+
+    def choice(self, node: If | Switch) -> int:
+        if node not in self.recorded:
+            return self.taken[node]
+        choice = int(next(self.recorded[node]))
+        return choice if isinstance(node, Switch) else 1 - choice

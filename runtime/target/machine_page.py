@@ -1,0 +1,113 @@
+"""The constants of the known machines as Markdown: the part of docs/machine.md that nobody writes by hand.
+
+    python -m ipujax.runtime.target.machine_page                  prints it
+    python -m ipujax.runtime.target.machine_page docs/machine.md  puts it into the page, below the marker
+
+Input: the fields of `Target` and the presets. Output: a table of values, one of peak rates, and for each constant its
+meaning and the source of each value. Source: `target` and `presets`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.target.presets import PRESETS
+from ipujax.runtime.target.target import Target
+
+MARKER = "<!-- generated from here on by: python -m ipujax.runtime.target.machine_page docs/machine.md -->\n"
+_NOT_SHOWN = ("name", "num_ipus", "sources")  # what the columns are called, how many of them, and where from
+
+
+def generated(presets: Mapping[str, Target] = PRESETS) -> str:
+    """The generated part of the page.
+
+    Args:
+        presets: machines by name, one column each.
+    """
+    items = [item for item in dataclasses.fields(Target) if item.name not in _NOT_SHOWN]
+    values = [
+        (f"`{item.name}`", item.metadata["unit"], *(_shown(getattr(target, item.name)) for target in presets.values()))
+        for item in items
+    ]
+    parts = [
+        "## Constants\n",
+        _table(("constant", "unit", *presets), values),
+        "\n## Peak rates\n\nOne IPU; whole numbers a cycle, times tiles, times the clock.\n",
+        _table(("rate", "a cycle and tile", *presets), list(_peaks(presets))),
+        "\n## Meaning and sources\n",
+        *(_paragraph(item, presets) for item in items),
+    ]
+    return "\n".join(parts)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+    return str(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
+    """Rows of the table of peak rates."""
+    targets = [target.replace(num_ipus=1) for target in presets.values()]
+    rows = (
+        ("fp16 AMP", "2 flop a MAC", [t.peak_fp16_flops for t in targets], "flop/s"),
+        ("fp32 AMP", "2 flop a MAC", [t.peak_fp32_flops for t in targets], "flop/s"),
+        ("SRAM", "loads and store", [t.sram_bytes_per_second for t in targets], "B/s"),
+        ("exchange", "each direction", [t.exchange_bytes_per_second for t in targets], "B/s"),
+    )
+    for name, how, values, unit in rows:
+        yield name, how, *(f"{value:,.0f} {unit}" for value in values)
+
+
+def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
+    """A constant's meaning, and the source of its value on each machine; machines of one source together."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for name, target in presets.items():
+        source = target.sources[item.name]
+        named.setdefault((source.kind, source.text), []).append(name)
+    lines = [f"- **`{item.name}`** ({item.metadata['unit']}): {item.metadata['doc']}.\n"]
+    for (kind, text), names in named.items():
+        where = "all" if len(names) == len(presets) else ", ".join(names)
+        lines.append(f"  - {where}: *{kind}*: {text}.\n")
+    return "".join(lines)
+
+
+def page_with(text: str) -> str:
+    """A page with its generated part made anew.
+
+    Args:
+        text: the page.
+
+    Raises:
+        ArgumentError: a page without the marker.
+    """
+    by_hand, marker, _ = text.partition(MARKER)
+    if not marker:
+        raise ArgumentError("the page has no place for the constants", expected=f"a line {MARKER.strip()}")
+    return by_hand + marker + "\n" + generated()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the constants, or puts them into the page that is named."""
+    if not arguments:
+        sys.stdout.write(generated())
+        return
+    page = Path(arguments[0])
+    page.write_text(page_with(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,42 @@
+"""Variables, tile mappings, and tensors: views of variables that say where each element lies."""
+
+from ipujax.runtime.tensor.affine import Affine as Affine, Group as Group, canonical as canonical
+from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
+from ipujax.runtime.tensor.mapping import (
+    MIN_BYTES_PER_TILE as MIN_BYTES_PER_TILE,
+    VECTOR_BYTES as VECTOR_BYTES,
+    Blocked as Blocked,
+    Flat as Flat,
+    TileMapping as TileMapping,
+    blocked_mapping as blocked_mapping,
+    check_mapping as check_mapping,
+    even_cuts as even_cuts,
+    flat_mapping as flat_mapping,
+    frozen as frozen,
+    linear as linear,
+    moved as moved,
+    on_one_tile as on_one_tile,
+    owners as owners,
+)
+from ipujax.runtime.tensor.tensor import (
+    Tensor as Tensor,
+    append as append,
+    concat as concat,
+    read as read,
+    write as write,
+)
+from ipujax.runtime.tensor.variable import (
+    Origin as Origin,
+    Variable as Variable,
+    dtype_name as dtype_name,
+    element_bytes as element_bytes,
+    is_key_dtype as is_key_dtype,
+)
+from ipujax.runtime.tensor.view import (
+    Concat as Concat,
+    Indexed as Indexed,
+    Node as Node,
+    Reshaped as Reshaped,
+    elements as elements,
+    freeze as freeze,
+)

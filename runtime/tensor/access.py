@@ -1,0 +1,217 @@
+"""Reading and writing a view with JAX.
+
+Input: a node of `ipujax.runtime.tensor.view`, and arrays of the variables' own shapes. Output: an array of the node's
+shape, or the variables' arrays after a write. An affine piece becomes reshape, slice, reverse, transpose and broadcast
+in that order, each only where it changes something; XLA fuses these, and on CPU a reshape is free. Writes go the same
+way back, to a `dynamic_update_slice`. A list of elements, or a piece no static slice fits, is a gather or scatter.
+
+Works on traced arrays, and on arrays of PRNG keys. Limit: gathered elements are numbered in 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.runtime.tensor.affine import Affine
+from ipujax.runtime.tensor.slice_plan import DigitPlan, digit_plan
+from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
+
+Values = Mapping[Variable, jax.Array]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_node(node: Node, values: Values) -> jax.Array:
+    """The elements of a node, as an array of its shape."""
+    if isinstance(node, Affine):
+        return _read_affine(node, values[node.variable])
+    if isinstance(node, Concat):
+        return lax.concatenate([read_node(part, values) for part in node.parts], node.axis)
+    if isinstance(node, Reshaped):
+        return lax.reshape(read_node(node.source, values), node.shape)
+    return _read_indexed(node, values)
+
+
+def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
+    shape = piece.shape
+    if piece.is_whole:
+        return _reshape(array, shape)
+    if piece.is_empty:
+        return _reshape(lax.slice(_reshape(array, (piece.variable.size,)), (0,), (0,)), shape)
+    plan = digit_plan(piece.variable.shape, piece.offset, piece.dims)
+    if plan is None:
+        return _take(_reshape(array, (piece.variable.size,)), piece.flat_indices())
+    if plan.window:
+        first, length = plan.window
+        array = lax.slice(_reshape(array, (piece.variable.size,)), (first,), (first + length,))
+    array = _reshape(array, plan.radices)
+    if plan.counts != plan.radices:
+        array = lax.slice(array, plan.starts, plan.limits, plan.steps)
+    if plan.reversed_axes:
+        array = lax.rev(array, plan.reversed_axes)
+    return _arrange(piece, plan, array)
+
+
+def _arrange(piece: Affine, plan: DigitPlan, array: jax.Array) -> jax.Array:
+    """Bring sliced axes in the order of the view, repeat, and reshape."""
+    if list(plan.axes) != sorted(plan.axes):
+        array = lax.transpose(array, _order(piece, plan))
+    if piece.has_broadcast:
+        moving = tuple(n for n, stride in piece.subdims if stride)
+        expanded, kept = _expanded(piece)
+        array = lax.broadcast_in_dim(_reshape(array, moving), expanded, kept)
+    return _reshape(array, piece.shape)
+
+
+def _order(piece: Affine, plan: DigitPlan) -> tuple[int, ...]:
+    """The transpose of all sliced axes; those of size 1 stand where the view has size 1, the rest of them last."""
+    moved, unit = iter(plan.axes), iter([i for i, n in enumerate(plan.counts) if n == 1])
+    order: list[int] = []
+    for group in piece.dims:
+        order += (
+            [next(moved) for _, stride in group if stride]
+            if group
+            else [i for i in (next(unit, None),) if i is not None]
+        )
+    return (*order, *unit)
+
+
+def _expanded(piece: Affine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape with each digit as a dimension, and which of them move."""
+    expanded: list[int] = []
+    kept: list[int] = []
+    for group in piece.dims:
+        for n, stride in group or ((1, 0),):
+            if stride:
+                kept.append(len(expanded))
+            expanded.append(n)
+    return tuple(expanded), tuple(kept)
+
+
+def _read_indexed(node: Indexed, values: Values) -> jax.Array:
+    flat = [_reshape(values[v], (v.size,)) for v in node.variables]
+    if len(flat) == 1:
+        return _take(flat[0], node.index)
+    firsts = np.cumsum([0, *(v.size for v in node.variables[:-1])])
+    return _take(lax.concatenate(flat, 0), firsts[node.which] + node.index)
+
+
+def _take(flat: jax.Array, index: np.ndarray) -> jax.Array:
+    return jnp.asarray(flat).at[index.astype(np.int32)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _reshape(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    return array if array.shape == tuple(shape) else lax.reshape(array, tuple(shape))
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_node(node: Node, values: Values, new: jax.Array) -> dict[Variable, jax.Array]:
+    """The arrays of the node's variables after `new` is written to it; the node sees each element once."""
+    updated: dict[Variable, jax.Array] = {}
+    _write(node, values, new, updated)
+    return updated
+
+
+def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
+    if isinstance(node, Affine):
+        if piece_covers(node):
+            updated[node.variable] = _write_all(node, new)
+        else:
+            variable = node.variable
+            updated[variable] = _write_affine(node, _current(variable, values, updated), new)
+    elif isinstance(node, Concat):
+        bounds = node.bounds
+        for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
+            _write(part, values, lax.slice_in_dim(new, low, high, axis=node.axis), updated)
+    elif isinstance(node, Reshaped):
+        _write(node.source, values, lax.reshape(new, node.source.shape), updated)
+    else:
+        _write_indexed(node, values, new, updated)
+
+
+def _current(variable: Variable, values: Values, updated: Values) -> jax.Array:
+    """What a variable holds after the parts written so far."""
+    return updated[variable] if variable in updated else values[variable]
+
+
+def piece_covers(piece: Affine) -> bool:
+    """Whether a piece without aliases sees every element of its variable."""
+    return prod(piece.shape) == piece.variable.size
+
+
+def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
+    """The variable's new array when the piece is a permutation of it."""
+    if piece.is_whole:
+        return _reshape(new, piece.variable.shape)
+    plan = digit_plan(piece.variable.shape, piece.offset, piece.dims)
+    if plan is None:
+        order = np.argsort(piece.flat_indices(), axis=None)
+        return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
+    return _reshape(_block(piece, plan, new), piece.variable.shape)
+
+
+def _block(piece: Affine, plan: DigitPlan, new: jax.Array) -> jax.Array:
+    """`new` in the order and shape of the plan's sliced axes."""
+    moving = [plan.counts[axis] for axis in plan.axes]
+    if list(plan.axes) != sorted(plan.axes):
+        new = lax.transpose(_reshape(new, moving), tuple(int(i) for i in np.argsort(plan.axes)))
+    new = _reshape(new, plan.counts)
+    return lax.rev(new, plan.reversed_axes) if plan.reversed_axes else new
+
+
+def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
+    """The variable's array with the piece replaced."""
+    if piece.is_empty:
+        return array
+    shape, size = piece.variable.shape, piece.variable.size
+    plan = digit_plan(shape, piece.offset, piece.dims)
+    if plan is None:
+        return _reshape(_put(_reshape(array, (size,)), piece.flat_indices(), new), shape)
+    block = _block(piece, plan, new)
+    if plan.window is None:
+        return _reshape(_update(_reshape(array, plan.radices), plan, block), shape)
+    first, length = plan.window
+    flat = _reshape(array, (size,))
+    rows = _update(_reshape(lax.slice(flat, (first,), (first + length,)), plan.radices), plan, block)
+    return _reshape(lax.dynamic_update_slice(flat, _reshape(rows, (length,)), (first,)), shape)
+
+
+def _update(array: jax.Array, plan: DigitPlan, block: jax.Array) -> jax.Array:
+    """An array of the plan's radices, with the plan's slice replaced."""
+    if plan.counts == plan.radices:
+        return block
+    fine = plan.with_steps_as_axes()
+    if all(step == 1 for step in fine.steps):
+        rows = lax.dynamic_update_slice(_reshape(array, fine.radices), _reshape(block, fine.counts), fine.starts)
+        return _reshape(rows, plan.radices)
+    strided = tuple(slice(*sls) for sls in zip(plan.starts, plan.limits, plan.steps, strict=True))
+    return jnp.asarray(array).at[strided].set(block)
+
+
+def _write_indexed(node: Indexed, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
+    """Brings what is written in the order of memory once, so that each variable's part of it is a slice."""
+    which, index = node.which.reshape(-1), node.index.reshape(-1)
+    flat_new, order = _reshape(new, (index.size,)), np.lexsort((index, which))
+    if np.any(order[1:] < order[:-1]):
+        flat_new, which, index = _take(flat_new, order), which[order], index[order]
+    bounds = np.searchsorted(which, np.arange(len(node.variables) + 1))
+    for variable, low, high in zip(node.variables, bounds, bounds[1:], strict=False):
+        part, at = lax.slice(flat_new, (low,), (high,)), index[low:high]
+        if at.size < variable.size:
+            part = _put(_reshape(_current(variable, values, updated), (variable.size,)), at, part)
+        updated[variable] = _reshape(part, variable.shape)
+
+
+def _put(flat: jax.Array, index: np.ndarray, new: jax.Array) -> jax.Array:
+    at = jnp.asarray(flat).at[index.astype(np.int32)]
+    return at.set(new, mode="promise_in_bounds", unique_indices=True, wrap_negative_indices=False)

@@ -1,0 +1,271 @@
+"""Affine views of one variable: offset plus mixed-radix groups of (size, stride).
+
+Grammar:
+    Affine(variable, offset, dims)      dims: one group for each dimension of the view
+    group = ((size, stride), ...)       sub-dimensions, outermost first; strides in elements of the flat variable
+
+A stride of 0 is a broadcast, a negative one a reversal. A dimension with several sub-dimensions is what a reshape of a
+transposed or broadcast view leaves: its index is read as a number in mixed radix, one digit for each sub-dimension.
+Canonical form: no sub-dimension of size 1 (a dimension of size 1 is the empty group), and no neighbours in a group
+where the outer stride equals inner size times inner stride (they are merged). A view without elements has offset 0 and
+strides 0.
+
+Input and output: tuples of Python ints only; nothing here touches an array except `Affine.flat_indices` and `runs`.
+Limits: what does not stay affine is answered with None; `ipujax.runtime.tensor.view` then takes a wider form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.tensor.variable import Variable
+
+Group = tuple[tuple[int, int], ...]
+Piece = tuple[int, Group]  # (what to add to the offset, the group)
+
+
+def canonical(subdims: Iterable[tuple[int, int]]) -> Group:
+    """The same digits with sizes of 1 dropped and mergeable neighbours merged."""
+    out: list[tuple[int, int]] = []
+    for size, stride in subdims:
+        if size == 1:
+            continue
+        if out and out[-1][1] == size * stride:
+            out[-1] = (out[-1][0] * size, stride)
+        else:
+            out.append((size, stride))
+    return tuple(out)
+
+
+def group_size(group: Group) -> int:
+    """Number of index values of a group."""
+    size = 1
+    for n, _ in group:
+        size *= n
+    return size
+
+
+def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[Group, ...] | None:
+    """Cut a row-major sequence of sub-dimensions into the groups of `shape`, or None where a cut falls inside a digit.
+
+    Args:
+        subdims: (size, stride) of all dimensions, outermost first, none of size 0.
+        shape: the wanted shape, of as many elements.
+
+    Returns:
+        One canonical group for each dimension of `shape`.
+    """
+    rest = list(canonical(subdims))
+    dims: list[Group] = []
+    for size in reversed(shape):
+        group: list[tuple[int, int]] = []
+        while size > 1:
+            n, stride = rest[-1]
+            if size % n == 0:
+                group.append(rest.pop())
+                size //= n
+            elif n % size == 0:
+                group.append((size, stride))
+                rest[-1] = (n // size, stride * size)
+                size = 1
+            else:
+                return None
+        dims.append(tuple(reversed(group)))
+    return tuple(reversed(dims))
+
+
+def _digit_offset(group: Group, index: int) -> int:
+    """Flat distance of one index of a group from its index 0."""
+    offset = 0
+    for n, stride in reversed(group):
+        index, digit = divmod(index, n)
+        offset += digit * stride
+    return offset
+
+
+def _shifted(pieces: Iterable[Piece], by: int) -> list[Piece]:
+    return [(offset + by, group) for offset, group in pieces]
+
+
+def _contiguous(group: Group, start: int, limit: int) -> list[Piece]:
+    """The indices [start, limit) of a group: at most two pieces a digit, and one more."""
+    (size, stride), inner = group[0], group[1:]
+    if not inner:
+        return [(start * stride, canonical([(limit - start, stride)]))]
+    row = group_size(inner)
+    if start == 0 and limit == size * row:
+        return [(0, group)]
+    (first, head), (last, tail) = divmod(start, row), divmod(limit, row)
+    if limit <= (first + 1) * row:
+        return _shifted(_contiguous(inner, head, limit - first * row), first * stride)
+    pieces: list[Piece] = []
+    if head:
+        pieces += _shifted(_contiguous(inner, head, row), first * stride)
+        first += 1
+    if last > first:
+        pieces.append((first * stride, canonical([(last - first, stride), *inner])))
+    if tail:
+        pieces += _shifted(_contiguous(inner, 0, tail), last * stride)
+    return pieces
+
+
+def _strided(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
+    """Every `step`-th index: cut whole periods of `step`, then keep one index of each period."""
+    window = start - start % step
+    if window + step * count > group_size(group):
+        head = slice_group(group, start, count - 1, step)
+        return None if head is None else [*head, (_digit_offset(group, start + step * (count - 1)), ())]
+    pieces: list[Piece] = []
+    for offset, part in _contiguous(group, window, window + step * count):
+        periods, rest = divmod(group_size(part), step)
+        cut = None if rest else regroup(part, (periods, step))
+        if cut is None:
+            return None
+        pieces.append((offset + _digit_offset(cut[1], start - window), cut[0]))
+    return pieces
+
+
+def reverse_group(group: Group) -> Piece:
+    """The same indices in opposite order."""
+    return sum((n - 1) * stride for n, stride in group), tuple((n, -stride) for n, stride in group)
+
+
+def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] | None:
+    """The indices start, start + step, … of a group, as pieces in order; None where they do not split in few pieces.
+
+    Args:
+        group: the digits of one dimension.
+        start: first index.
+        count: number of indices, at least 1.
+        step: distance of indices, negative for a reversal.
+    """
+    if count == 1:
+        return [(_digit_offset(group, start), ())]
+    if len(group) == 1:
+        stride = group[0][1]
+        return [(start * stride, ((count, stride * step),))]
+    if step < 0:
+        pieces = slice_group(group, start + (count - 1) * step, count, -step)
+        if pieces is None:
+            return None
+        turned = [(offset, reverse_group(part)) for offset, part in reversed(pieces)]
+        return [(offset + shift, part) for offset, (shift, part) in turned]
+    return _contiguous(group, start, start + count) if step == 1 else _strided(group, start, count, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A view of one variable whose flat index is affine in the digits of the view's indices.
+
+    Args:
+        variable: the memory looked at.
+        offset: flat element of the view's element 0.
+        dims: a canonical group for each dimension.
+    """
+
+    variable: Variable
+    offset: int
+    dims: tuple[Group, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the view."""
+        return tuple([group[0][0] if len(group) == 1 else group_size(group) for group in self.dims])
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        return (self.variable,)
+
+    @property
+    def subdims(self) -> list[tuple[int, int]]:
+        """The digits of all dimensions, outermost first."""
+        return [subdim for group in self.dims for subdim in group]
+
+    @property
+    def is_empty(self) -> bool:
+        return any(group and group[0][0] == 0 for group in self.dims)
+
+    @property
+    def has_broadcast(self) -> bool:
+        """Whether one element of the variable is seen at several indices by a stride of 0."""
+        return not self.is_empty and any(stride == 0 for _, stride in self.subdims)
+
+    @property
+    def is_injective(self) -> bool:
+        """Whether each element of the variable is seen at most once, judged by nested strides (never wrongly True)."""
+        return self.is_empty or nests(self.subdims)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the variable in row-major order, whatever its own shape."""
+        size = self.variable.size
+        if self.is_empty or size == 0:
+            return self.is_empty and size == 0
+        return self.offset == 0 and canonical(self.subdims) == (() if size == 1 else ((size, 1),))
+
+    def transpose(self, perm: Sequence[int]) -> Affine:
+        """Dimension i of the result is dimension perm[i] of this."""
+        return Affine(self.variable, self.offset, tuple([self.dims[i] for i in perm]))
+
+    def reverse(self, axes: Iterable[int]) -> Affine:
+        """Indices along `axes` counted from the end."""
+        if self.is_empty:
+            return self
+        offset, dims = self.offset, list(self.dims)
+        for axis in axes:
+            shift, dims[axis] = reverse_group(dims[axis])
+            offset += shift
+        return Affine(self.variable, offset, tuple(dims))
+
+    def broadcast(self, shape: Sequence[int], axes: Sequence[int]) -> Affine:
+        """Dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
+        if 0 in shape:
+            return empty(self.variable, shape)
+        source = dict(zip(axes, self.dims, strict=True))
+        repeated = [() if n == 1 else ((n, 0),) for n in shape]
+        return Affine(self.variable, self.offset, tuple([source.get(i) or repeated[i] for i in range(len(shape))]))
+
+    def reshape(self, shape: Sequence[int]) -> Affine | None:
+        """The same elements in row-major order under another shape, or None where that is not affine."""
+        if self.is_empty:
+            return empty(self.variable, shape)
+        dims = regroup(self.subdims, shape)
+        return None if dims is None else Affine(self.variable, self.offset, dims)
+
+    def flat_indices(self) -> np.ndarray:
+        """Flat element of the variable for each element of the view, int64 of the view's shape."""
+        index = np.array(self.offset, np.int64)
+        for n, stride in self.subdims:
+            index = index[..., None] + np.arange(n, dtype=np.int64) * stride
+        return index.reshape(self.shape)
+
+
+def row_major(variable: Variable) -> Affine:
+    """The whole variable."""
+    if 0 in variable.shape:
+        return empty(variable, variable.shape)
+    dims, stride = [], 1
+    for n in reversed(variable.shape):
+        dims.append(((n, stride),) if n > 1 else ())
+        stride *= n
+    return Affine(variable, 0, tuple(reversed(dims)))
+
+
+def empty(variable: Variable, shape: Sequence[int]) -> Affine:
+    """A view without elements; `shape` holds a 0."""
+    assert prod(shape) == 0, shape
+    return Affine(variable, 0, tuple([() if n == 1 else ((n, 0),) for n in shape]))
+
+
+def nests(subdims: Iterable[tuple[int, int]]) -> bool:
+    """Whether each stride steps over all that the smaller strides reach, so that no element is met twice."""
+    reach = 0
+    for n, stride in sorted(((n, abs(stride)) for n, stride in subdims), key=lambda subdim: subdim[1]):
+        if stride <= reach:
+            return False
+        reach += (n - 1) * stride
+    return True

@@ -1,0 +1,155 @@
+"""How an affine view becomes one static slice of a reshaped variable.
+
+A flat index is written in mixed radix, as a reshape of the variable does. The view is a plain strided slice of that
+array when every sub-dimension of the view moves one digit only, no two move the same, and none carries into the next.
+
+Input: the variable's shape, and the offset and groups of an affine view. Output: a `DigitPlan`, or None where no
+radices fit; then only a gather reads the view. Pure functions of integers, cached by value.
+Radices tried, in order: the variable's own shape (no reshape needed); that shape without the boundaries the view
+crosses and with the view's own; the view's strides alone; the same on a window of the flat variable whose length is
+a multiple of the largest stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.tensor.affine import Group
+
+
+@dataclass(frozen=True, slots=True)
+class DigitPlan:
+    """A strided slice of a reshaped variable, and where its axes go.
+
+    Args:
+        window: (first element, number of elements) of the flat variable that is reshaped; None for all of it.
+        radices: shape to reshape to.
+        starts: first index of the slice on each axis.
+        counts: number of indices on each axis.
+        steps: distance of indices on each axis.
+        axes: for each sub-dimension of the view that is no broadcast, in the view's order, its axis.
+        reversed_axes: axes the view goes through backwards.
+    """
+
+    window: tuple[int, int] | None
+    radices: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    steps: tuple[int, ...]
+    axes: tuple[int, ...]
+    reversed_axes: tuple[int, ...]
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """One past the last index on each axis."""
+        return tuple(s + (n - 1) * d + 1 for s, n, d in zip(self.starts, self.counts, self.steps, strict=True))
+
+    def with_steps_as_axes(self) -> DigitPlan:
+        """The same elements; each step that divides its radix becomes an axis, of which one index is taken."""
+        rows: list[tuple[int, int, int, int]] = []  # (radix, start, count, step)
+        places: list[int] = []  # new place of each axis
+        for radix, start, count, step in zip(self.radices, self.starts, self.counts, self.steps, strict=True):
+            places.append(len(rows))
+            if step > 1 and radix % step == 0:
+                rows += [(radix // step, start // step, count, 1), (step, start % step, 1, 1)]
+            else:
+                rows.append((radix, start, count, step))
+        radices, starts, counts, steps = zip(*rows, strict=True) if rows else ((), (), (), ())
+        axes, turned = ([places[axis] for axis in old] for old in (self.axes, self.reversed_axes))
+        return DigitPlan(self.window, radices, starts, counts, steps, tuple(axes), tuple(turned))
+
+
+@remembered
+def digit_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> DigitPlan | None:
+    """The plan of a view with elements, or None where none fits.
+
+    Args:
+        shape: the variable's shape.
+        offset: flat element of the view's element 0.
+        dims: canonical groups of the view.
+    """
+    moving = [(n, stride) for group in dims for n, stride in group if stride]
+    base = offset + sum((n - 1) * stride for n, stride in moving if stride < 0)
+    forward = [(n, abs(stride)) for n, stride in moving]
+    backward = {i for i, (_, stride) in enumerate(moving) if stride < 0}
+    plan = _full_plan(shape, base, forward) or _window_plan(prod(shape), base, forward)
+    if plan is None:
+        return None
+    return replace(plan, reversed_axes=tuple(sorted(plan.axes[i] for i in backward)))
+
+
+def _full_plan(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+    return (
+        _fit(shape, base, forward)
+        or _fit(_refined_radices(shape, base, forward), base, forward)
+        or _fit(_stride_radices(prod(shape), forward), base, forward)
+    )
+
+
+def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+    """Plan on the rows of the largest stride, cut from the flat variable where they fit in it."""
+    if not forward:
+        return None
+    (count, stride), *inner = sorted(forward, key=lambda subdim: -subdim[1])
+    reach = sum((n - 1) * s for n, s in inner)
+    length = count * stride
+    start = min(base - base % stride if base % stride + reach < stride else base, size - length)
+    if start < 0:
+        return None
+    plan = _full_plan((count, stride), base - start, forward)
+    return None if plan is None else replace(plan, window=(start, length))
+
+
+def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+    """Give each sub-dimension an axis of its own, or None."""
+    if radices is None:
+        return None
+    weights, weight = [], 1
+    for radix in reversed(radices):
+        weights.append(weight)
+        weight *= radix
+    weights.reverse()
+    starts = [base // w % radix for w, radix in zip(weights, radices, strict=True)]
+    counts, steps, axes = [1] * len(radices), [1] * len(radices), []
+    for n, stride in forward:
+        axis = next((i for i, w in enumerate(weights) if w <= stride and radices[i] > 1), None)
+        if axis is None or stride % weights[axis] or counts[axis] > 1:
+            return None
+        step = stride // weights[axis]
+        if starts[axis] + (n - 1) * step >= radices[axis]:
+            return None
+        counts[axis], steps[axis] = n, step
+        axes.append(axis)
+    return DigitPlan(None, radices, tuple(starts), tuple(counts), tuple(steps), tuple(axes), ())
+
+
+def _radices(bounds: Sequence[int]) -> tuple[int, ...]:
+    """Sizes between descending boundaries, each dividing the one before."""
+    return tuple(outer // inner for outer, inner in pairwise(bounds))
+
+
+def _refined_radices(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """The variable's boundaries, the view's strides and spans: each kept that suits the view and those kept before."""
+    natural, size = [], 1
+    for n in reversed(shape):
+        size *= n
+        natural.append(size)
+    kept = [size, 1]
+    for bound in (*natural[::-1], *(s for _, s in forward), *(n * s for n, s in forward)):
+        if bound in kept or size % bound or any(a % bound and bound % a for a in kept):
+            continue
+        if all(s % bound == 0 if s >= bound else base % bound + (n - 1) * s < bound for n, s in forward):
+            kept.append(bound)
+    return _radices(sorted(kept, reverse=True))
+
+
+def _stride_radices(size: int, forward: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
+    """The strides as only boundaries, or None where one does not divide the next."""
+    bounds = sorted({size, 1, *(s for _, s in forward)}, reverse=True)
+    if any(outer % inner for outer, inner in pairwise(bounds)):
+        return None
+    return _radices(bounds)

@@ -1,0 +1,377 @@
+"""Views of several variables: a tree of affine pieces, and slice, transpose, reverse, broadcast and concat of it.
+
+Grammar:
+    node = Affine                           part of one variable (runtime/tensor/affine.py)
+         | Concat(axis, parts, shape)       at least two parts one after the other, none empty, neighbours not mergeable
+         | Reshaped(source, shape)          a source in row-major order, where neither of the above can say it
+         | Indexed(variables, which, index) for each element which variable and which flat element of it
+
+Every operation takes and gives nodes; no data moves. Slices, transposes, reversals and broadcasts of the first two
+kinds stay in them, except a strided slice through several digits. A `Reshaped` lists
+its elements only once something other than a reshape is asked of it; an `Indexed` takes 16 bytes for each element.
+A reshape keeps a piece affine where no boundary of the new shape falls inside a digit, and a concatenation where the
+new shape cuts it between parts, or in few rows.
+
+Input and output: nodes with valid arguments; `ipujax.runtime.tensor.tensor` checks what users pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.tensor.affine import Affine, Group, canonical, empty, slice_group
+from ipujax.runtime.tensor.slice_plan import digit_plan
+from ipujax.runtime.tensor.variable import Variable
+
+
+def distinct(variables: Iterable[Variable]) -> tuple[Variable, ...]:
+    """Each variable once, in order of first appearance."""
+    return tuple(dict.fromkeys(variables))
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Nodes of one shape but for `axis`, one after the other along it; made by `concat_nodes`."""
+
+    axis: int
+    parts: tuple[Node, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        return distinct(v for part in self.parts for v in part.variables)
+
+    @property
+    def bounds(self) -> list[int]:
+        """First index of each part along the axis, and the extent."""
+        return list(accumulate((part.shape[self.axis] for part in self.parts), initial=0))
+
+    @property
+    def has_broadcast(self) -> bool:
+        return any(part.has_broadcast for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """All elements of `source` in row-major order under another shape."""
+
+    source: Affine | Concat
+    shape: tuple[int, ...]
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        return self.source.variables
+
+    @property
+    def has_broadcast(self) -> bool:
+        return self.source.has_broadcast
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Indexed:
+    """A list: element i is flat element `index[i]` of `variables[which[i]]`; read-only int64 arrays of the shape."""
+
+    variables: tuple[Variable, ...]
+    which: np.ndarray
+    index: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.index.shape
+
+    @property
+    def has_broadcast(self) -> bool:
+        return False
+
+
+Node = Affine | Concat | Reshaped | Indexed
+
+
+def elements(node: Node, variables: tuple[Variable, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """For each element which of `variables` and which flat element of it, int64 arrays of the node's shape."""
+    if isinstance(node, Affine):
+        index = node.flat_indices()
+        return np.broadcast_to(np.int64(variables.index(node.variable)), index.shape), index
+    if isinstance(node, Concat):
+        both = [elements(part, variables) for part in node.parts]
+        return np.concatenate([w for w, _ in both], node.axis), np.concatenate([i for _, i in both], node.axis)
+    if isinstance(node, Reshaped):
+        which, index = elements(node.source, variables)
+        return which.reshape(node.shape), index.reshape(node.shape)
+    numbers = np.array([variables.index(v) for v in node.variables], np.int64)
+    return numbers[node.which], node.index
+
+
+def _indexed(node: Node) -> Indexed:
+    """The node as a list of elements."""
+    if isinstance(node, Indexed):
+        return node
+    return freeze(node.variables, *elements(node, node.variables))
+
+
+def freeze(variables: tuple[Variable, ...], which: np.ndarray, index: np.ndarray) -> Indexed:
+    """A list of elements from arrays nobody writes any more."""
+    which, index = which.view(), index.view()
+    which.flags.writeable = index.flags.writeable = False
+    return Indexed(variables, which, index)
+
+
+def _pick(node: Indexed, which: np.ndarray, index: np.ndarray) -> Node:
+    """Some elements of a list, with the variables that are left in it."""
+    if index.size == 0:
+        return empty(node.variables[0], index.shape)
+    if len(node.variables) == 1:
+        return freeze(node.variables, which, index)
+    left, which = np.unique(which, return_inverse=True)
+    return freeze(tuple(node.variables[i] for i in left), which.reshape(index.shape).astype(np.int64), index)
+
+
+# --- slice ------------------------------------------------------------------------------------------------------------
+
+
+def slice_node(node: Node, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
+    """The indices start, start + step, … of every dimension, `count` of each; steps may be negative."""
+    if 0 in counts:
+        return empty(node.variables[0], counts)
+    if isinstance(node, Affine):
+        return _slice_affine(node, starts, counts, steps)
+    if isinstance(node, Concat):
+        return _slice_concat(node, starts, counts, steps)
+    listed = _indexed(node)
+    key = tuple(_python_slice(*sss) for sss in zip(starts, counts, steps, strict=True))
+    return _pick(listed, listed.which[key], listed.index[key])
+
+
+def _python_slice(start: int, count: int, step: int) -> slice:
+    limit = start + count * step
+    return slice(start, limit if limit >= 0 else None, step)
+
+
+def _slice_affine(node: Affine, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
+    offset, dims = node.offset, list(node.dims)
+    cut: list[tuple[int, list[tuple[int, Group]]]] = []
+    for axis, group in enumerate(node.dims):
+        if len(group) == 1:  # the common case, without the piece list
+            stride = group[0][1]
+            offset += starts[axis] * stride
+            dims[axis] = ((counts[axis], stride * steps[axis]),) if counts[axis] > 1 else ()
+        elif group:
+            pieces = slice_group(group, starts[axis], counts[axis], steps[axis])
+            if pieces is None:
+                return slice_node(_indexed(node), starts, counts, steps)
+            cut.append((axis, pieces))
+    return _outer_product(node.variable, offset, dims, cut)
+
+
+def _outer_product(
+    variable: Variable, offset: int, dims: list[Group], cut: Sequence[tuple[int, list[tuple[int, Group]]]]
+) -> Node:
+    """Concatenate, along each cut dimension, its pieces."""
+    if not cut:
+        return Affine(variable, offset, tuple(dims))
+    (axis, pieces), *rest = cut
+    parts = [
+        _outer_product(variable, offset + shift, [*dims[:axis], group, *dims[axis + 1 :]], rest)
+        for shift, group in pieces
+    ]
+    return concat_nodes(axis, parts)
+
+
+def _slice_concat(node: Concat, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Node:
+    axis = node.axis
+    start, count, step = starts[axis], counts[axis], steps[axis]
+    parts: list[Node] = []
+    if step < 0:
+        forward = [*starts[:axis], start + (count - 1) * step, *starts[axis + 1 :]]
+        return reverse_node(slice_node(node, forward, counts, [*steps[:axis], -step, *steps[axis + 1 :]]), (axis,))
+    bounds = node.bounds
+    for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
+        first = max(0, -(-(low - start) // step))
+        taken = min(count, -(-(high - start) // step)) - first
+        if taken > 0:
+            at = [*starts[:axis], start + first * step - low, *starts[axis + 1 :]]
+            parts.append(slice_node(part, at, [*counts[:axis], taken, *counts[axis + 1 :]], steps))
+    return concat_nodes(axis, parts)
+
+
+# --- transpose, reverse, broadcast ------------------------------------------------------------------------------------
+
+
+def transpose_node(node: Node, perm: Sequence[int]) -> Node:
+    """Dimension i of the result is dimension perm[i]."""
+    if isinstance(node, Affine):
+        return node.transpose(perm)
+    if isinstance(node, Concat):
+        shape = tuple(node.shape[i] for i in perm)
+        return Concat(list(perm).index(node.axis), tuple(transpose_node(part, perm) for part in node.parts), shape)
+    listed = _indexed(node)
+    return freeze(listed.variables, listed.which.transpose(perm), listed.index.transpose(perm))
+
+
+def reverse_node(node: Node, axes: Sequence[int]) -> Node:
+    """Indices along `axes` counted from the end."""
+    if isinstance(node, Affine):
+        return node.reverse(axes)
+    if isinstance(node, Concat):
+        parts = [reverse_node(part, axes) for part in node.parts]
+        return concat_nodes(node.axis, parts[::-1] if node.axis in axes else parts)
+    listed = _indexed(node)
+    return freeze(listed.variables, np.flip(listed.which, tuple(axes)), np.flip(listed.index, tuple(axes)))
+
+
+def broadcast_node(node: Node, shape: Sequence[int], axes: Sequence[int]) -> Node:
+    """Dimension i becomes dimension axes[i] of `shape`; the others, and sizes of 1 that grow, repeat."""
+    if 0 in shape:
+        return empty(node.variables[0], shape)
+    if isinstance(node, Affine):
+        return node.broadcast(shape, axes)
+    if isinstance(node, Concat):
+        axis = axes[node.axis]
+        sizes = [part.shape[node.axis] for part in node.parts]
+        parts = [
+            broadcast_node(part, [*shape[:axis], n, *shape[axis + 1 :]], axes)
+            for part, n in zip(node.parts, sizes, strict=True)
+        ]
+        return Concat(axis, tuple(parts), tuple(shape))
+    listed = _indexed(node)
+    inner = [1] * len(shape)
+    for axis, n in zip(axes, node.shape, strict=True):
+        inner[axis] = n
+    which, index = (np.broadcast_to(a.reshape(inner), tuple(shape)) for a in (listed.which, listed.index))
+    return freeze(listed.variables, which, index)
+
+
+# --- concat -----------------------------------------------------------------------------------------------------------
+
+
+def concat_nodes(axis: int, nodes: Sequence[Node]) -> Node:
+    """Nodes one after the other; empty ones dropped, nested ones flattened, neighbours merged where that is affine."""
+    parts: list[Node] = []
+    for node in nodes:
+        if node.shape[axis] == 0:
+            continue
+        for part in node.parts if isinstance(node, Concat) and node.axis == axis else (node,):
+            _append_merged(parts, part, axis)
+    if not parts:
+        return nodes[0]
+    if len(parts) == 1:
+        return parts[0]
+    extent = sum(part.shape[axis] for part in parts)
+    shape = parts[0].shape
+    if 0 in shape:
+        return empty(parts[0].variables[0], (*shape[:axis], extent, *shape[axis + 1 :]))
+    return Concat(axis, tuple(parts), (*shape[:axis], extent, *shape[axis + 1 :]))
+
+
+def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
+    """Append, and merge with the last part as long as that works."""
+    parts.append(part)
+    while len(parts) > 1:
+        last, new = parts[-2:]
+        merged = _merge(last, new, axis) if isinstance(last, Affine) and isinstance(new, Affine) else None
+        if merged is None:
+            return
+        parts[-2:] = [merged]
+
+
+def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
+    """The two as one affine piece, or None."""
+    if a.variable is not b.variable or a.is_empty:
+        return None
+    if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:
+        return None
+    group = _merge_groups(a.dims[axis], b.dims[axis], b.offset - a.offset)
+    if group is None:
+        return None
+    dims = (*a.dims[:axis], group, *a.dims[axis + 1 :])
+    # A merged piece must stay one static slice of the variable: two slices are better than a gather.
+    return Affine(a.variable, a.offset, dims) if digit_plan(a.variable.shape, a.offset, dims) else None
+
+
+def _merge_groups(a: Group, b: Group, jump: int) -> Group | None:
+    """Rows of one kind, `a` then `b` with its index 0 at distance `jump`, as one group."""
+    for rows_a, stride_a, row_a in _as_rows(a):
+        for rows_b, stride_b, row_b in _as_rows(b):
+            stride = stride_a if stride_a is not None else stride_b if stride_b is not None else jump
+            if row_a == row_b and jump == rows_a * stride and stride_b in (None, stride):
+                return canonical([(rows_a + rows_b, stride), *row_a])
+    return None
+
+
+def _as_rows(group: Group) -> list[tuple[int, int | None, Group]]:
+    """A group as (rows, stride of rows, row): by its outermost digit, or as one row with a stride still free."""
+    one: tuple[int, int | None, Group] = (1, None, group)
+    return [(*group[0], group[1:]), one] if group else [one]
+
+
+# A reshape may cut a concatenation in rows to stay a concatenation; more rows than this cost more than they save.
+MAX_ROWS = 32
+
+
+def reshape_node(node: Node, shape: Sequence[int]) -> Node:
+    """The same elements in row-major order under another shape of as many elements."""
+    shape = tuple(shape)
+    if shape == node.shape:
+        return node
+    if isinstance(node, Affine):
+        return node.reshape(shape) or Reshaped(node, shape)
+    if isinstance(node, Concat):
+        return _reshape_concat(node, shape) or Reshaped(node, shape)
+    if isinstance(node, Reshaped):
+        return reshape_node(node.source, shape)
+    return freeze(node.variables, node.which.reshape(shape), node.index.reshape(shape))
+
+
+def _reshape_concat(node: Concat, shape: tuple[int, ...]) -> Node | None:
+    """Push a reshape into the parts; None where the concatenation would be cut in too many."""
+    outer = prod(node.shape[: node.axis])
+    axis, size = 0, 1
+    while size < outer:
+        size, axis = size * shape[axis], axis + 1
+    if size != outer:
+        return _reshape_by_rows(node, shape, outer)
+    while shape[axis] == 1:
+        axis += 1
+    old_row, row = prod(node.shape[node.axis + 1 :]), prod(shape[axis + 1 :])
+    bounds = [bound * old_row for bound in node.bounds]
+    if any(bound % row for bound in bounds):
+        return _reshape_by_slices(node, shape, axis, row, old_row)
+    lengths = [(high - low) // row for low, high in pairwise(bounds)]
+    parts = [
+        reshape_node(part, (*shape[:axis], n, *shape[axis + 1 :])) for part, n in zip(node.parts, lengths, strict=True)
+    ]
+    return concat_nodes(axis, parts)
+
+
+def _reshape_by_slices(node: Concat, shape: tuple[int, ...], axis: int, row: int, old_row: int) -> Node | None:
+    """Parts end inside rows of the new shape: make each index of the new axis by itself."""
+    if row % old_row or shape[axis] > MAX_ROWS:
+        return None
+    step = row // old_row
+    parts = [
+        reshape_node(_slice_axis(node, node.axis, i * step, step), (*shape[:axis], 1, *shape[axis + 1 :]))
+        for i in range(shape[axis])
+    ]
+    return concat_nodes(axis, parts)
+
+
+def _reshape_by_rows(node: Concat, shape: tuple[int, ...], outer: int) -> Node | None:
+    """The new shape cuts the dimensions before the axis elsewhere: make a flat concatenation of their indices."""
+    if outer * len(node.parts) > MAX_ROWS:
+        return None
+    inner = prod(node.shape) // outer
+    rows = reshape_node(node, (outer, inner))
+    flat = concat_nodes(0, [reshape_node(_slice_axis(rows, 0, i, 1), (inner,)) for i in range(outer)])
+    return reshape_node(flat, shape)
+
+
+def _slice_axis(node: Node, axis: int, start: int, count: int) -> Node:
+    ndim = len(node.shape)
+    starts, counts = [0] * ndim, list(node.shape)
+    starts[axis], counts[axis] = start, count
+    return slice_node(node, starts, counts, [1] * ndim)

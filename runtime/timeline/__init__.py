@@ -1,0 +1,9 @@
+"""Clocks of all IPUs over a program, and the timeline of its phases."""
+
+from ipujax.runtime.timeline.clocks import PHASES as PHASES, SYNC as SYNC, ClockStep as ClockStep
+from ipujax.runtime.timeline.timeline import (
+    Recording as Recording,
+    Timeline as Timeline,
+    TimelineStep as TimelineStep,
+    branches as branches,
+)

@@ -1,0 +1,230 @@
+"""From what leaves cost, tile by tile, to what they do to the clocks of IPUs.
+
+Input: the costs of the leaves of a program. Output: a `ClockStep` for every leaf and for every decision of
+data-dependent control. On one IPU each phase lasts as long as its slowest tile.
+
+    Execute              sync, exchange, compute; if results move: sync, exchange
+    Copy inside IPUs     sync, exchange, compute (copying on the own tile)
+    Copy between IPUs    lockstep: all IPUs meet in a global sync, then those that exchange work
+                         buffered: a sender waits until its destination has been read, and works; a receiver waits
+                         where it reads or writes the destination
+    CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
+    StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first the sync zones of the IPUs in it meet
+    Sync                 internal: each IPU by itself; external: all IPUs meet
+    decision             all IPUs agree: an internal sync on one IPU, a global one on several
+
+Source: lockstep is how PopART runs pipelines, buffered is the model of the closed forms for pipeline schedules (design
+§5).
+Source of sync zones for host exchanges: PopART user guide, "Sync patterns".
+Limits: the sync group of a global exchange is the whole system. An IPU's exchange between IPUs lasts as long as its
+links or its busiest tile need, whichever is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count
+
+import numpy as np
+
+from ipujax.runtime.analysis import Effects, EffectsOf
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, If, Leaf, Program, RepeatWhile, Switch, distinct
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Variable
+from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
+
+Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]
+
+
+def clock_steps(
+    program: Program, costs: Costs, effects: EffectsOf, target: Target
+) -> tuple[dict[Program, ClockStep], int]:
+    """What each leaf and decision of a program does to the clocks.
+
+    Args:
+        program: the control tree.
+        costs: the cost of each leaf.
+        effects: the effects of its nodes.
+        target: the system.
+
+    Returns:
+        (steps, slots): the steps by node, and how many rows the clock state has beside the IPUs.
+    """
+    slots = _slots(costs, target)
+    steps: dict[Program, ClockStep] = {}
+    for node in distinct(program):
+        if isinstance(node, (If, Switch, RepeatWhile)):
+            decider = node.selector if isinstance(node, Switch) else node.predicate
+            steps[node] = _with_slots(_decision(target), decider.variables(), (), slots)
+        elif isinstance(node, Leaf):
+            does = effects(node) if slots else Effects()
+            step = _step(node, costs[node], target, slots)
+            steps[node] = _with_slots(step, does.reads, () if step.fills else does.writes, slots)
+    return steps, sum(1 + len(slot.arrivals) for slot in slots.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slot:
+    """The rows in the clock state of a destination of buffered exchanges.
+
+    Args:
+        free: the row that tells since when it is free.
+        arrivals: by receiving IPU, the row that tells when what was sent last arrived.
+    """
+
+    free: int
+    arrivals: dict[int, int]
+
+
+_Slots = Mapping[Variable, _Slot]
+
+
+def _slots(costs: Costs, target: Target) -> _Slots:
+    """The destinations of buffered exchanges."""
+    if target.global_exchange == "lockstep":
+        return {}
+    rows = count(target.num_ipus)
+    slots: dict[Variable, _Slot] = {}
+    for leaf, cost in costs.items():
+        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and cost.is_global:
+            for variable in leaf.destination.variables():
+                slot = slots[variable] if variable in slots else slots.setdefault(variable, _Slot(next(rows), {}))
+                for receiver in np.flatnonzero(cost.flows.any(0)).tolist():
+                    if receiver not in slot.arrivals:
+                        slot.arrivals[receiver] = next(rows)
+    return slots
+
+
+def _with_slots(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Variable], slots: _Slots) -> ClockStep:
+    """A step that also waits for what was sent to its IPUs and it reads or overwrites, and frees what it has read."""
+    read = {slots[variable] for variable in reads if variable in slots}
+    awaited = read | {slots[variable] for variable in writes if variable in slots}
+    awaits = sorted((ipu, row) for slot in awaited for ipu, row in slot.arrivals.items() if ipu in step.ipus)
+    return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=tuple(awaits))
+
+
+def _step(
+    leaf: Leaf,
+    cost: ComputeSetCost | CopyCost | StreamCost | SyncCost,
+    target: Target,
+    slots: _Slots,
+) -> ClockStep:
+    match cost:
+        case ComputeSetCost():
+            work = _compute_set_work(cost, target)
+            return ClockStep(work, _busy(work))
+        case StreamCost():
+            return _host_exchange(cost, target)
+        case SyncCost(kind):
+            return _sync(target) if kind == "internal" else _meeting(target, target.global_sync_cycles)
+    if not cost.is_global:
+        work = _local_copy_work(cost, target)
+        return ClockStep(work, _busy(work))
+    if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
+        everyone = tuple(range(target.num_ipus))
+        return ClockStep(_global_copy_work(cost, target), everyone, meets=(everyone,))
+    assert isinstance(leaf, Copy) and cost.flows is not None
+    senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
+    work = _sender_work(cost, target, senders)
+    ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
+    filled = [slots[variable] for variable in leaf.destination.variables()]
+    senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
+    delivers = tuple((slot.arrivals[ipu], senders_to[ipu]) for slot in filled for ipu in receivers)
+    return ClockStep(work, ipus, senders=senders, fills=tuple(slot.free for slot in filled), delivers=delivers)
+
+
+def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
+    """The zones that a transfer touches meet in an external sync, unless it goes on with the exchange before it."""
+    work = _no_work(target)
+    work[:, HOST_EXCHANGE] = cost.cycles
+    busy = _busy(work)
+    zones = () if cost.joins else tuple(zone for zone in host_sync_zones(target) if any(ipu in zone for ipu in busy))
+    meets = tuple(tuple(zone) for zone in zones)
+    for zone in meets:
+        work[list(zone), SYNC] = target.global_sync_cycles
+    return ClockStep(work, tuple(sorted({*busy, *chain(*meets)})), meets=meets)
+
+
+def host_sync_zones(target: Target) -> tuple[range, ...]:
+    """The groups of several IPUs that sync with each other before they exchange with the host, by `sync_pattern`."""
+    step = {"full": 1, "ping_pong": 2, "single_pipeline": target.num_ipus}[target.sync_pattern]
+    zones = (range(first, target.num_ipus, step) for first in range(step))
+    return tuple(zone for zone in zones if len(zone) > 1)
+
+
+def _no_work(target: Target) -> np.ndarray:
+    return np.zeros((target.num_ipus, len(PHASES)), np.int64)
+
+
+def _busy(work: np.ndarray) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(work.any(1)).tolist())
+
+
+def _slowest(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
+    """The cycles of the slowest tile of each IPU, int64[num_ipus], from those of the tiles of some IPUs."""
+    slowest = np.zeros(target.num_ipus, np.int64)
+    by_ipu = cycles.reshape(-1, target.tiles_per_ipu).max(1)
+    slowest[first_ipu : first_ipu + len(by_ipu)] = by_ipu
+    return slowest
+
+
+def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:
+    work = _no_work(target)
+    before, after, compute, vertices = (
+        _slowest(cycles, cost.first_ipu, target)
+        for cycles in (cost.before.cycles, cost.after.cycles, cost.compute_cycles, cost.vertices)
+    )
+    taking_part = (before > 0) | (after > 0) | (vertices > 0)
+    work[:, COMPUTE] = compute
+    work[:, EXCHANGE] = before + after
+    work[:, SYNC] = target.internal_sync_cycles * (taking_part.astype(np.int64) + (after > 0))
+    return work
+
+
+def _local_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
+    work = _no_work(target)
+    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
+    work[:, EXCHANGE] = _slowest(cost.exchange.cycles, cost.first_ipu, target)
+    work[:, SYNC] = target.internal_sync_cycles * work.any(1)
+    return work
+
+
+def _global_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
+    assert cost.flows is not None and cost.link_cycles is not None
+    work = _no_work(target)
+    ports = _slowest(cost.exchange.cycles, cost.first_ipu, target)
+    crosses = cost.flows.any(0) | cost.flows.any(1)
+    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
+    work[:, EXCHANGE] = np.where(crosses, 0, ports)
+    work[:, GLOBAL_EXCHANGE] = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
+    work[:, SYNC] = target.global_sync_cycles
+    return work
+
+
+def _sender_work(cost: CopyCost, target: Target, senders: tuple[int, ...]) -> np.ndarray:
+    work = _global_copy_work(cost, target)
+    work[:, SYNC] = 0
+    receiving_only = np.ones(target.num_ipus, bool)
+    receiving_only[list(senders)] = False
+    work[receiving_only, GLOBAL_EXCHANGE] = 0
+    return work
+
+
+def _decision(target: Target) -> ClockStep:
+    return _meeting(target, target.internal_sync_cycles if target.num_ipus == 1 else target.global_sync_cycles)
+
+
+def _meeting(target: Target, cycles: int) -> ClockStep:
+    """All IPUs wait for one another, and then for a sync of some cycles."""
+    work, everyone = _no_work(target), tuple(range(target.num_ipus))
+    work[:, SYNC] = cycles
+    return ClockStep(work, everyone, meets=(everyone,))
+
+
+def _sync(target: Target) -> ClockStep:
+    """Every IPU syncs its own tiles."""
+    work = _no_work(target)
+    work[:, SYNC] = target.internal_sync_cycles
+    return ClockStep(work, tuple(range(target.num_ipus)))

@@ -1,0 +1,157 @@
+"""Rule of the verifier on undefined reads: nothing is read before it is written.
+
+`EffectsOf` names the variables that may be read before they are written in full. Most programs have none but constants;
+the others are followed through the program by the set of elements that are surely written: both branches of a condition
+must write an element, a loop that may run not at all writes none.
+
+Limits: a function is followed anew at each call, since what is written differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import and_
+
+from ipujax.runtime.analysis import Intervals, nothing
+from ipujax.runtime.analysis.intervals import intervals
+from ipujax.runtime.errors import VerifyError
+from ipujax.runtime.exchange import flat_bases
+from ipujax.runtime.graph import (
+    Call,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    If,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+    WriteUndef,
+)
+from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name, tensor_runs
+
+# What is surely written of each variable that is followed: flat elements.
+State = dict[Variable, Intervals]
+
+
+def undefined_read(facts: Facts) -> Iterator[VerifyError]:
+    """No element is read before something wrote it."""
+    doubtful = [v for v in facts.effects(facts.program).reads if not v.is_constant and v.size]
+    if doubtful:
+        yield from _Follower(facts).follow(facts.program, dict.fromkeys(doubtful, nothing()))
+
+
+class _Follower:
+    """Follows what is surely written through a program.
+
+    Args:
+        facts: the program.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._touches: dict[tuple[object, Variable], Intervals] = {}
+
+    def follow(self, node: Program, state: State) -> Iterator[VerifyError]:
+        """Yields the undefined reads of a node and adds to `state` what it surely writes."""
+        match node:
+            case Sequence() | Call():
+                for child in node.children():
+                    yield from self.follow(child, state)
+            case Execute(compute_set):
+                yield from self._execute(self._facts.connections[compute_set], state)
+            case Copy(source, destination):
+                yield from self._read(source, node, state)
+                self._write(destination, state)
+            case CrossReplicaCopy(source, destination):
+                yield from self._read(source, node, state)
+                if None not in node.sources(self._facts.graph.replication_factor):
+                    self._write(destination, state)
+            case StreamIn(_, destination) | WriteUndef(destination):
+                self._write(destination, state)
+            case StreamOut(source, _):
+                yield from self._read(source, node, state)
+            case RemoteIn(_, destination, offset):
+                if offset is not None:
+                    yield from self._read(offset, node, state)
+                self._write(destination, state)
+            case RemoteOut(source, _, offset):
+                for tensor in (source,) if offset is None else (source, offset):
+                    yield from self._read(tensor, node, state)
+            case Repeat(count, body):
+                if count:
+                    yield from self.follow(body, state)
+            case RepeatWhile(condition, predicate, body):
+                yield from self.follow(condition, state)
+                yield from self._read(predicate, node, state)
+                yield from self.follow(Sequence(body, condition), state.copy())
+            case If(predicate, then, otherwise):
+                yield from self._read(predicate, node, state)
+                yield from self._branches((then, otherwise), state)
+            case Switch(selector, cases, default):
+                yield from self._read(selector, node, state)
+                yield from self._branches((*cases, default), state)
+
+    def _branches(self, branches: tuple[Program, ...], state: State) -> Iterator[VerifyError]:
+        ends = [state.copy() for _ in branches]
+        for branch, end in zip(branches, ends, strict=True):
+            yield from self.follow(branch, end)
+        for variable, before in state.items():
+            after = [end[variable] for end in ends]
+            if any(end is not before for end in after):
+                state[variable] = reduce(and_, after)
+
+    def _execute(self, connections: Iterable[Connection], state: State) -> Iterator[VerifyError]:
+        for connection in connections:
+            if connection.field.is_read:
+                yield from self._lacking(connection, connection.access.tensor, state, str(connection), connection.where)
+        for connection in connections:
+            if connection.field.is_written:
+                self._add(connection, connection.access.tensor, state)
+
+    def _read(self, tensor: Tensor, node: Program, state: State) -> Iterator[VerifyError]:
+        return self._lacking(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
+
+    def _write(self, tensor: Tensor, state: State) -> None:
+        self._add(tensor, tensor, state)
+
+    def _lacking(
+        self, what: Connection | Tensor, tensor: Tensor, state: State, name: str, where: object
+    ) -> Iterator[VerifyError]:
+        for variable in tensor.variables():
+            if variable in state and not _is_full(state[variable], variable):
+                touch = self._touched(what, tensor, variable)
+                element = state[variable].first_lacking(touch.start, touch.stop)
+                if element is not None:
+                    message = f"{element_name(element, {variable: 0})} is read before anything writes it, by {name}"
+                    hint = "write it first, on every way through the program"
+                    yield VerifyError("undefined-read", message, where=where, hint=hint)
+
+    def _add(self, what: Connection | Tensor, tensor: Tensor, state: State) -> None:
+        for variable in tensor.variables():
+            if variable in state and not _is_full(state[variable], variable):
+                state[variable] |= self._touched(what, tensor, variable)
+
+    def _touched(self, what: Connection | Tensor, tensor: Tensor, variable: Variable) -> Intervals:
+        """The elements of a variable that a field, or a whole tensor, touches; found once."""
+        if (what, variable) not in self._touches:
+            bases = flat_bases(tensor.variables())
+            if isinstance(what, Connection):
+                runs = access_runs(what.group, what.access, bases)
+            else:
+                runs = tensor_runs(tensor, bases)
+            start = runs.start - bases[variable]
+            inside = (start >= 0) & (start < variable.size)
+            self._touches[what, variable] = intervals(start[inside], (start + runs.length)[inside])
+        return self._touches[what, variable]
+
+
+def _is_full(written: Intervals, variable: Variable) -> bool:
+    return len(written.start) == 1 and written.start[0] == 0 and written.stop[0] == variable.size

@@ -1,0 +1,470 @@
+"""Replicas among processes: the numbers of one process, errors before anything hangs, and nothing left of a killed run.
+
+Scripts run twice: as one instance that holds all replicas, which other tests compare with plain JAX, and as several.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ipujax.distributed.distributed_helpers import PATIENCE_SECONDS, Runner, clear_of, in_sessions, run
+
+__all__ = ["run"]  # a fixture
+
+START = """
+import os, sys
+import ipujax as ipu
+d = ipu.distributed
+d.init()
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+index, N = d.instance_index(), d.num_replicas()
+print("pid", os.getpid())
+DEVICES = {"model": ipu.IPUModel(num_ipus=N, tiles_per_ipu=16), "cpu": ipu.CPU()}
+
+def share(x, dim=0):
+    return np.split(np.asarray(x), d.num_instances(), dim)[index]
+
+def save(**arrays):
+    np.savez(f"{sys.argv[1]}.{index}.npz", **arrays)
+"""
+
+# Momentum on a small network, with dropout: keys, donated arguments, replicas that differ.
+TRAIN = (
+    START
+    + """
+def loss(params, x, y, key):
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+    kept = jax.random.bernoulli(jax.random.fold_in(key, lax.axis_index("replica")), 0.9, hidden.shape)
+    return jnp.mean((jnp.where(kept, hidden, 0) @ params["w2"] - y) ** 2)
+
+@ipu.jit(device=DEVICES[sys.argv[3]], replicas=N, in_specs=(P(), P(), P("replica"), P("replica"), P()),
+         out_specs=(P(), P(), P(), P("replica")), donate_argnums=(0, 1),
+         options=ipu.Options(exact_splits=len(sys.argv) > 4))
+def step(params, momentum, x, y, key):
+    own, grads = jax.value_and_grad(loss)(params, x, y, key)
+    mean, grads = lax.pmean((own, grads), "replica")
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return jax.tree.map(lambda p, m: p - 0.02 * m, params, momentum), momentum, mean, own[None]
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(4 * N, 5)).astype(np.float32)
+y = np.sin(x.sum(1, keepdims=True))
+start = {"w1": rng.normal(size=(5, 7)), "b1": np.zeros(7), "w2": rng.normal(size=(7, 1))}
+params = d.broadcast(jax.tree.map(lambda a: jnp.asarray(a + index, jnp.float32), start))
+momentum = jax.tree.map(jnp.zeros_like, params)
+means, owns = [], []
+for number in range(int(sys.argv[2])):
+    last, key = params, jax.random.fold_in(jax.random.key(0), number)
+    params, momentum, mean, own = step(params, momentum, share(x), share(y), key)
+    assert all(held.is_deleted() for held in jax.tree.leaves(last)), "donated"
+    assert all(len(held.devices()) == 1 for held in jax.tree.leaves((params, mean, own)))
+    means.append(mean)
+    owns.append(own)
+    print("step", number)
+save(means=np.stack(means), owns=np.stack(owns), **params)
+"""
+)
+
+
+Results = list[dict[str, np.ndarray]]
+
+
+def results(run: Runner, folder: Path, source: str, replicas: int, instances: int, *more: str) -> Results:
+    """What each instance saved in a run."""
+    name = str(folder / f"by{instances}")
+    assert run(source, "--replicas", str(replicas), arguments=[name, *more], instances=instances) == 0, run.err
+    assert clear_of(run.printed("pid"))
+    return [dict(np.load(f"{name}.{index}.npz")) for index in range(instances)]
+
+
+def check_training(run: Runner, folder: Path, *more: str, instances: int = 2, replicas: int = 4) -> None:
+    """Several instances have the numbers of one."""
+    (one,) = results(run, folder, TRAIN, replicas, 1, *more)
+    several = results(run, folder, TRAIN, replicas, instances, *more)
+    assert len(one["means"]) > 1 and one["means"][-1] < one["means"][0]
+    for got in several:
+        for name in ("means", "w1", "b1", "w2"):
+            np.testing.assert_allclose(got[name], one[name], rtol=1e-6, atol=1e-6, err_msg=name)
+            assert np.array_equal(got[name], several[0][name]), "instances agree to the bit"
+    owns = np.concatenate([got["owns"] for got in several], axis=1)
+    np.testing.assert_allclose(owns, one["owns"], rtol=1e-6, atol=1e-6)
+    assert len(np.unique(owns[0])) == replicas
+
+
+def test_distributed_smoke_of_replicas(run: Runner, tmp_path: Path):
+    """Mean of gradients over replicas of two instances, against NumPy."""
+    source = (
+        START
+        + """
+step = ipu.jit(lambda w, x: w - 0.1 * lax.pmean(jnp.mean(x * (x * w - 1)), "replica"),
+               device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), donate_argnums=0)
+x, w = np.arange(8.0, dtype=np.float32) / 8, d.broadcast(jnp.asarray(float(index)))
+for _ in range(4):
+    w = step(w, share(x))
+save(w=w)
+"""
+    )
+    x, w = np.arange(8.0) / 8, 0.0
+    for _ in range(4):
+        w -= 0.1 * np.mean(x * (x * w - 1))
+    got = results(run, tmp_path, source, 4, 2)
+    assert got[0]["w"] == got[1]["w"]
+    np.testing.assert_allclose(got[0]["w"], w, rtol=1e-6)
+
+
+def test_distributed_none_and_values_that_change(run: Runner, tmp_path: Path):
+    """`None` in arguments and results; each call compares what is not split, whoever made it."""
+    source = (
+        START
+        + """
+@ipu.jit(device=DEVICES["cpu"], replicas=N, in_specs=(P(), P("replica"), None, {"a": None, "b": P()}),
+         out_specs=({"w": P(), "scale": None}, P()), donate_argnums=0)
+def step(state, x, mask, rest):
+    assert mask is state["scale"] is rest["a"] is None
+    w = state["w"] - 0.1 * lax.pmean(jnp.mean(x * state["w"]), "replica") * rest["b"]
+    return {"w": w, "scale": None}, mask
+
+state, x = {"w": jnp.ones(3), "scale": None}, np.arange(12.0, dtype=np.float32).reshape(4, 3)
+for n in range(4):
+    state, mask = step(state, share(x), None, {"a": None, "b": np.float32(n)})
+    if n == 2 and index:
+        state = jax.tree.map(np.array, state)  # as from a checkpoint: equal, but not what the call returned
+assert mask is state["scale"] is None
+save(w=state["w"])
+"""
+    )
+    x, w = np.arange(12.0).reshape(4, 3), np.ones(3)
+    for n in range(4):
+        w = w - 0.1 * np.mean(x * w) * n
+    for got in results(run, tmp_path, source, 2, 2):
+        np.testing.assert_allclose(got["w"], w, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["model", "cpu"])
+def test_distributed_200_steps_are_those_of_one_process(run: Runner, tmp_path: Path, device: str):
+    check_training(run, tmp_path, "200", device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("instances", "replicas"), [(4, 4), (2, 8)])
+def test_distributed_among_more_instances(run: Runner, tmp_path: Path, instances: int, replicas: int):
+    check_training(run, tmp_path, "5", "model", instances=instances, replicas=replicas)
+
+
+@pytest.mark.slow
+def test_distributed_with_the_very_splits_of_the_machine(run: Runner, tmp_path: Path):
+    """Collectives then run as their rounds of copies between replicas."""
+    check_training(run, tmp_path, "3", "model", "exact")
+
+
+# Every kind of collective, also in control flow; values of all kinds of arguments and results.
+COLLECTIVES = (
+    START
+    + """
+def every_kind(x, table, scale, key, count, *, bias):
+    r = lax.axis_index("replica")
+    pairs = [(i, (i + 1) % N) for i in range(N)]
+    halves = [[i for i in range(N) if i % 2 == side] for side in (0, 1)]
+    def body(carry, row):
+        carry = carry + lax.pmean(row * (r + 1), "replica")
+        return carry, lax.psum(carry, "replica")
+    carry, pushed = lax.scan(body, jnp.zeros(3), x[:2])
+    total = lax.psum(x.sum(), "replica")
+    chosen = lax.cond(total > 0, lambda: lax.pmax(x.sum(), "replica"), lambda: lax.pmin(x.sum(), "replica"))
+    turned, times = lax.while_loop(lambda s: lax.pmax(s[0].sum(), "replica") < 100.0,
+                                   lambda s: (s[0] + lax.psum(jnp.abs(x[0]), "replica"), s[1] + 1), (jnp.abs(x[1]), 0))
+    wide = jnp.broadcast_to(x.sum(0), (2 * N, 3)) * (r + 1.0)
+    same = {
+        "sum": lax.psum(x, "replica"), "max": lax.pmax(x.astype(jnp.int32), "replica"), "total": total,
+        "chosen": chosen, "gathered": lax.all_gather(x[0], "replica"), "carry": carry, "times": times,
+        "noise": jax.random.normal(key, (2,)) * scale + bias, "count": count + 1,
+    }
+    own = {
+        "ring": lax.ppermute(x[0], "replica", pairs)[None], "part": lax.ppermute(x[0], "replica", pairs[:1])[None],
+        "scattered": lax.psum_scatter(wide, "replica", tiled=True),
+        "swapped": lax.all_to_all(wide, "replica", 0, 1, tiled=True),
+        "index": r[None], "pushed": pushed[None], "turned": turned[None], "flag": (x.sum() > 0)[None],
+        "halves": lax.psum(x[0], "replica", axis_index_groups=halves)[None],
+        "own noise": jax.random.uniform(jax.random.fold_in(key, r), (1, 2)),
+    }
+    return same, own, table * 2
+
+specs = dict(replicas=N, in_specs=(P("replica"), P(None, "replica")), out_specs=(P(), P("replica"), P(None, "replica")))
+specs["in_specs"] += (P(), P(), P())
+rng = np.random.default_rng(0)
+x, table = rng.normal(size=(3 * N, 3)).astype(np.float32), np.arange(6 * N, dtype=np.float16).reshape(3, 2 * N)
+saved = {}
+for name, device in DEVICES.items():
+    fun = ipu.jit(every_kind, device=device, **specs)
+    for turn in range(2):
+        args = share(x), jnp.asarray(share(table, 1)), 2.5, jax.random.key(turn), jnp.asarray(3)
+        same, own, cut = fun(*args, bias=jnp.full(2, 0.5))
+    saved |= {f"{name} same {k}": v for k, v in same.items()} | {f"{name} own {k}": v for k, v in own.items()}
+    saved[f"{name} cut"] = cut
+save(**saved)
+"""
+)
+
+
+@pytest.mark.slow
+def test_distributed_collectives_are_those_of_one_process(run: Runner, tmp_path: Path):
+    (one,) = results(run, tmp_path, COLLECTIVES, 4, 1)
+    two = results(run, tmp_path, COLLECTIVES, 4, 2)
+    assert len(one) > 30
+    for name, want in one.items():
+        if " same " in name:
+            got = two[0][name]
+            assert np.array_equal(two[1][name], got)
+        else:
+            got = np.concatenate([two[0][name], two[1][name]], axis=1 if "cut" in name else 0)
+        assert got.dtype == want.dtype and got.shape == want.shape, name
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+# An optimiser of which each replica, and so each instance, keeps its part; stages on two IPUs a replica; accumulation.
+SHARDED = (
+    START
+    + """
+import optax
+
+def loss(params, x, y):
+    with ipu.stage(0):
+        hidden = jnp.tanh(x @ params["w1"])
+    with ipu.stage(1):
+        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+optimizer = ipu.optim.shard(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)), replicas=N, min_elements=8)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(8 * N, 5)).astype(np.float32)
+y = np.sin(x.sum(1, keepdims=True))
+params = {"w1": rng.normal(size=(5, 7)), "w2": rng.normal(size=(7, 1))}
+params = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), params)
+whole = optimizer.init(params)
+specs = ipu.optim.shard_specs(whole)
+state = d.share(whole, specs)
+
+@ipu.jit(device=ipu.IPUModel(num_ipus=2 * N, tiles_per_ipu=16), replicas=N, donate_argnums=(0, 1),
+         in_specs=(P(), specs, P("replica"), P("replica")), out_specs=(P(), specs, P()))
+def step(params, state, x, y):
+    grad = ipu.pipeline(jax.value_and_grad(loss), micro_batches=4, batch_argnums=(1, 2))
+    value, grads = grad(params, x, y)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, lax.pmean(value, "replica")
+
+losses = []
+for _ in range(10):
+    params, state, value = step(params, state, *d.share((x, y)))
+    losses.append(value)
+held = ipu.optim.unshard(d.gather(state, specs))
+save(losses=np.stack(losses), **params, **{f"state {n}": leaf for n, leaf in enumerate(jax.tree.leaves(held))})
+"""
+)
+
+
+@pytest.mark.slow
+def test_distributed_sharded_optimiser_and_pipeline(run: Runner, tmp_path: Path):
+    (one,) = results(run, tmp_path, SHARDED, 4, 1)
+    for got in results(run, tmp_path, SHARDED, 4, 2):
+        assert got.keys() == one.keys() and len(got) > 6
+        for name, want in one.items():
+            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+# --- the stages of a function -----------------------------------------------------------------------------------------
+
+STAGES = (
+    START
+    + """
+def expect(error, text, do):
+    try:
+        do()
+    except error as found:
+        assert text in str(found), found
+    else:
+        raise AssertionError(f"no {text}")
+
+@ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), out_specs=(P(), P("replica")))
+def fun(w, x):
+    return lax.pmean(jnp.sum(x * w), "replica"), x + w
+
+w, x = jnp.arange(3.0), share(np.arange(6.0 * N, dtype=np.float32).reshape(2 * N, 3))
+shape = jax.ShapeDtypeStruct((2 * N // d.num_instances(), 3), jnp.float32)
+compiled = fun.lower(jax.ShapeDtypeStruct((3,), jnp.float32), shape).compile()
+assert compiled.memory_analysis().max_tile_bytes > 0
+first, second = compiled(w, x), fun(w, x)
+for a, b in zip(first, second):
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+expect(ipu.ArgumentError, "another shape or dtype of its argument x", lambda: compiled(w, x[:1]))
+alone = ipu.jit(lambda x: jnp.sum(x) + index, device=ipu.IPUModel(tiles_per_ipu=16))
+assert alone(jnp.ones(3 + index)) == 3 + 2 * index, "a function of one replica is an instance's own business"
+if d.num_instances() > 1:
+    expect(ipu.ArgumentError, "no profile follows", lambda: compiled.profile_call(w, x))
+    expect(ipu.ArgumentError, "no transformation of JAX can trace", lambda: jax.grad(lambda w: fun(w, x)[0])(w))
+    expect(ipu.ArgumentError, "cannot be split over the 2 replicas it holds", lambda: fun(w, x[:3]))
+    odd = ipu.jit(lambda x: x, device=DEVICES["model"], replicas=3)
+    expect(ipu.ArgumentError, "3 replicas of <lambda> cannot be shared equally by 2 instances", lambda: odd(w))
+    prints = lambda x: (jax.debug.callback(print, x), x)[1]
+    calling = ipu.jit(prints, device=DEVICES["model"], replicas=N)
+    expect(ipu.IpuError, "", lambda: calling(w))
+save(mean=first[0], own=first[1], cycles=np.asarray(compiled.profile.cycles))
+"""
+)
+
+
+@pytest.mark.slow
+def test_distributed_stages_of_a_function(run: Runner, tmp_path: Path):
+    (one,) = results(run, tmp_path, STAGES, 4, 1)
+    two = results(run, tmp_path, STAGES, 4, 2)
+    assert one["cycles"] == two[0]["cycles"] == two[1]["cycles"], "the profile is that of all replicas"
+    np.testing.assert_allclose(two[0]["mean"], one["mean"], rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate([got["own"] for got in two]), one["own"], rtol=1e-6)
+
+
+# --- instances that disagree ------------------------------------------------------------------------------------------
+
+FUNCTION = """
+@ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), static_argnums=2)
+def step(params, batch, power=1):
+    return lax.pmean(jnp.sum(params["w"] * batch ** power), "replica")
+params, batch = {"w": jnp.ones(3)}, jnp.ones((2, 3))
+"""
+DISAGREEMENTS = {
+    "shapes": (
+        "step(params, jnp.ones((2 + 2 * index, 3)))",
+        "instances disagree on batch of step",
+        "got: float32[2,3] on instance 0; float32[4,3] on instance 1",
+    ),
+    "dtypes": (
+        'step({"w": jnp.ones(3, jnp.int32 if index else jnp.float32)}, batch)',
+        "instances disagree on params['w'] of step",
+        "got: float32[3] on instance 0; int32[3] on instance 1",
+    ),
+    "values": (
+        'step({"w": jnp.ones(3) * index}, batch)',
+        "instances disagree on the values of params['w'] of step",
+        "params = ipu.distributed.broadcast(params)",
+    ),
+    "values of a later call": (
+        'for n in range(5): step({"w": jnp.arange(3.0) + n * (n == 3) * index}, batch); print("called", n)',
+        "instances disagree on the values of params['w'] of step",
+        "on instance 0; checksum",
+    ),
+    "values given by name": (
+        'call = ipu.jit(lambda x, *, scale: lax.psum(x * scale, "replica"), device=DEVICES["cpu"], replicas=N)\n'
+        "call(1.0, scale=jnp.float32(2)), call(1.0, scale=jnp.float32(2 + index))",
+        "instances disagree on the values of scale",
+        "got: 2.0 on instance 0; 3.0 on instance 1",
+    ),
+    "settings": (
+        "step(params, batch, 1 + index)",
+        "instances disagree on static argument power of step",
+        "got: 1 on instance 0; 2 on instance 1",
+    ),
+    "programs": (
+        'ipu.jit(lambda x: lax.psum(x * (index + 2.5), "replica"), device=DEVICES["model"], replicas=N)(1.0)',
+        "instances disagree on equation",
+        "try: the function must be the same on all instances",
+    ),
+    "constants": (
+        'ipu.jit(lambda x: lax.psum(x * rows, "replica"), device=DEVICES["model"], replicas=N)(1.0)',
+        "instances disagree on value 0 that it closes over",
+        "try: the function must be the same on all instances",
+    ),
+    "functions": (
+        "step(params, batch) if index else ipu.distributed.all_reduce(1.0)",
+        "instances are not at the same point of the program",
+        'got: ipu.distributed.all_reduce "mean" on instance 0; step on instance 1',
+    ),
+    "steps": (
+        "for _ in range(5 - index): step(params, batch)",
+        "instance 1 ended while others wait to go on together",
+        "got: step on instance 0 still to come",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "values of a later call")) for name in DISAGREEMENTS],
+)
+def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: str):
+    statement, *texts = DISAGREEMENTS[case]
+    source = START + FUNCTION + "rows = jnp.arange(4.0) + index\n" + statement
+    assert run(source, "--replicas", "2", "--timeout", "100") == 1, run.err
+    for text in texts:
+        assert any(text in line and line.startswith("[") for line in run.err), run.err
+    assert set(run.printed("called")) == ({0, 1, 2} if "later" in case else set())
+    assert clear_of(run.printed("pid"))
+
+
+@pytest.mark.slow
+def test_distributed_long_programs_are_compared_too(run: Runner):
+    """What instances say of them is longer than any line they print."""
+    long = """
+def chain(x):
+    for n in range(4000):
+        x = lax.cond(x > 0, lambda x: x + 1, lambda x: x - 1, x) if n == 3000 else jnp.sin(x) * 1.5
+    return x
+print("value", float(ipu.jit(chain, device=DEVICES["cpu"], replicas=N)(0.5)))
+"""
+    assert run(START + long, "--replicas", "2", "--timeout", "200") == 0, run.err
+    assert len({line[4:] for line in run.out if "value" in line}) == 1
+    broken = long.replace("n == 3000", "n == 3000 + index")
+    assert run(START + broken, "--replicas", "2", "--timeout", "200") == 1
+    assert any("instances disagree on equation" in line for line in run.err)
+
+
+@pytest.mark.slow
+def test_distributed_function_before_init(run: Runner):
+    assert run((START + FUNCTION + "step(params, batch)").replace("d.init()", ""), "--replicas", "2") == 1
+    assert any("call ipu.distributed.init() first of all" in line for line in run.err), run.err
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_distributed_killed_instances_leave_nothing(run: Runner, tmp_path: Path):
+    """One instance is killed, at a random step or before the first, ten times."""
+    rng = random.Random(0)
+    for turn in range(10):
+        process = run.start(TRAIN, "--replicas", "4", arguments=[str(tmp_path / "saved"), "100000", "model"])
+        assert process.stdout is not None and process.stderr is not None
+        pids: dict[int, int] = {}
+        after = rng.choice([-1, rng.randrange(400)])  # -1: as soon as both are there
+        while len(pids) < 2 or after >= 0:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            if "pid" in line:
+                pids[int(line[1])] = int(line.split("pid")[1])
+            elif f"step {after}" in line:
+                break
+        victim = rng.randrange(2)
+        assert len(in_sessions(pids.values())) >= 2
+        time.sleep(rng.random() / 10)
+        os.kill(pids[victim], signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 128 + signal.SIGKILL, (turn, err)
+        assert f"ipujax run: instance {victim} was killed by signal 9 (SIGKILL); ending instance {1 - victim}" in err
+        assert clear_of(pids.values()), turn
+
+
+@pytest.mark.slow
+def test_distributed_stuck_instance_ends_all(run: Runner):
+    steps = "import time\nfor n in range(10):\n    if n == 5 and index: time.sleep(10000)\n    step(params, batch)"
+    source = START + FUNCTION + steps
+    assert run(source, "--replicas", "2", "--timeout", "10") == 124
+    assert any("instance 0: has waited for" in line and "at step for instance 1" in line for line in run.err), run.err
+    assert any("in <module>" in line and line.startswith("[1]") for line in run.err), "where it is"
+    assert clear_of(run.printed("pid"))

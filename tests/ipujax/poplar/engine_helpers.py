@@ -1,0 +1,99 @@
+"""A small machine for tests of the Poplar layer, and programs run by engine and tile interpreter alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ipujax import poplar
+from ipujax.poplar.engine.streams import CallbackChannel, StreamHost, as_callback
+from ipujax.poplar.program import Sequence
+from ipujax.runtime.graph.program import HostStream, StreamOut
+from ipujax.runtime.interpreter.interpreter import interpret
+from ipujax.runtime.tensor.tensor import Tensor
+
+DEVICE = poplar.IPUModel(tiles_per_ipu=8).create_device()
+
+
+def new_graph() -> poplar.Graph:
+    """A graph for one IPU of eight tiles."""
+    return poplar.Graph(DEVICE.get_target())
+
+
+def on_tiles(graph: poplar.Graph, tensor: Tensor) -> Tensor:
+    """Spreads a tensor's flat elements over the tiles, in turn."""
+    graph.set_tile_mapping(tensor, np.arange(tensor.size) % graph.target.num_tiles)
+    return tensor
+
+
+def variable(
+    graph: poplar.Graph, shape: list[int], dtype: Any = poplar.FLOAT, name: str = "v", value: Any = None
+) -> Tensor:
+    """A variable on tiles, with an initial value if one is given."""
+    tensor = on_tiles(graph, graph.add_variable(dtype, shape, name))
+    if value is not None:
+        graph.set_initial_value(tensor, value)
+    return tensor
+
+
+def constant(graph: poplar.Graph, value: Any, dtype: Any = poplar.FLOAT) -> Tensor:
+    """A constant on tiles."""
+    value = np.asarray(value)
+    return on_tiles(graph, graph.add_constant(dtype, list(value.shape), value))
+
+
+def both(
+    graph: poplar.Graph, program: Any, outputs: Mapping[str, Tensor], streams: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray]:
+    """Runs a program by the engine and by the tile interpreter, compares the outputs, and returns them.
+
+    Args:
+        graph: of the small machine.
+        program: what runs.
+        outputs: tensors to look at when it has run.
+        streams: for each stream a function that makes its callback anew.
+    """
+    for name, tensor in outputs.items():
+        if name not in graph.host_reads:
+            graph.create_host_read(name, tensor)
+    engine = poplar.Engine(graph, program)
+    engine.load(DEVICE)
+    for name, make in (streams or {}).items():
+        engine.connect_stream_to_callback(name, make())
+    engine.run(0)
+    found = {name: engine.read_tensor(name) for name in outputs}
+    others = _interpreted(graph, program, outputs, streams or {})
+    for name, value in found.items():
+        assert others[name].dtype == value.dtype
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(value, others[name], rtol=3e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(value, others[name])
+    return found
+
+
+def _interpreted(
+    graph: poplar.Graph, program: Any, outputs: Mapping[str, Tensor], streams: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The outputs, as the tile interpreter computes them."""
+    host = StreamHost()
+    for name, make in streams.items():
+        host.channels[name] = CallbackChannel(graph.streams[name].host, as_callback(make()), 0)
+    seen = {name: _Seen() for name in outputs}
+    looks = []
+    for name, tensor in outputs.items():
+        host.channels[f"look {name}"] = seen[name]
+        looks.append(StreamOut(tensor, HostStream(f"look {name}", tensor.shape, tensor.dtype)))
+    interpret(graph, Sequence(program, *looks), {}, memory=graph.initial_values, host=host)
+    return {name: channel.value for name, channel in seen.items()}
+
+
+class _Seen:
+    """Keeps what it is given."""
+
+    value: np.ndarray
+
+    def push(self, value: np.ndarray) -> None:
+        self.value = np.array(value)

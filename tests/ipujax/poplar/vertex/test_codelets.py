@@ -1,0 +1,355 @@
+"""Codelets in Python: how classes are read, what their functions may return, what they cost, and calls from JAX code.
+
+What calls compute, split and differentiated, are rows of the op table (`tests/lowering/rules/op_rows_codelet.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from ipujax import poplar
+from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, VectorList, Vertex
+from ipujax.poplar.vertex.codelets import vertex_codelet
+from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES, instructions
+from ipujax.runtime.errors import ArgumentError, GraphError
+from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.target.presets import preset
+from tests.ipujax.poplar.helpers import compiled, placed, run_both, small_graph
+
+
+class AdderVertex(Vertex):
+    x: Input[FLOAT]
+    y: Input[FLOAT]
+    sum: Output[FLOAT]
+
+    def compute(x, y):
+        return x + y
+
+
+class NamedVertex(Vertex):
+    vertex_name = "mine::Scale<half>"
+    in_: Input[Vector[HALF]]
+    out: Output[Vector[HALF]]
+    factor: INT = 3
+
+    def compute(in_, factor):
+        return in_ * factor.astype(jnp.float16)
+
+    def cycles(shapes, target):
+        return 7 * shapes["in"][0] + target.worker_contexts
+
+
+class Child(NamedVertex):
+    extra: Output[FLOAT]
+
+    def compute(in_):
+        return in_, jnp.float32(1)
+
+
+class DotVertex(Vertex):
+    a: Input[Vector[FLOAT]]
+    b: Input[Vector[FLOAT]]
+    out: Output[FLOAT]
+
+    def compute(a, b):
+        return jnp.dot(a, b)
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def test_fields_are_read_from_annotations():
+    assert [(f.name, f.direction, f.kind, f.dtype) for f in NamedVertex.fields] == [
+        ("in", "in", "vector", HALF),
+        ("out", "out", "vector", HALF),
+        ("factor", "state", "scalar", INT),
+    ]
+    assert NamedVertex.vertex_name == "mine::Scale<half>" and AdderVertex.vertex_name == "AdderVertex"
+    assert NamedVertex.fields[2].default == 3
+    assert [f.name for f in Child.fields] == ["in", "out", "factor", "extra"] and Child.parameters == ("in_",)
+
+
+def test_a_field_without_a_type_is_refused():
+    with pytest.raises(GraphError, match=r"field x of codelet Wrong has no type[\s\S]*got: 5"):
+
+        class Wrong(Vertex):
+            x: 5
+            out: Output[FLOAT]
+
+            def compute():
+                return 0.0
+
+
+def test_a_type_that_is_not_known_is_refused():
+    with pytest.raises(GraphError, match=r"codelet Wrong: a field's type is not known here[\s\S]*try: define codelets"):
+
+        class Wrong(Vertex):
+            x: Input[FLOATING]  # noqa: F821
+
+            def compute(x):
+                return x
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [("self, x", "has no self"), ("xx", "try: 'x'"), ("out", r"expected: fields that are read, and state: \['x'\]")],
+)
+def test_compute_asks_for_fields_only(parameters, message):
+    body = {"compute": eval(f"lambda {parameters}: 0.0"), "__annotations__": {"x": Input[FLOAT], "out": Output[FLOAT]}}
+    with pytest.raises(GraphError, match=message):
+        type("Wrong", (Vertex,), body)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("self", "has no self"),
+        ("xx", "try: 'x'"),
+        ("n", r"expected: connected fields: \['x', 'out', 'shapes', 'target'\]"),
+    ],
+)
+def test_cycles_asks_for_connected_fields_and_the_machine_only(parameters, message):
+    fields = {"x": Input[FLOAT], "n": INT, "out": Output[FLOAT]}
+    body = {"compute": lambda x: x, "cycles": eval(f"lambda {parameters}: 1"), "__annotations__": fields}
+    with pytest.raises(GraphError, match=message):
+        type("Wrong", (Vertex,), body)
+
+
+class ListedVertex(Vertex):
+    xs: Input[VectorList[FLOAT]]
+    in_: Input[Vector[FLOAT]]
+    out: Output[FLOAT]
+
+    def compute(xs, in_):
+        return sum(jnp.sum(x) for x in xs) + jnp.sum(in_)
+
+    def cycles(xs, in_, out, target):
+        return 1000 * len(xs) + 100 * xs[1].size + 10 * in_.shape[0] + out.ndim + target.worker_contexts - 0.5
+
+
+def test_cycles_gets_what_it_asks_for_by_name():
+    codelet = vertex_codelet(ListedVertex, ((2, 3), (4,), ()))
+    assert codelet.cycles((), preset("mk2")) == 2346  # 2345.5, rounded up
+
+
+@pytest.mark.parametrize("cycles", [-1, 2**70, np.nan, "4", True, None])
+def test_cycles_that_are_no_number_of_cycles_are_refused(cycles):
+    fields = {"x": Input[FLOAT], "out": Output[FLOAT]}
+    wrong = type("Wrong", (Vertex,), {"compute": lambda x: x, "cycles": lambda x: cycles, "__annotations__": fields})
+    with pytest.raises(GraphError, match=r"cycles of codelet Wrong[\s\S]*test_codelets.py[\s\S]*0 … 4294967295"):
+        vertex_codelet(wrong, ((), ())).cycles((), preset("mk2"))
+
+
+def codelet_returning(result):
+    """A codelet with a scalar and a vector to write, whose function returns something."""
+    annotations = {"x": Input[Vector[FLOAT]], "y": Output[FLOAT], "z": Output[Vector[FLOAT]]}
+    return type("Made", (Vertex,), {"compute": lambda x: result(x), "__annotations__": annotations})
+
+
+@pytest.mark.parametrize(
+    "result", [lambda x: (x[0], x), lambda x: [x[0], x], lambda x: {"z": x, "y": x[0]}, lambda x: (3, x)]
+)
+def test_results_come_in_order_or_by_name_and_plain_numbers_take_the_fields_type(result):
+    codelet = vertex_codelet(codelet_returning(result), ((4,), (), (4,)))
+    y, z = codelet.compute(jnp.full(4, 3.0))
+    assert (y.dtype, z.shape) == (np.float32, (4,)) and float(y) == 3
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x: x, r"returns 1 values[\s\S]*a value for each of \['y', 'z'\]"),
+        (lambda x: {"y": x[0]}, r"values of \['y'\][\s\S]*values of \['y', 'z'\]"),
+        (lambda x: (x[0], x[:2]), r"float32\[2\] for field z[\s\S]*expected: float32\[4\]"),
+        (lambda x: (x[0].astype(int), x), r"int32\[\] for field y[\s\S]*expected: float32\[\]"),
+    ],
+)
+def test_results_that_do_not_fit_are_refused_at_the_codelets_line(result, message):
+    with pytest.raises(GraphError, match=message) as e:
+        vertex_codelet(codelet_returning(result), ((4,), (), (4,)))
+    assert str(e.value.where).startswith("test_codelets.py:")
+
+
+def test_an_error_of_compute_is_the_users_own():
+    with pytest.raises(ZeroDivisionError):
+        vertex_codelet(codelet_returning(lambda x: 1 // 0), ((4,), (), (4,)))
+
+
+# --- codelets of a graph ----------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_codelets_is_added_by_names():
+    module = types.ModuleType("codelets_of_test")
+    source = "class Local(Base):\n    def compute(x, y): return x * y"
+    exec(source, {"Base": AdderVertex, "__name__": module.__name__}, vars(module))
+    module.Imported = AdderVertex
+    graph = small_graph()
+    graph.add_codelets(sys.modules[__name__])
+    assert {"AdderVertex", "mine::Scale<half>", "DotVertex"} <= set(graph.codelets)
+    other = small_graph()
+    other.add_codelets(module)
+    assert list(other.codelets) == ["Local"]
+
+
+def test_what_is_no_codelet_or_unfinished_or_a_double_is_refused():
+    graph = small_graph()
+    with pytest.raises(GraphError, match=r"no codelet[\s\S]*got: 'tut3_codelets.cpp'"):
+        graph.add_codelets("tut3_codelets.cpp")
+    silent = type("Silent", (Vertex,), {"compute": lambda x: x, "__annotations__": {"x": Input[FLOAT]}})
+    with pytest.raises(GraphError, match="codelet Silent is unfinished"):
+        graph.add_codelets(silent)
+    graph.add_codelets(AdderVertex)
+    with pytest.raises(GraphError, match="two codelets are called AdderVertex"):
+        graph.add_codelets(type("AdderVertex", (AdderVertex,), {}))
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_of_a_codelet_is_used():
+    graph = small_graph()
+    x, out = placed(graph, HALF, [10], "x"), placed(graph, HALF, [10], "out")
+    compute_set = graph.add_compute_set("scale")
+    graph.set_tile_mapping(graph.add_vertex(compute_set, NamedVertex, {"in": x, "out": out}), 0)
+    step = Execute(compute_set)
+    cost = compiled(graph, step, {x: np.zeros(10)}, []).costs[step]
+    target = graph.get_target()
+    assert int(cost.compute_cycles.max()) == target.supervisor_overhead_cycles + 6 * (7 * 10 + 6)
+    assert dict(cost.active_by_codelet) == {"mine::Scale<half>": 76}
+    (got,) = run_both(graph, step, {x: np.arange(10)}, [out])
+    np.testing.assert_array_equal(got, 3 * np.arange(10))
+
+
+def spec(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (lambda x: x + 1, [spec(8)], 8 + 8 + 8),
+        (lambda x, y: jnp.dot(x, y), [spec(8), spec(8)], 8 + 8 + 1 + 2 * 8),
+        (lambda x: jnp.sum(x.reshape(2, 4)), [spec(8)], 8 + 1 + 8),
+        (lambda x: jax.lax.fori_loop(0, 5, lambda i, y: y * 2.0, x), [spec(8)], 8 + 8 + 5 * (8 + 1)),
+        (lambda x, y: x @ y, [spec(3, 4), spec(4, 5)], 12 + 20 + 15 + 2 * 60),
+    ],
+)
+def test_operations_are_counted(function, arguments, expected):
+    assert instructions(function, arguments) == OVERHEAD_CYCLES + expected
+
+
+# --- calls from JAX code ----------------------------------------------------------------------------------------------
+
+
+def test_a_call_names_its_codelet_and_the_users_line_and_costs_what_it_does():
+    small = ipu.IPUModel(tiles_per_ipu=8)
+
+    @ipu.jit(device=small)
+    def scaled(x):
+        return ipu.codelet_call(NamedVertex, x, factor=2)  # here
+
+    x = np.arange(20, dtype=np.float16).reshape(4, 5)
+    np.testing.assert_array_equal(scaled(x), 2 * x)
+    made = scaled.lower(x).compile()
+    assert "mine::Scale<half>" in made.profile.summary()
+    assert not made.profile.fallbacks
+    executable = scaled.lower(x)
+    (groups,) = executable.graph.groups.values()
+    (group,) = groups
+    assert group.codelet.name == "mine::Scale<half>" and group.num_vertices == 4
+    file, line = group.origin.line.split(" ")[0].split(":")
+    with open(__file__, encoding="utf-8") as source:
+        assert file == "test_codelets.py" and "# here" in source.readlines()[int(line) - 1]
+
+
+def test_a_call_puts_vertices_on_the_tiles_asked_for():
+    small = ipu.IPUModel(tiles_per_ipu=8)
+    x = np.ones((3, 5), np.float16)
+
+    def tiles_of(tiles):
+        lowered = ipu.jit(lambda x: ipu.codelet_call(NamedVertex, x, tiles=tiles), device=small).lower(x)
+        ((group,),) = lowered.graph.groups.values()
+        return group.tile.reshape(-1).tolist()
+
+    assert (tiles_of([5, 1, 7]), tiles_of(2), tiles_of(None)) == ([5, 1, 7], [2, 2, 2], [0, 1, 2])
+    with pytest.raises(GraphError, match=r"names a tile the target lacks[\s\S]*0 … 7[\s\S]*got: 8"):
+        tiles_of(8)
+
+
+def test_gradients_are_those_given():
+    def gradient(arrays, cotangents):
+        (a, b), (ct,) = arrays, cotangents
+        return ct[:, None] * b, ct @ a
+
+    def loss(a, b):
+        return jnp.sum(ipu.codelet_call(DotVertex, a, b, gradient=gradient) ** 2)
+
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(6, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
+    expected = jax.grad(lambda a, b: jnp.sum((a @ b) ** 2), (0, 1))(a, b)
+    small = ipu.IPUModel(tiles_per_ipu=8)
+    for got in (jax.grad(loss, (0, 1))(a, b), ipu.jit(jax.grad(loss, (0, 1)), device=small)(a, b)):
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+class Lists(Vertex):
+    x: Input[VectorList[FLOAT]]
+    out: Output[FLOAT]
+
+    def compute(x):
+        return x[0][0]
+
+
+class Needy(Vertex):
+    data: InOut[Vector[FLOAT]]
+    n: INT
+
+    def compute(data, n):
+        return data * n
+
+
+VECTOR = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ipu.codelet_call(DotVertex, VECTOR), r"got 1 arrays[\s\S]*\['a', 'b'\]"),
+        (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR[:3]), "equally many rows"),
+        (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR[None]), r"array of field b[\s\S]*got: float32\[1, 4, 3\]"),
+        (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR.astype(np.float16)), r"field b[\s\S]*got: float16"),
+        (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR, tiles=[1]), r"one for each of 4 vertices[\s\S]*got: 1"),
+        (lambda: ipu.codelet_call(Needy, VECTOR), r"state \['n'\] has no value"),
+        (lambda: ipu.codelet_call(Needy, VECTOR, m=3), r"state m=3[\s\S]*\['n'\]"),
+        (lambda: ipu.codelet_call(Lists, VECTOR), "vector lists cannot be given as arrays"),
+        (
+            lambda: jax.grad(lambda x: jnp.sum(ipu.codelet_call(Needy, x, n=2)))(VECTOR),
+            r"codelet_call of Needy is differentiated, and has no gradient",
+        ),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused_at_their_line(call, message):
+    with pytest.raises(ArgumentError, match=message) as e:
+        call()
+    assert str(e.value.where).startswith("test_codelets.py:")
+
+
+def test_codelets_are_the_same_by_call_and_by_graph():
+    graph = small_graph()
+    a, b, out = (placed(graph, FLOAT, shape, "x") for shape in ([4, 3], [3], [4]))
+    compute_set = graph.add_compute_set("dot")
+    for i in range(4):
+        v = graph.add_vertex(compute_set, DotVertex, {"a": a[i], "b": b, "out": out[i]})
+        graph.set_tile_mapping(v, i)
+    y = np.arange(3, dtype=np.float32)
+    (by_graph,) = run_both(graph, Execute(compute_set), {a: VECTOR, b: y}, [out])
+    np.testing.assert_array_equal(by_graph, ipu.codelet_call(DotVertex, VECTOR, y))
+    assert poplar.In is Input and poplar.Out is Output

@@ -1,0 +1,154 @@
+"""popnn.ctc_loss against Optax and its gradient, and against all paths written out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ipujax import poplar
+from ipujax.poplar.program import Sequence
+from ipujax.popnn import ctc_loss
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph.program import Repeat
+from ipujax.runtime.graph.steps import distinct
+from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
+from tests.ipujax.popnn.recurrent_helpers import numbers
+
+TIME, BATCH, CLASSES, LENGTH = 5, 4, 5, 3
+LOGITS = numbers((TIME, BATCH, CLASSES), 1)
+LABELS = np.array([[1, 2, 3], [2, 2, 0], [4, 9, 9], [0, 0, 0]])  # the blank of these is 0; 9 does not count
+LABEL_LENGTHS, DATA_LENGTHS = np.array([3, 2, 1, 0]), np.array([5, 4, 3, 4])
+
+
+def by_optax(logits, labels=LABELS, blank=0):
+    late = (np.arange(TIME)[None] >= DATA_LENGTHS[:, None]).astype(np.float32)
+    unused = (np.arange(LENGTH)[None] >= LABEL_LENGTHS[:, None]).astype(np.float32)
+    labels = np.where(unused > 0, 0, labels)
+    return optax.ctc_loss(logits.transpose(1, 0, 2), late, labels, unused, blank_id=blank)
+
+
+def tensors(graph, data, labels=LABELS, data_lengths=DATA_LENGTHS, label_lengths=LABEL_LENGTHS, dtype=poplar.FLOAT):
+    """The operands, data and labels created by the library."""
+    time, batch, classes = data.shape
+    x = ctc_loss.create_data_input(graph, dtype, batch, time, classes)
+    y = ctc_loss.create_labels_input(graph, poplar.UNSIGNED_INT, batch, labels.shape[1])
+    graph.set_initial_value(x, data)
+    graph.set_initial_value(y, labels)
+    return x, y, constant(graph, data_lengths, poplar.UNSIGNED_INT), constant(graph, label_lengths, poplar.INT)
+
+
+@pytest.mark.slow
+def test_loss_and_gradient_against_optax_with_another_blank():
+    blank = 2
+    swap = np.array([2, 1, 0, 3, 4, 5, 6, 7, 8, 9])  # no label may be the blank
+    labels = swap[LABELS]
+    graph, prog = new_graph(), Sequence()
+    given = tensors(graph, LOGITS, labels)
+    loss, gradient = ctc_loss.calc_loss_and_gradient_logits(graph, poplar.FLOAT, *given, prog, blank)
+    alone = ctc_loss.calc_ctc_loss_logits(graph, poplar.FLOAT, *given, prog, blank)
+    found = both(graph, prog, {"loss": loss, "gradient": gradient, "alone": alone})
+    expected = by_optax(LOGITS, labels, blank)
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["alone"], expected, rtol=1e-5)
+    slope = jax.grad(lambda x: by_optax(x, labels, blank).sum())(LOGITS)
+    np.testing.assert_allclose(found["gradient"], slope, rtol=1e-4, atol=1e-5)
+    assert not graph.fallbacks
+    assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [TIME] * 3
+
+
+@pytest.mark.slow
+def test_gradient_of_log_probabilities_and_of_their_softmax():
+    logs = np.asarray(jax.nn.log_softmax(LOGITS))
+    graph, prog = new_graph(), Sequence()
+    given = tensors(graph, logs)
+    loss, through = ctc_loss.calc_loss_and_gradient_log_probabilities(graph, poplar.FLOAT, *given, prog, 0)
+    _, direct = ctc_loss.calc_loss_and_gradient_log_probabilities(
+        graph, poplar.FLOAT, *given, prog, 0, include_softmax_gradient=False
+    )
+    alone = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *given, prog, 0)
+    found = both(graph, prog, {"loss": loss, "through": through, "direct": direct, "alone": alone})
+    np.testing.assert_allclose(found["loss"], by_optax(LOGITS), rtol=1e-5)
+    np.testing.assert_allclose(found["alone"], by_optax(LOGITS), rtol=1e-5)
+    slope = jax.grad(lambda x: by_optax(x).sum())(LOGITS)
+    np.testing.assert_allclose(found["through"], slope, rtol=1e-4, atol=1e-5)
+    _, vjp = jax.vjp(jax.nn.log_softmax, LOGITS)
+    np.testing.assert_allclose(vjp(jnp.asarray(found["direct"]))[0], slope, rtol=1e-4, atol=1e-5)
+
+
+def test_all_paths_written_out():
+    logs = np.asarray(jax.nn.log_softmax(numbers((4, 3, 3), 2)))
+    labels, lengths = np.array([[1, 2], [1, 1], [2, 0]]), np.array([2, 2, 1])
+
+    def spelled(path):
+        return [c for n, c in enumerate(path) if c and (n == 0 or path[n - 1] != c)]
+
+    sums = np.zeros(3)
+    for path in product(range(3), repeat=4):
+        for b in range(3):
+            if spelled(path) == labels[b, : lengths[b]].tolist():
+                sums[b] += np.exp(sum(logs[t, b, c] for t, c in enumerate(path)))
+    graph, prog = new_graph(), Sequence()
+    loss = ctc_loss.calc_ctc_loss(
+        graph, poplar.FLOAT, *tensors(graph, logs, labels, np.array([4, 4, 4]), lengths), prog, 0
+    )
+    np.testing.assert_allclose(both(graph, prog, {"loss": loss})["loss"], -np.log(sums), rtol=1e-5)
+
+
+def test_labels_that_cannot_be_spelled_and_impossible_classes():
+    # Three symbols in two steps; two equal ones in two steps; a class of no probability; nothing in no steps.
+    logs = np.asarray(jax.nn.log_softmax(numbers((3, 4, 3), 4))).copy()
+    logs[1, 2, 2] = -np.inf
+    labels = np.array([[1, 2, 1], [1, 1, 0], [2, 0, 0], [0, 0, 0]])
+    graph, prog = new_graph(), Sequence()
+    loss, gradient = ctc_loss.calc_loss_and_gradient_log_probabilities(
+        graph,
+        poplar.FLOAT,
+        *tensors(graph, logs, labels, np.array([2, 2, 3, 0]), np.array([3, 2, 1, 0])),
+        prog,
+        0,
+        include_softmax_gradient=False,
+    )
+    found = both(graph, prog, {"loss": loss, "gradient": gradient})
+    p, q = np.exp(logs[:, 2, 2]), np.exp(logs[:, 2, 0])
+    only = p[0] * q[1] * q[2] + q[0] * q[1] * p[2]
+    np.testing.assert_allclose(found["loss"], [np.inf, np.inf, -np.log(only), 0], rtol=1e-5)
+    np.testing.assert_array_equal(found["gradient"][:, [0, 1, 3]], 0)
+    np.testing.assert_allclose(found["gradient"][:, 2].sum(1), [-1, -1, -1], rtol=1e-5)  # each step emits something
+    assert found["gradient"][1, 2, 2] == 0
+
+
+def test_half_data_is_summed_in_float():
+    logs = np.asarray(jax.nn.log_softmax(LOGITS)).astype(np.float16)
+    graph, prog = new_graph(), Sequence()
+    given = tensors(graph, logs, dtype=poplar.HALF)
+    wide = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *given, prog, 0)
+    narrow = ctc_loss.calc_ctc_loss(graph, poplar.HALF, *given, prog, 0)
+    found = both(graph, prog, {"wide": wide, "narrow": narrow})
+    graph, prog = new_graph(), Sequence()
+    exact = ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, *tensors(graph, logs.astype(np.float32)), prog, 0)
+    np.testing.assert_allclose(found["wide"], both(graph, prog, {"exact": exact})["exact"], rtol=1e-6)
+    np.testing.assert_array_equal(found["narrow"], found["wide"].astype(np.float16))
+
+
+def test_wrong_operands():
+    graph, prog = new_graph(), Sequence()
+    x, labels, lengths, used = tensors(graph, LOGITS)
+    short, floats = constant(graph, [1, 2], poplar.INT), variable(graph, [4, 3])
+    cases = [
+        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, lengths, used, prog, 5), "no such blank"),
+        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, labels, short, used, prog, 0), "as many labels"),
+        (lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, x, lengths, used, prog, 0), "no sequences"),
+        (
+            lambda: ctc_loss.calc_ctc_loss(graph, poplar.FLOAT, x, floats, lengths, used, prog, 0),
+            "int",
+        ),
+    ]
+    for call, message in cases:
+        with pytest.raises(GraphError, match=message) as error:
+            call()
+        assert "test_ctc.py" in str(error.value)

@@ -1,0 +1,336 @@
+"""The passes: after each a jaxpr still means the same; what calls and source lines become; texts of tiny cases."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import (
+    CALLEES,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    check_jaxpr,
+    jaxpr_as_fun,
+    jaxprs_in_params,
+    name_stack,
+    source_line,
+)
+from ipujax.lowering.lower import lower
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.passes.dce import dce
+from ipujax.lowering.passes.inline import inline
+from ipujax.runtime.graph.listing import listing
+from tests.ipujax.models import MODELS, training_step
+from tests.lowering.helpers import small_target
+
+FAST = ("plain-mlp_sgd", "plain-lstm_rmsprop")
+ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    return jax.make_jaxpr(fun)(*args)
+
+
+def after_each_pass(jaxpr: ClosedJaxpr) -> Iterator[tuple[str, ClosedJaxpr]]:
+    """The jaxpr as traced, then after each pass, with their names."""
+    yield "trace", jaxpr
+    for name, run in PASSES:
+        jaxpr = run(jaxpr)
+        yield name, jaxpr
+
+
+def all_equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr and of those inside it."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from all_equations(inner)
+
+
+def primitives(jaxpr: ClosedJaxpr) -> list[str]:
+    return [eqn.primitive.name for eqn in all_equations(jaxpr)]
+
+
+def evaluate(jaxpr: ClosedJaxpr, leaves: list[Any]) -> list[Any]:
+    return jax.jit(jaxpr_as_fun(jaxpr))(*leaves)
+
+
+def assert_close(got: Any, expected: Any, what: str) -> None:
+    if jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        got, expected = jax.random.key_data(got), jax.random.key_data(expected)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=what)
+
+
+def check_passes(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    """Asserts that after each pass the jaxpr is well formed and gives the numbers of the first; returns the last."""
+    leaves = jax.tree.leaves(args)
+    (_, first), *rest = after_each_pass(traced(fun, *args))
+    expected = evaluate(first, leaves)
+    for name, jaxpr in rest:
+        check_jaxpr(jaxpr.jaxpr)
+        assert [v.aval.shape for v in jaxpr.jaxpr.invars] == [np.shape(leaf) for leaf in leaves], name
+        for got, want in zip(evaluate(jaxpr, leaves), expected, strict=True):
+            assert_close(got, want, f"after {name}")
+    return rest[-1][1]
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_each_pass_keeps_the_numbers_of_a_training_step(name: str) -> None:
+    model = training_step(name)
+    last = check_passes(model.step, model.state, *model.batch(0))
+    found = set(primitives(last))
+    assert found.isdisjoint(CALLEES)
+    assert model.contains <= found
+
+
+# --- inline -----------------------------------------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def cube(x: jax.Array) -> jax.Array:
+    return x * x * x
+
+
+@cube.defjvp
+def cube_jvp(primals: Any, tangents: Any) -> Any:
+    return cube(primals[0]), 3 * primals[0] ** 2 * tangents[0]
+
+
+@jax.custom_vjp
+def halve(x: jax.Array) -> jax.Array:
+    return x / 2
+
+
+halve.defvjp(lambda x: (halve(x), None), lambda _, g: (g / 2,))
+
+
+@jax.custom_vjp
+def wave(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+wave.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,), optimize_remat=True)
+
+
+@jax.custom_batching.custom_vmap
+def doubled(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@doubled.def_vmap
+def doubled_batch(size: int, batched: Any, x: jax.Array) -> Any:
+    return x * 2, batched[0]
+
+
+TABLE = np.arange(5, dtype=np.float32)
+
+CALLS: dict[str, Callable[[jax.Array], Any]] = {
+    "jit": jax.jit(lambda x: jnp.sin(x) + 1),
+    "jit in jit": jax.jit(lambda x: jax.jit(jnp.cos)(x) * jax.jit(jnp.cos)(2 * x)),
+    "one callee twice": lambda x: jnp.where(x > 0, x, 0) + jnp.where(x < 1, x, 2),
+    "custom_jvp": cube,
+    "custom_vjp": halve,
+    "checkpoint": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
+    "gradient of checkpoint": jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()),
+    "constants of a callee": jax.jit(lambda x: x + jax.jit(lambda y: y * TABLE)(x) @ TABLE),
+    "result is an argument": jax.jit(lambda x: (x, x + 1, x)),
+    "result is a literal": jax.jit(lambda x: (x, 3.0)),
+    "inside scan": lambda x: lax.scan(lambda c, a: (jax.jit(jnp.sin)(c) * a, cube(c)), x.sum(), x),
+    "inside while": lambda x: lax.while_loop(lambda c: jax.jit(jnp.sum)(c) < 50, lambda c: cube(c) + 2, x),
+    "inside cond": lambda x: lax.cond(x[0] > 0, jax.jit(jnp.sin), lambda y: jax.jit(jnp.cos)(y) * TABLE, x),
+    "composite": lambda x: lax.composite(lambda y: y * 2 + TABLE, "test.twice")(x),
+    "linear_call": lambda x: jax.custom_derivatives.linear_call(lambda r, y: y * r, lambda r, y: y * r, x, x + 1),
+    "custom_vmap": doubled,
+    "remat_opt, of which only the value is used": lambda x: jax.vjp(wave, x)[0],
+    "remat_opt": jax.grad(lambda x: wave(x).sum() ** 2),
+    "pipeline": ipu.pipeline(jax.jit(jnp.sin), micro_batches=5, reduce="stack"),
+    "linear solve": lambda x: jnp.linalg.solve(jnp.eye(5) + x, x),
+    "constants inside scan": lambda x: lax.scan(lambda c, _: (jax.jit(lambda y: y + TABLE)(c), None), x, None, 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_inline_leaves_no_call(name: str) -> None:
+    x = jnp.linspace(0.1, 1.5, 5)
+    assert set(primitives(check_passes(CALLS[name], x))).isdisjoint(CALLEES)
+
+
+def test_calls_are_there_to_inline() -> None:
+    found = {p for fun in CALLS.values() for p in primitives(traced(fun, jnp.ones(5)))}
+    assert {"jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"} <= found
+    assert {"composite", "linear_call", "custom_vmap_call", "custom_linear_solve", "ipu_pipeline"} <= found
+    assert {"checkpoint", "remat2"} & found
+
+
+def on_platform(x: jax.Array) -> jax.Array:
+    return lax.platform_dependent(x, tpu=jnp.cos, default=lambda x: jnp.sin(x) * TABLE)
+
+
+CHOSEN: dict[str, tuple[Callable[[jax.Array], Any], set[str]]] = {
+    "default": (on_platform, {"cos"}),
+    "named": (lambda x: lax.platform_dependent(x, tpu=jnp.cos, cpu=jnp.sin, default=jnp.tan), {"cos", "tan"}),
+    "gradient": (jax.grad(lambda x: on_platform(x).sum()), set()),
+    "batch": (lambda x: jax.vmap(on_platform)(jnp.stack([x, x])), {"cos"}),
+    "in a loop": (lambda x: lax.scan(lambda c, _: (on_platform(c), None), x, None, 3)[0], {"cos"}),
+    "constant": (lambda x: lax.cond(True, jnp.sin, jnp.cos, x), {"cos"}),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_branches_that_are_chosen_already_are_inlined(name: str) -> None:
+    """Of the others nothing stays."""
+    fun, others = CHOSEN[name]
+    found = set(primitives(check_passes(fun, jnp.linspace(0.1, 1.5, 5))))
+    assert found.isdisjoint({"platform_index", "cond", *others})
+
+
+def test_inline_makes_new_variables_for_each_call() -> None:
+    jaxpr = inline(traced(CALLS["one callee twice"], jnp.ones(5))).jaxpr
+    outs = [var for eqn in jaxpr.eqns for var in eqn.outvars]
+    assert len(set(outs)) == len(outs)
+
+
+def test_name_stack_of_a_callee_follows_its_callers() -> None:
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        with jax.named_scope("inner"):
+            return jnp.sin(x)
+
+    def fun(x: jax.Array) -> jax.Array:
+        with jax.named_scope("first"):
+            x = inner(x)
+        with jax.named_scope("second"):
+            return inner(x)
+
+    stacks = [name_stack(eqn) for eqn in inline(traced(fun, jnp.ones(3))).eqns if eqn.primitive.name == "sin"]
+    assert stacks == ["first/inner", "second/inner"]
+    jaxpr = inline(traced(jax.grad(lambda x: fun(x).sum()), jnp.ones(3)))
+    backward = [name_stack(eqn) for eqn in jaxpr.eqns if "transpose(" in name_stack(eqn)]
+    scopes = [next(s for s in ("first", "second") if s in stack) for stack in backward if "inner" in stack]
+    assert scopes and scopes == sorted(scopes, reverse=True), backward  # backward runs from the last scope to the first
+
+
+def test_source_line_of_library_code_is_its_callers() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        y = jnp.where(x > 0, x, 0.0)
+        return jnp.where(y > 1, y, 1.0)
+
+    first = inspect.getsourcelines(fun)[1] + 1
+    jaxpr = inline(traced(fun, jnp.ones(3)))
+    lines = [source_line(eqn) for eqn in jaxpr.eqns if eqn.primitive.name == "select_n"]
+    assert [line.split(" (")[0] for line in lines] == [f"test_passes.py:{first + n}" for n in range(2)]
+
+
+def test_source_line_of_users_callee_is_its_own() -> None:
+    @jax.jit
+    def callee(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    line = inspect.getsourcelines(callee.__wrapped__)[1] + 2
+    [eqn] = inline(traced(lambda x: callee(x), jnp.ones(3))).eqns
+    assert source_line(eqn).startswith(f"test_passes.py:{line} (")
+
+
+# --- dce --------------------------------------------------------------------------------------------------------------
+
+
+def test_dce_drops_what_nothing_uses() -> None:
+    def fun(x: jax.Array, unused: jax.Array) -> jax.Array:
+        jnp.exp(unused)
+
+        def body(c: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return c * 2, jnp.sin(a)
+
+        dead = lax.scan(body, x.sum(), x)[1]
+        return jnp.cos(x) + 0 * lax.scan(body, x.sum(), x)[0] if dead.size else x
+
+    jaxpr = dce(inline(traced(fun, jnp.ones(3), jnp.ones(2))))
+    assert set(primitives(jaxpr)).isdisjoint({"exp", "sin"})
+    assert "cos" in primitives(jaxpr) and primitives(jaxpr).count("scan") == 1
+    assert [v.aval.shape for v in jaxpr.jaxpr.invars] == [(3,), (2,)]
+
+
+def test_dce_keeps_effects() -> None:
+    seen: list[float] = []
+
+    def body(c: jax.Array, _: Any) -> tuple[jax.Array, None]:
+        jax.debug.callback(lambda v: seen.append(float(v)), c, ordered=True)
+        return c + 1, None
+
+    def fun(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda v: seen.append(float(v)), jnp.exp(x), ordered=True)
+        lax.scan(body, x, None, 3)
+        return x
+
+    jaxpr = dce(inline(traced(fun, jnp.float32(0.0))))
+    assert primitives(jaxpr).count("debug_callback") == 2 and "exp" in primitives(jaxpr)
+    jax.block_until_ready(evaluate(jaxpr, [jnp.float32(0.0)]))
+    jax.effects_barrier()
+    assert seen == [1.0, 0.0, 1.0, 2.0]
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def layer(w: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+    """A dense layer, with a dead end."""
+    jnp.sum(x)
+    return jnp.where(x @ w + b > 0, x @ w, 0.0)
+
+
+def running_sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A loop that stacks its states."""
+    return lax.scan(lambda c, a: (c + jax.jit(jnp.tanh)(a), c), jnp.zeros(3), x)
+
+
+@jax.jit
+def block(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Several steps, that all its callers have in common."""
+    h = jnp.tanh(x @ w)
+    return x + jnp.tanh(h @ w) * h
+
+
+def blocks(v: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+    """Two calls of one function."""
+    return block(w, block(v, x))
+
+
+TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "layer": (layer, [(6, 4), (4,), (5, 6)]),
+    "running_sum": (running_sum, [(4, 3)]),
+    "blocks": (blocks, [(6, 6), (6, 6), (8, 6)]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str, golden: Callable[..., None]) -> None:
+    """The jaxpr after each pass, and graph and program for a machine of four tiles."""
+    fun, shapes = TEXTS[name]
+    for number, (stage, jaxpr) in enumerate(after_each_pass(traced(fun, *map(jnp.ones, shapes)))):
+        golden(str(jaxpr), f"{number}-{stage}")
+    program, start = lower(jaxpr, small_target(4)), inspect.getsourcelines(fun)[1]
+    text = listing(program.graph, program.program)
+    # Lines count from the function's own, so that editing this file does not change the text.
+    text = re.sub(r"test_passes\.py:(\d+)", lambda found: f"{name}+{int(found[1]) - start}", text)
+    golden(text, f"{number + 1}-graph")
+
+
+def test_of_a_linear_solve_only_the_solution_stays() -> None:
+    x = np.eye(3, dtype=np.float32) * 2 + 1
+    jaxpr = inline(jax.jit(jnp.linalg.inv).trace(x).jaxpr)  # holds also the product and its transposes
+    (inverse,) = jaxpr_as_fun(jaxpr)(x)
+    np.testing.assert_allclose(inverse, np.linalg.inv(x), rtol=1e-5)
+    assert {"lu", "triangular_solve"} <= set(primitives(jaxpr)) and "dot_general" not in primitives(jaxpr)

@@ -1,0 +1,316 @@
+"""Callees that are called several times: which become functions, that numbers stay, and what it costs and saves."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, check_jaxpr, jaxpr_as_fun, jaxprs_in_params
+from ipujax.lowering.passes import PASSES
+from ipujax.runtime.graph.program import Call, Copy
+from ipujax.runtime.graph.steps import distinct
+from tests.lowering.helpers import check, lowered, share_all, small_target
+
+RNG = np.random.default_rng(8)
+WEIGHTS = [RNG.normal(size=(9, 9)).astype(np.float32) / 3 for _ in range(4)]
+X = RNG.normal(size=(6, 9)).astype(np.float32)
+TILES = (1, 7)
+
+
+@jax.jit
+def block(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Two products and what is between them."""
+    h = jnp.tanh(x @ w)
+    with jax.named_scope("second"):
+        return x + jnp.tanh(h @ w) * h
+
+
+@jax.jit
+def pair(v: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+    return block(w, block(v, x)) + 1
+
+
+def chain(weights: Any, x: jax.Array) -> jax.Array:
+    for w in weights:
+        x = block(w, x)
+    return x
+
+
+def passed(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    check_jaxpr(jaxpr.jaxpr)
+    return jaxpr
+
+
+def calls(jaxpr: Jaxpr) -> Iterator[Any]:
+    """The calls of functions in a jaxpr, those inside functions once a call."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "function_call":
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from calls(getattr(inner, "jaxpr", inner))
+
+
+def functions(fun: Callable[..., Any], *args: Any) -> tuple[int, int]:
+    """How many functions the program of a function has, and how many calls are written in it."""
+    program = lowered(fun, args, small_target(7)).program
+    found = [node.function for node in distinct(program) if isinstance(node, Call)]
+    return len(set(found)), len(found)
+
+
+def in_loop(w: jax.Array, x: jax.Array) -> Any:
+    first = block(w, x)
+    last, kept = lax.scan(lambda c, _: (block(w, block(w, c)), c.sum()), first, None, length=3)
+    return first, last, kept
+
+
+def in_branches(w: jax.Array, x: jax.Array, p: jax.Array) -> Any:
+    return lax.cond(p, lambda: block(w, x), lambda: block(w, 2 * x)) + block(w, x + 1)
+
+
+def in_while(w: jax.Array, x: jax.Array) -> Any:
+    def more(c: Any) -> jax.Array:
+        return (block(w, c[1]).sum() < 1000) & (c[0] < 3)
+
+    return lax.while_loop(more, lambda c: (c[0] + 1, block(w, c[1]) + block(w, -c[1])), (0, x))
+
+
+def squared(weights: Any, x: jax.Array) -> jax.Array:
+    return (chain(weights, x) ** 2).sum()
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]] = {
+    "chain": (chain, (WEIGHTS, X), (1, 4)),
+    "results of all calls": (lambda v, w, x: [block(v, x), block(w, x), block(v, -x)], (*WEIGHTS[:2], X), (1, 3)),
+    "a result of a call, after the next": (
+        lambda v, w, x: (y := block(v, x), z := block(w, x), y.T @ z, y[::-1]),
+        (*WEIGHTS[:2], X),
+        (1, 2),
+    ),
+    "swapped": (lambda w, x: block(block(w, x[:9]), block(w, x[9:])), (WEIGHTS[0], np.tile(X, (3, 1))), (1, 3)),
+    "views": (lambda w, x: block(w.T, block(w[::-1], x[:, ::-1])), (WEIGHTS[0], X), (1, 2)),
+    "broadcast": (lambda w, x: block(w, jnp.broadcast_to(x[:1], (6, 9))) + block(w, x), (WEIGHTS[0], X), (1, 2)),
+    "nested": (lambda a, b, c, x: pair(a, b, pair(b, c, pair(c, a, x))), (*WEIGHTS[:3], X), (2, 9)),
+    "nested and outside": (lambda a, b, c, x: pair(a, b, block(c, x)), (*WEIGHTS[:3], X), (1, 3)),
+    "loop": (in_loop, (WEIGHTS[0], X), (1, 3)),
+    "branch": (in_branches, (WEIGHTS[0], X, np.bool_(True)), (1, 3)),
+    "while": (in_while, (WEIGHTS[0], X), (1, 3)),
+    "batched": (lambda v, w, x: jax.vmap(pair, (None, None, 0))(v, w, x), (*WEIGHTS[:2], np.stack([X, -X])), (1, 2)),
+    "gradient": (jax.value_and_grad(squared), (WEIGHTS, X), (2, 6)),
+    "recomputed": (jax.grad(lambda ws, x: sum(jax.checkpoint(chain)(ws, x)).sum()), (WEIGHTS, X), (2, 4)),
+    "tangent": (lambda ws, x: jax.jvp(chain, (ws, x), (ws, x)), (WEIGHTS, X), (1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+def test_programs_with_functions(name: str) -> None:
+    """As many functions and calls as expected; the numbers of plain JAX by the jaxpr, the engine and tile by tile."""
+    fun, args, expected = PROGRAMS[name]
+    assert functions(fun, *args) == expected
+    leaves = jax.tree.leaves(args)
+    for got, want in zip(jaxpr_as_fun(passed(fun, *args))(*leaves), jax.tree.leaves(fun(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    check(fun, *args, tiles=TILES, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_read_between_calls_is_copied_out_in_time() -> None:
+    """Each result is its own, though the function leaves all of them in one place."""
+    check(lambda v, w, x: [block(m, x) for m in (v, w, v, w)], *WEIGHTS[:2], X, tiles=TILES, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+def test_small_callees_too_when_all_are_shared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever pays, sharing is right: callees that return operands, literals, constants, keys and nothing."""
+    share_all(monkeypatch)
+    table = np.arange(9, dtype=np.float32) + seed
+
+    @jax.jit
+    def odd(x: jax.Array, key: jax.Array) -> Any:
+        key, use = jax.random.split(key)
+        return x, 3.0, x[::-1], x + table, key, jax.random.normal(use, (4,)), x[:0]
+
+    def fun(x: jax.Array, key: jax.Array) -> Any:
+        a = odd(x, key)
+        b = odd(a[2], a[4])
+        return a[:4], b[:4], a[5], b[5], b[6]
+
+    assert functions(fun, X, jax.random.key(seed))[1] == 2
+    check(fun, X, jax.random.key(seed), tiles=TILES, rtol=1e-6)
+
+
+# --- what is shared ---------------------------------------------------------------------------------------------------
+
+
+def printing(x: jax.Array) -> jax.Array:
+    jax.debug.print("{}", x[0, 0])
+    return block(WEIGHTS[0], x)
+
+
+@jax.jit
+def one_product(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(jnp.sin(jnp.cos(jnp.exp(x @ w))))
+
+
+def staged(w: jax.Array, x: jax.Array) -> jax.Array:
+    for number in range(4):
+        with ipu.stage(number // 2):
+            x = block(w, x)
+    return x
+
+
+@jax.jit
+def holding_stages(w: jax.Array, x: jax.Array) -> jax.Array:
+    for number in range(2):
+        with ipu.stage(number):
+            x = jnp.tanh(jnp.tanh(x @ w) @ w) * x
+    return x
+
+
+NOT_SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "called once": (block, (WEIGHTS[0], X)),
+    "little work": (lambda x, y: jax.jit(jnp.add)(x, y) + jax.jit(jnp.add)(y, y), (X, X)),
+    "a callee of another shape": (lambda w, x: (block(w, x), block(w, x[:3])), (WEIGHTS[0], X)),
+    "stages inside": (lambda w, x: holding_stages(w, x) + holding_stages(w, 2 * x), (WEIGHTS[0], X)),
+    "much to copy for one row": (lambda v, w, x: one_product(v, x[:1]) + one_product(w, x[1:2]), (*WEIGHTS[:2], X)),
+    "library code of several lines": (
+        lambda x: (
+            jnp.unwrap(x),
+            jnp.unwrap(2 * x),
+        ),
+        (X,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SHARED)
+def test_what_is_inlined(name: str) -> None:
+    fun, args = NOT_SHARED[name]
+    assert not list(calls(passed(fun, *args).jaxpr))
+
+
+def test_callees_with_effects_are_inlined_and_what_they_call_is_shared() -> None:
+    noisy = jax.jit(printing)
+    jaxpr = passed(lambda x: noisy(noisy(x)), X)
+    assert [eqn.params["name"] for eqn in calls(jaxpr.jaxpr)] == ["block", "block"]
+    assert [eqn.primitive.name for eqn in jaxpr.eqns].count("debug_print") == 2
+
+
+def test_stages_share_nothing() -> None:
+    called = list(calls(passed(staged, WEIGHTS[0], X).jaxpr))
+    bodies = [id(eqn.params["jaxpr"].jaxpr) for eqn in called]
+    assert bodies[0] == bodies[1] != bodies[2] == bodies[3]
+
+
+def test_functions_on_several_ipus() -> None:
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=16)
+    loss = lambda w, x: (staged(w, x) ** 2).sum()  # noqa: E731
+    got = ipu.jit(jax.value_and_grad(loss), device=device)(WEIGHTS[0], X)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.value_and_grad(loss)(WEIGHTS[0], X)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    graph = ipu.jit(staged, device=device).lower(WEIGHTS[0], X).graph
+    ipus = [{int(t) // 16 for g in groups for t in np.unique(g.tile[g.tile >= 0])} for groups in graph.groups.values()]
+    assert {0} in ipus and {1} in ipus and all(len(found) == 1 for found in ipus)
+
+
+def test_library_code_called_from_one_line_is_shared() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.unwrap(x)
+        return x
+
+    jaxpr = passed(fun, X)
+    line = inspect.getsourcelines(fun)[1] + 2
+    assert len(list(calls(jaxpr.jaxpr))) == 3
+    program = lowered(fun, (X,), small_target(7))
+    lines = {compute_set.origin.line for compute_set in program.graph.groups}
+    assert lines and all(text.startswith(f"test_share.py:{line} ") for text in lines), lines
+
+
+# --- what is copied, where it is said to be, what it costs ------------------------------------------------------------
+
+
+def copies(fun: Callable[..., Any], *args: Any) -> list[str]:
+    program = lowered(fun, args, small_target(7)).program
+    return [node.name for node in distinct(program) if isinstance(node, Copy)]
+
+
+def test_an_operand_that_never_changes_is_not_copied() -> None:
+    def recurrent(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = block(w, x)
+        return x
+
+    names = copies(recurrent, WEIGHTS[0], X)
+    assert names.count("block/operand1") == names.count("block/result0") == 4
+    assert "block/operand0" not in names
+    assert copies(chain, WEIGHTS, X).count("block/operand0") == 4
+
+
+def test_what_no_call_needs_is_dropped() -> None:
+    @jax.jit
+    def both(w: jax.Array, x: jax.Array) -> Any:
+        return block(w, x), jnp.exp(x)
+
+    jaxpr = passed(lambda v, w, x: both(v, both(w, x)[0])[0], *WEIGHTS[:2], X)
+    (body,) = {id(eqn.params["jaxpr"].jaxpr): eqn.params["jaxpr"] for eqn in calls(jaxpr.jaxpr)}.values()
+    assert "exp" not in [eqn.primitive.name for eqn in body.eqns] and len(body.out_avals) == 1
+
+
+def test_names_and_lines() -> None:
+    """What all callers' name stacks begin with, the function's name, its own scopes; and its own lines."""
+
+    def fun(weights: Any, x: jax.Array) -> jax.Array:
+        with jax.named_scope("model"):
+            for number, w in enumerate(weights):
+                with jax.named_scope(f"layer{number}"):
+                    x = block(w, x)
+        return (x**2).sum()
+
+    graph = lowered(fun, (WEIGHTS, X), small_target(7)).graph
+    origins = {s.origin.path: s.origin.line for s in graph.groups if "block" in s.origin.path}
+    assert set(origins) == {"model/block", "model/block/second"}
+    first = inspect.getsourcelines(block.__wrapped__)[1]
+    assert origins["model/block/second"].startswith(f"test_share.py:{first + 5} ")
+    names = {variable.name for variable in graph.variables}
+    assert {"model/layer2/block/result0", "block/operand1"} <= names
+    backward = lowered(jax.grad(fun), (WEIGHTS, X), small_target(7)).graph
+    paths = {s.origin.path for s in backward.groups}
+    assert "transpose(jvp(model))/block" in paths or "transpose(jvp(model/block))" in paths, sorted(paths)
+
+
+def test_saved_code_and_added_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four blocks' code one stays; hardly more cycles are added than those of copies."""
+    device = ipu.IPUModel(tiles_per_ipu=64)
+    args = [RNG.normal(size=(64, 64)).astype(np.float32) for _ in range(4)], np.ones((32, 64), np.float32)
+    shared = ipu.jit(chain, device=device).lower(*args).compile().profile
+    monkeypatch.setattr(importlib.import_module("ipujax.lowering.passes.share"), "_LEAST_STEPS", 10**9)
+    inlined = ipu.jit(lambda *args: chain(*args), device=device).lower(*args).compile().profile
+    for category in ("internalExchangeCode", "vertexInstanceState"):
+        assert shared.memory.by_category[category].sum() < 0.3 * inlined.memory.by_category[category].sum()
+    copied = sum(
+        step.ends[0] - step.starts[0]
+        for step in shared.timeline.walk()
+        if isinstance(step.program, Copy) and step.program.name.startswith("block/")
+    )
+    # Inlined, each block is laid out for its own operands; shared, all are laid out for those of the first call.
+    assert inlined.cycles <= shared.cycles <= 1.05 * inlined.cycles + copied
+
+
+def test_functions_are_lowered_once() -> None:
+    """Forty calls have the vertices of one."""
+    once = lowered(lambda w, x: block(w, x), (WEIGHTS[0], X), small_target(7)).graph
+    many = lowered(lambda w, x: chain([w + n for n in range(40)], x), (WEIGHTS[0], X), small_target(7)).graph
+    assert len(many.groups) == len(once.groups) + 40  # and forty additions

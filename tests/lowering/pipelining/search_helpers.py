@@ -1,0 +1,21 @@
+"""What the tests of automatic stages share: the search for the stages of a function's one pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.pipelining.primitive import staged_pipeline_p
+from ipujax.lowering.pipelining.stage_search import Search
+from ipujax.lowering.rules.equations import Lowering
+from ipujax.runtime.target.target import Target
+
+
+def search_of(fun: Any, args: Any, target: Target) -> Search:
+    jaxpr = jax.jit(fun).trace(*args).jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
+    return Search(jaxpr, number, target, Lowering)

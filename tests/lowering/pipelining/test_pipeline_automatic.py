@@ -1,0 +1,147 @@
+"""Stages that are found: against all ways to cut, within memory, with the numbers of plain JAX; what is refused."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
+from ipujax.lowering.pipelining.cuts import named
+from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
+from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.pipelining.search_helpers import search_of
+
+WIDTHS = {"even": (8,) * 8, "narrow": (32, 8, 4, 4, 4, 8, 16, 32), "wide": (4, 8, 16, 48, 48, 8, 4, 4)}
+
+
+def chain(widths: tuple[int, ...]) -> tuple[Any, Any]:
+    """Products of unequal sizes, one after the other: nine places to cut."""
+
+    def loss(params: list[Any], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = x @ w
+        return jnp.sum(x**2)
+
+    params = [array(a, b, seed=n) for n, (a, b) in enumerate(pairwise(widths))]
+    return loss, (params, array(16, widths[0]))
+
+
+FAST = {("wide", "buffered", "1f1b")}
+MACHINES = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+    for case in product(WIDTHS, ("lockstep", "buffered"), ("gpipe", "1f1b"))
+]
+
+
+@pytest.mark.parametrize(("shape", "exchange", "schedule"), MACHINES)
+def test_no_way_to_cut_is_better_by_more_than_two_percent(shape: str, exchange: str, schedule: str) -> None:
+    loss, args = chain(WIDTHS[shape])
+    target = small_target(4, num_ipus=4, global_exchange=exchange)
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3, schedule=schedule)
+    search = search_of(fun, args, target)
+    assert len(search.work.forward_cycles) == 10
+    charges = [search.charge(cuts) for cuts in combinations(range(1, 10), 2)]
+    chosen = search_of(fun, args, target)
+    assert chosen.charge(chosen.chosen())[1] <= 1.02 * min(charges)[1]
+
+
+def test_a_cut_that_fits_is_found_if_there_is_one() -> None:
+    """The fastest cut needs more memory than there is."""
+    loss, args = chain((64, 64, 4, 4, 4, 4, 4, 4, 4, 4))
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=2, schedule="gpipe")
+    roomy = small_target(4, num_ipus=4)
+    tiny = search_of(fun, args, roomy.replace(bytes_per_tile=1))
+    needs = {cut: 1 + tiny.charge((cut,))[0] for cut in range(1, 10)}
+    tight = search_of(fun, args, roomy.replace(bytes_per_tile=min(needs.values())))
+    assert sum(tight.charge((cut,))[0] == 0 for cut in needs) < 9
+    assert tight.charge(tight.chosen())[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "dropout" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_numbers_are_those_of_plain_jax(name: str) -> None:
+    args = parameters(4), jax.random.key(2), batch(8)
+    loss = MODELS[name](4, no_stage)
+    expected = jax.tree.leaves(ipu.pipeline(jax.value_and_grad(loss), micro_batches=4, rng_argnums=1)(*args))
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=4, rng_argnums=1, stages=3)
+    program = lowered(fun, args, small_target(3, num_ipus=4))
+    assert program.pipelines[0].plan.num_stages == 3
+    assert_same(run_tiles(program, args), expected, 1e-4, 1e-6, name)
+    if name == "tied":
+        assert_same(run_engine(program, args), expected, 1e-6, 1e-7, name)
+
+
+def test_the_number_of_stages_is_found_too() -> None:
+    """Work for two is not spread over four, and inference is cut as well."""
+    loss, args = chain(WIDTHS["even"])
+    fun = ipu.pipeline(loss, micro_batches=8, stages="auto", reduce="stack")
+    program = lowered(fun, args, small_target(4, num_ipus=4))
+    (run,) = program.pipelines
+    assert 2 <= run.plan.num_stages <= 4 and not run.plan.training
+    by_number = {}
+    for count in (2, 3, 4):
+        fun = ipu.pipeline(loss, micro_batches=8, stages=count, reduce="stack")
+        search = search_of(fun, args, small_target(4, num_ipus=4))
+        by_number[count] = search.charge(search.chosen())
+    assert by_number[run.plan.num_stages][1] <= 1.02 * min(by_number.values())[1]
+
+
+def test_gradients_go_with_the_stage_of_their_parameters() -> None:
+    loss, args = chain(WIDTHS["even"])
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
+    jaxpr = named(search_of(fun, args, small_target(4)).work, (3, 6)).jaxpr
+    assert named_stages(jaxpr.jaxpr) == {0, 1, 2}
+    products: dict[bool, list[int]] = {False: [], True: []}
+    for each in jaxpr.jaxpr.eqns:
+        if each.primitive.name == "dot_general":
+            name = stage_name(each)
+            assert name.stage is not None
+            products[name.is_backward].append(name.stage)
+    assert products[False] == [0, 0, 0, 1, 1, 1, 2]
+    assert sorted(products[True]) == sorted([0] * 5 + [1] * 6 + [2] * 2)  # the first has no gradient of its operand
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def over_time(w: Any, x: Any) -> Any:
+    """A recurrent network: what it is looped over is no parameter."""
+    return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros(6), x)[0])
+
+
+BAD: dict[str, tuple[Any, Any, int, dict[str, Any], str]] = {
+    "stages already": (
+        lambda p, x: MODELS["mlp"](2)(p, jax.random.key(0), {"x": x, "y": x}),
+        (parameters(2), array(16, 6)),
+        4,
+        {"stages": 2},
+        "it has stages already",
+    ),
+    "nothing to cut": (over_time, (array(6, 6), array(16, 6)), 4, {"stages": 3}, "there is nothing to cut"),
+    "one IPU": (chain(WIDTHS["even"])[0], chain(WIDTHS["even"])[1], 1, {"stages": "auto"}, "nothing to be cut for"),
+    "too few IPUs": (*chain(WIDTHS["even"]), 2, {"stages": 3}, "stage 2 .* has no IPU 2"),
+    "too large": (*chain((256, 256, 256, 256)), 2, {"stages": 2}, "no cut into 2 stages fits the memory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_cut_is_refused(name: str) -> None:
+    fun, args, ipus, settings, match = BAD[name]
+    target = small_target(2, num_ipus=ipus, **({"bytes_per_tile": 100_000} if name == "too large" else {}))
+    pipelined = ipu.pipeline(jax.value_and_grad(fun), micro_batches=8, **settings)
+    with pytest.raises(ipu.ArgumentError, match=match):
+        lowered(pipelined, args, target)
+
+
+def test_plain_jax_needs_no_stages() -> None:
+    loss, args = chain(WIDTHS["even"])
+    got = ipu.pipeline(loss, micro_batches=8, stages=3)(*args)
+    np.testing.assert_allclose(got, ipu.pipeline(loss, micro_batches=8)(*args), rtol=1e-6)

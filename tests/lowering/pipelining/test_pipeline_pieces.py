@@ -1,0 +1,166 @@
+"""Stacks in pieces: the same numbers, a valid jaxpr, and only what mixes rows is put together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.pipelining.layers import finest, together
+from ipujax.lowering.pipelining.row_rules import rows_of
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_pieces, spread
+from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
+from tests.ipujax.pipeline.pipeline_models import array
+
+
+def passed(fun: Any, *args: Any) -> ClosedJaxpr:
+    jaxpr = jax.jit(fun).trace(*args).jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    return jaxpr
+
+
+def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
+    """Cuts all stacks that loops read."""
+    loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    stacks = [x for eqn in loops for x in eqn.invars[eqn.params["num_consts"] + eqn.params["num_carry"] :]]
+    return cut(jaxpr, spread(jaxpr.jaxpr, {x: bounds for x in stacks if not isinstance(x, Literal)}))
+
+
+def in_pieces(values: Any, cuts: Any) -> list[Any]:
+    pairs = zip(values, cuts, strict=True)
+    return [part for x, at in pairs for part in ([x] if at is None else [x[a:b] for a, b in pairwise(at)])]
+
+
+def check(jaxpr: ClosedJaxpr, found: CutJaxpr, args: Any, rtol: float = 1e-6) -> None:
+    """The numbers of the whole, from a valid jaxpr."""
+    check_jaxpr(found.jaxpr.jaxpr)
+    assert len(found.sources) == len(found.jaxpr.eqns)
+    flat = jax.tree.leaves(args)
+    expected = jax.jit(jaxpr_as_fun(jaxpr))(*flat)
+    got = jax.jit(jaxpr_as_fun(found.jaxpr))(*in_pieces(flat, found.inputs))
+    assert sum(map(num_pieces, found.outputs)) == len(got)
+    for a, b in zip(got, in_pieces(expected, found.outputs), strict=True):
+        np.testing.assert_allclose(a, b, rtol, 1e-7)
+
+
+ALL_TURNS = (0, 1, 2, 3, 4, 5)
+CUTS = [*((name, (0, 2, 5)) for name in MODELS), pytest.param("rich", ALL_TURNS, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("name", "bounds"), CUTS)
+def test_gradients_of_loops_in_pieces(name: str, bounds: tuple[int, ...]) -> None:
+    args = parameters(5), jax.random.key(2), batch(4)
+    jaxpr = passed(jax.value_and_grad(MODELS[name](5)), *args)
+    found = cut_loops(jaxpr, bounds)
+    check(jaxpr, found, args)
+    leaves = dict(zip(sorted(args[0]), found.inputs, strict=False))
+    assert leaves["w"] == leaves["b"] == bounds and leaves["table"] is None
+    assert sum(at == bounds for at in found.outputs) == 2, "both gradients come in pieces"
+    loops = {id(eqn.params["jaxpr"]) for eqn in found.jaxpr.eqns if eqn.primitive.name == "scan"}
+    assert len(loops) == sum(eqn.primitive.name == "scan" for eqn in jaxpr.eqns), "pieces share their body"
+
+
+OPTIMIZERS = {
+    "adamw": optax.adamw(1e-2),
+    "momentum": optax.sgd(1e-2, momentum=0.9, nesterov=True),
+    "clipped": optax.chain(optax.clip_by_global_norm(1e-2), optax.lamb(1e-2)),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=4),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "clipped" else pytest.mark.slow) for name in OPTIMIZERS]
+)
+def test_updates_in_pieces(name: str) -> None:
+    """An optimiser does each piece by itself, its state too; norms over all layers are added up."""
+    optimizer, loss = OPTIMIZERS[name], MODELS["plain"](4)
+
+    def step(params: Any, state: Any, rows: Any) -> Any:
+        updates, state = optimizer.update(jax.grad(loss)(params, jax.random.key(0), rows), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.asarray, parameters(4))
+    args = params, optimizer.init(params), batch(8)
+    jaxpr = passed(step, *args)
+    found = cut_loops(jaxpr, (0, 1, 4))
+    check(jaxpr, found, args, rtol=1e-5)
+    for aval, at in zip((*jaxpr.in_avals, *jaxpr.out_avals), (*found.inputs, *found.outputs), strict=True):
+        assert at == ((0, 1, 4) if aval.shape[:1] == (4,) else None), aval
+    joins = [eqn for eqn, source in zip(found.jaxpr.eqns, found.sources, strict=True) if source is None]
+    assert all(eqn.primitive.name == "add" for eqn in joins), "norms alone are of all layers"
+
+
+def test_what_mixes_rows_is_put_together_and_taken_apart() -> None:
+    def fun(w: jax.Array, x: jax.Array) -> Any:
+        h, rows = lax.scan(lambda h, w: (jnp.tanh(h @ w), h[0]), x, w)
+        order = jnp.argsort(jnp.sum(rows, 1))  # of all rows together
+        return h, rows[order] * 2, rows + 1, jnp.max(rows, 0), rows.T, jnp.sum(rows, axis=(0, 1))
+
+    args = array(4, 3, 3), array(2, 3)
+    jaxpr = passed(fun, *args)
+    found = cut_loops(jaxpr, (0, 2, 4))
+    check(jaxpr, found, args)
+    assert found.outputs == (None, None, (0, 2, 4), None, None, None)
+    joins = [eqn for eqn, source in zip(found.jaxpr.eqns, found.sources, strict=True) if source is None]
+    assert sorted(eqn.primitive.name for eqn in joins) == ["add", "concatenate", "concatenate", "max"]
+
+
+def test_inputs_may_stay_whole() -> None:
+    args = array(4, 3, 3), array(2, 3)
+    jaxpr = passed(lambda w, x: lax.scan(lambda h, w: (h @ w, h), x, w), *args)
+    loop = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+    stack = loop.invars[-1]
+    bounds = spread(jaxpr.jaxpr, {stack: (0, 3, 4)})
+    found = cut(jaxpr, bounds, whole=[stack])
+    check(jaxpr, found, args)
+    assert found.inputs == (None, None) and found.outputs == (None, (0, 3, 4))
+
+
+ROWS = {
+    "elementwise": (lambda x, y: x * y, "each"),
+    "scalar": (lambda x, y: x * y[0, 0], "each"),
+    "one column": (lambda x, y: x * y[:, :1], "each"),
+    "one row": (lambda x, y: x * y[:1], "each"),
+    "bits": (lambda x, y: lax.bitcast_convert_type(x, np.uint8), None),
+    "product of rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), "each"),
+    "product": (lambda x, y: x @ y.T, None),
+    "rows exchanged": (lambda x, y: x[::-1], None),
+    "transposed": (lambda x, y: x.T, None),
+    "reduced along": (lambda x, y: jnp.max(x, 1), "each"),
+    "reduced over": (lambda x, y: jnp.max(x, 0), "combine"),
+    "one row for all": (lambda x, y: jnp.broadcast_to(x[0], (4, 5)), "each"),
+    "joined along": (lambda x, y: jnp.concatenate([x, y], 1), "each"),
+    "joined": (lambda x, y: jnp.concatenate([x, y]), None),
+    "sorted": (lambda x, y: jnp.sort(x, 0), None),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_has_rows(name: str) -> None:
+    fun, kind = ROWS[name]
+    eqn = passed(fun, array(4, 5), array(4, 5, seed=1)).eqns[-1]
+    rows = rows_of(eqn)
+    assert (rows and rows.kind) == kind, eqn
+
+
+def test_many_layers_are_cut_at_some_turns() -> None:
+    assert finest(5) == (0, 1, 2, 3, 4, 5)
+    assert len(finest(24)) == 25 and len(finest(97)) == 33
+    assert set(np.diff(finest(97))) == {3, 4} and finest(96)[:3] == (0, 3, 6)
+
+
+def test_loops_over_one_stack_are_cut_alike() -> None:
+    args = parameters(6), jax.random.key(2), batch(4)
+    jaxpr = passed(MODELS["rich"](6), *args)
+    loops = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "scan"]
+    found = together(jaxpr.jaxpr, dict(zip(loops, [(0, 2, 6), (0, 5, 6)], strict=True)))
+    assert found == dict.fromkeys(loops, (0, 2, 5, 6))

@@ -1,0 +1,249 @@
+"""The program of a pipeline: its timeline against a dependency simulator, its stashes, its size."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from ipujax.lowering.ipus.placement import value_bytes
+from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.passes import PASSES
+from ipujax.lowering.pipelining.primitive import staged_pipeline_p
+from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
+from ipujax.lowering.schedules import FORWARD, SCHEDULES
+from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.cost.transfer import CopyCost
+from ipujax.runtime.graph.program import Call, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.timeline.timeline import timeline
+from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
+from tests.lowering.helpers import lowered, small_target
+from tests.lowering.schedules.schedule_simulator import letters, makespan
+from tests.marks import slow_but
+
+STAGES = 4
+LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+FREE = {  # whatever is not computing takes no time, but for what is rounded up to a cycle
+    "global_exchange": "buffered",
+    "exchange_startup_cycles": 0,
+    "exchange_fragment_cycles": 0,
+    "internal_sync_cycles": 0,
+    "global_sync_cycles": 0,
+    "copy_startup_cycles": 0,
+    "copy_fragment_cycles": 0,
+    "memcpy_bytes_per_cycle": 1e9,
+    "exchange_bytes_per_cycle": 1e9,
+    "ipu_link_bytes_per_second": 1e30,
+}
+
+
+def uneven(repeats: tuple[int, ...]) -> Any:
+    """A model whose stages take unequal time."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        h = batch["x"]
+        for number, times in enumerate(repeats):
+            with ipu.stage(number):
+                h = h @ params[f"w{number}"]
+                for _ in range(times):
+                    h = jnp.tanh(h)
+        return jnp.mean((h - batch["y"]) ** 2)
+
+    return loss
+
+
+def pipelined(loss: Any, schedule: Any, micro_batches: int, **settings: Any) -> Any:
+    return ipu.pipeline(jax.value_and_grad(loss), micro_batches=micro_batches, schedule=schedule, **settings)
+
+
+def compiled(fun: Any, args: Any, **changes: Any) -> tuple[LoweredProgram, Executable]:
+    program = lowered(fun, args, small_target(4, num_ipus=STAGES, **changes))
+    return program, compile(program.graph, program.program)
+
+
+def plan_of(fun: Any, args: Any) -> StagedPipeline:
+    jaxpr = jax.jit(fun).trace(*args).jaxpr
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is staged_pipeline_p]
+    return staged_pipeline(eqn, STAGES)
+
+
+def blocks(program: LoweredProgram) -> tuple[Program, ...]:
+    """The steps from the first task to the last, whether they repeat or not."""
+    (run,) = program.pipelines
+    return run.program.children()
+
+
+def functions(program: Program) -> dict[str, Function]:
+    return {node.function.name: node.function for node in distinct(program) if isinstance(node, Call)}
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", slow_but([0], range(2)))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_timeline_is_that_of_a_dependency_simulator(schedule: str, seed: int) -> None:
+    """Where IPUs wait for nothing but the values they need: whatever the stages cost."""
+    repeats = tuple(np.random.default_rng(seed).integers(0, 30, STAGES).tolist())
+    args = {f"w{n}": array(WIDTH, WIDTH, seed=n) for n in range(STAGES)}, batch(16)
+    fun = pipelined(uneven(repeats), schedule, 8)
+    staged = plan_of(fun, args)
+    program, executable = compiled(fun, args, **FREE)
+    steps = blocks(program)
+    run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
+    lists = [[letters(task) for task in tasks] for tasks in staged.plan.lists]
+    assert run.cycles == makespan(lists, STAGES, task_cycles(steps, executable))
+
+
+def task_cycles(steps: tuple[Program, ...], executable: Executable) -> list[dict[str, int]]:
+    """For each stage what a task of each kind costs its IPU: taking what arrived, the function, and sending."""
+    cycles: dict[str, int] = {}
+    last: dict[int, str] = {}  # on each IPU
+    counted: set[str] = set()
+    waiting = [0] * STAGES
+    for step in leaves_in_order(steps):
+        if isinstance(step, Call):
+            name = step.function.name
+            spent = sum(executable.steps[node].cycles for node in distinct(step) if node in executable.steps)
+            assert np.count_nonzero(spent) == 1
+            (ipu_of,) = np.flatnonzero(spent).tolist()
+            if last.get(ipu_of) in cycles:
+                counted.add(last[ipu_of])
+            if name not in counted and name not in cycles:
+                cycles[name] = int(spent[ipu_of]) + waiting[ipu_of]
+            waiting[ipu_of] = 0
+            last[ipu_of] = name
+            continue
+        clock = executable.steps[step]
+        (ipu_of,) = clock.senders or np.flatnonzero(clock.cycles).tolist()
+        if not clock.senders:
+            waiting[ipu_of] += int(clock.cycles[ipu_of])
+        elif last[ipu_of] not in counted:
+            cycles[last[ipu_of]] += int(clock.cycles[ipu_of])
+    found: list[dict[str, int]] = [{} for _ in range(STAGES)]
+    for name, spent in cycles.items():
+        stage, kind = name.rpartition("stage ")[2].split(" ")
+        found[int(stage)][LETTERS[kind]] = spent
+    for stage in found:  # stage 0 need not find the gradients of what comes in
+        stage.setdefault("I", 0)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "gpipe", "1f1b", "eager-1f1b"])
+def test_in_lockstep_the_slowest_ipu_of_each_slot_counts(schedule: str) -> None:
+    """All IPUs meet at each exchange between any two of them."""
+    args = {f"w{n}": array(WIDTH, WIDTH, seed=n) for n in range(STAGES)}, batch(16)
+    program, executable = compiled(
+        pipelined(uneven((3, 9, 1, 5)), schedule, 8), args, **FREE | {"global_exchange": "lockstep"}
+    )
+    steps = blocks(program)
+    run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
+    total, since, meetings = 0, np.zeros(STAGES, np.int64), 0
+    for step in unrolled(ProgramSequence(*steps)):
+        for leaf in leaves_in_order([step.function.body] if isinstance(step, Call) else [step]):
+            if isinstance(cost := executable.costs.get(leaf), CopyCost) and cost.is_global:
+                total, since, meetings = total + int(since.max()), np.zeros(STAGES, np.int64), meetings + 1
+            if leaf in executable.steps:
+                since += executable.steps[leaf].cycles
+    assert run.cycles == total + int(since.max())
+    assert meetings >= 8
+
+
+def unrolled(step: Program) -> Any:
+    """The steps of a step that may repeat, each as often as it runs."""
+    if isinstance(step, Repeat):
+        for _ in range(step.count):
+            yield from unrolled(step.body)
+    elif isinstance(step, ProgramSequence):
+        for child in step.children():
+            yield from unrolled(child)
+    else:
+        yield step
+
+
+def leaves_in_order(steps: Any) -> Any:
+    """Steps as they run, calls whole, loops once."""
+    for step in steps:
+        if isinstance(step, Repeat | ProgramSequence):
+            yield from leaves_in_order(step.children())
+        else:
+            yield step
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["mlp", "layers"])
+def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, schedule: str) -> None:
+    """A ring for each value that a stage keeps for its gradients, of as many slots as the schedule needs."""
+    args = parameters(STAGES), jax.random.key(0), batch(16)
+    fun = pipelined(MODELS[name](STAGES), schedule, 8, rng_argnums=1)
+    staged = plan_of(fun, args)
+    program = lowered(fun, args, small_target(4, num_ipus=STAGES))
+    for stage in range(STAGES):
+        rings = [v for v in program.graph.variables if v.name == f"loss/stage {stage} forward/stack"]
+        residuals = {
+            var: max(staged.plan.depth((stage, FORWARD), part.task) for part in readers)
+            for var, readers in kept(staged, stage).items()
+        }
+        expected = sum(value_bytes(var.aval) * depth for var, depth in residuals.items())
+        assert sum(ring.num_bytes for ring in rings) == expected
+        assert {ring.shape[0] for ring in rings} <= set(residuals.values())
+        in_flight = staged.plan.in_flight(stage)
+        assert all(depth == in_flight for depth in residuals.values()) or schedule == "zb-h1"
+
+
+def kept(staged: StagedPipeline, stage: int) -> dict[Any, list[Any]]:
+    """What later parts of a stage read that its forward part found or was sent."""
+    forward, found = staged.part_of[stage, FORWARD], dict[Any, list[Any]]()
+    inputs = set(staged.partition.jaxpr.jaxpr.invars) | {v for e, _ in staged.partition.before for v in e.outvars}
+    for part in staged.parts:
+        if part.stage == stage and part is not forward:
+            for var in part.jaxpr.invars:
+                if var in {*forward.jaxpr.invars, *forward.jaxpr.outvars} - inputs:
+                    found.setdefault(var, []).append(part)
+    return found
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def size(schedule: str, micro_batches: int) -> tuple[int, ...]:
+    rows = 2 * micro_batches
+    shapes = {
+        "x": jax.ShapeDtypeStruct((rows, WIDTH), np.float32),
+        "y": jax.ShapeDtypeStruct((rows, WIDTH), np.float32),
+    }
+    shapes["words"] = jax.ShapeDtypeStruct((rows,), np.int32)
+    args = parameters(STAGES), jax.random.key(0), shapes
+    fun = pipelined(MODELS["mlp"](STAGES), schedule, micro_batches)
+    program = lowered(fun, args, small_target(4, num_ipus=STAGES))
+    called = functions(program.program)
+    assert len(called) == len({id(function) for function in called.values()})
+    nodes = sum(1 for step in blocks(program) for _ in leaves_in_order([step]))
+    return nodes, len(program.graph.variables), len(program.graph.groups)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_program_does_not_grow_with_the_number_of_micro_batches(schedule: str) -> None:
+    """But for what is left over where blocks of two or three turns do not divide it."""
+    few, many, most = (size(schedule, count) for count in (64, 128, 512))
+    assert many[1:] == few[1:] == most[1:]
+    assert max(few[0], many[0], most[0]) <= 1.5 * min(few[0], many[0], most[0])
+
+
+def test_each_part_is_lowered_once() -> None:
+    args = parameters(STAGES), jax.random.key(0), batch(16)
+    program = lowered(pipelined(MODELS["mlp"](STAGES), "1f1b", 8), args, small_target(4, num_ipus=STAGES))
+    assert len(functions(program.program)) == 2 * STAGES
+    assert sum(isinstance(node, Repeat) for step in blocks(program) for node in [step]) == 1

@@ -1,0 +1,106 @@
+"""Plans that need more memory than planners may use are logged, kept and printed, with line, bound and need."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax import poplar, poplin
+from ipujax.poplar.program import Sequence
+from ipujax.runtime.profile.profile import Profile
+
+FLOAT = np.float32
+
+
+def dot(a, b):
+    return a @ b
+
+
+def windows(x, w):
+    return lax.conv(x, w, (1, 1), "SAME")
+
+
+CALLS = {
+    "matmul": (dot, [(64, 64), (64, 64)]),
+    "convolution": (windows, [(2, 8, 12, 12), (8, 8, 3, 3)]),
+}
+
+
+def profile_of(name: str, share: float, tiles: int = 4) -> Profile:
+    fun, shapes = CALLS[name]
+    device = ipu.IPUModel(tiles_per_ipu=tiles, available_memory_proportion=share)
+    args = [jax.ShapeDtypeStruct(shape, FLOAT) for shape in shapes]
+    return ipu.jit(fun, device=device).lower(*args).compile().profile
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_unmet_bound_is_reported_with_its_line(name, caplog):
+    with caplog.at_level(logging.WARNING, "ipujax.lowering.poplin"):
+        profile = profile_of(name, 0.001)
+    (unmet,) = profile.unmet_bounds
+    line = inspect.getsourcelines(CALLS[name][0])[1] + 1
+    assert unmet.bound_bytes == int(0.001 * 638_976) < unmet.needed_bytes
+    assert f"test_memory_bounds.py:{line}" in str(unmet.origin)
+    said = f"needs {unmet.needed_bytes:,} bytes of a tile, of 638 that planners may use"
+    (record,) = caplog.records
+    assert said in record.message and f"test_memory_bounds.py:{line}" in record.message
+    text = profile.summary()
+    assert said in text and "Planned with more memory than the available proportion" in text
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("share", [0.6, 0])
+def test_a_bound_that_is_met_and_the_least_memory_are_not_reported(name, share, caplog):
+    profile = profile_of(name, share)
+    assert not profile.unmet_bounds and not caplog.records
+    assert "available proportion" not in profile.summary()
+
+
+def test_what_is_reported_is_what_the_operands_and_results_take(caplog):
+    """On one tile in 16 steps, the most there are: one operand, and a 16th of the other and of the result."""
+    (unmet,) = profile_of("matmul", 0.001, tiles=1).unmet_bounds
+    assert unmet.needed_bytes == (64 * 64 + 2 * 64 * 4) * 4
+
+
+def test_an_option_of_one_product_in_a_poplar_program(caplog):
+    graph = poplar.Graph(poplar.IPUModel(tiles_per_ipu=2).create_device())
+    a, b = (poplin.create_mat_mul_input_lhs(graph, poplar.FLOAT, [32, 32], [32, 32], name) for name in "ab")
+    program = Sequence()
+    poplin.mat_mul(graph, a, b, program, options={"availableMemoryProportion": 0.001})
+    poplin.mat_mul(graph, a, b, program)
+    (unmet,) = poplar.Engine(graph, program).profile.unmet_bounds
+    assert unmet.bound_bytes == 638
+
+
+@pytest.mark.parametrize(("layers", "batch"), [(4, 2048), (2, 4096)])
+def test_what_fits_fits_in_more_memory(layers, batch):
+    """Planners use more code where there is more memory: the region for code grows with it."""
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.maximum(y @ w, 0)
+            return jnp.mean(y.astype(FLOAT) ** 2)
+
+        return [w - jnp.float16(0.01) * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    weights = [jax.ShapeDtypeStruct((512, 512), np.float16)] * layers
+    x = jax.ShapeDtypeStruct((batch, 512), np.float16)
+
+    def fits(kib: int) -> bool:
+        try:
+            ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=64, bytes_per_tile=kib * 1024)).lower(weights, x).compile()
+        except ipu.TileMemoryError:
+            return False
+        return True
+
+    tried = [fits(kib) for kib in (512, 1024, 1536)]
+    assert tried == sorted(tried) and tried[-1], tried

@@ -1,0 +1,251 @@
+"""Convolution over tiles against `lax.conv_general_dilated`: engine, engine with exact splits, tile interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from ipujax.lowering.jaxpr.nested import primitive_names
+from ipujax.lowering.poplin import convolution
+from ipujax.lowering.poplin.window import Window
+from ipujax.runtime.engine.engine import engine_function
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamOut
+from ipujax.runtime.interpreter.interpreter import interpret
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.verify.verifier import verify
+from tests.lowering.helpers import quick_jit
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+# name: input shape, kernel shape, parameters of conv_general_dilated
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "1x1": ((2, 5, 4, 9), (1, 1, 9, 20), {"dimension_numbers": NHWC}),
+    "same": ((2, 7, 6, 5), (3, 3, 5, 18), {"dimension_numbers": NHWC, "padding": ((1, 1), (1, 1))}),
+    "nchw": ((2, 5, 7, 6), (18, 5, 3, 3), {"dimension_numbers": ("NCHW", "OIHW", "NCHW"), "padding": ((1, 1), (0, 2))}),
+    "strided": ((1, 9, 8, 3), (3, 2, 3, 4), {"dimension_numbers": NHWC, "window_strides": (2, 3)}),
+    "strided 1x1": ((1, 8, 8, 3), (1, 1, 3, 4), {"dimension_numbers": NHWC, "window_strides": (2, 2)}),
+    "lhs dilated": (
+        (2, 4, 3, 6),
+        (3, 3, 6, 2),
+        {"dimension_numbers": NHWC, "lhs_dilation": (2, 3), "padding": ((2, 1), (1, 2))},
+    ),
+    "rhs dilated": ((2, 9, 9, 3), (2, 3, 3, 4), {"dimension_numbers": NHWC, "rhs_dilation": (3, 2)}),
+    "one column, dilated rows": (
+        (1, 4, 1, 3),
+        (2, 2, 3, 2),
+        {"dimension_numbers": NHWC, "padding": ((0, 0), (3, 0)), "lhs_dilation": (2, 1), "rhs_dilation": (1, 2)},
+    ),
+    "negative padding": ((1, 9, 8, 3), (2, 2, 3, 4), {"dimension_numbers": NHWC, "padding": ((-2, 1), (-1, -3))}),
+    "dilated negative padding": (
+        (1, 5, 5, 2),
+        (2, 2, 2, 3),
+        {"dimension_numbers": NHWC, "padding": ((-1, 0), (-2, -1)), "lhs_dilation": (2, 3)},
+    ),
+    "feature groups": (
+        (2, 6, 6, 8),
+        (3, 3, 2, 12),
+        {"dimension_numbers": NHWC, "feature_group_count": 4, "padding": ((1, 1), (1, 1))},
+    ),
+    "depthwise": ((2, 6, 6, 8), (3, 3, 1, 8), {"dimension_numbers": NHWC, "feature_group_count": 8}),
+    "batch groups": ((6, 5, 5, 4), (2, 2, 4, 9), {"dimension_numbers": NHWC, "batch_group_count": 3}),
+    "mostly padding": ((1, 2, 2, 2), (1, 1, 2, 3), {"dimension_numbers": NHWC, "padding": ((5, 5), (4, 4))}),
+    "1d": ((3, 17, 4), (5, 4, 7), {"dimension_numbers": ("NWC", "WIO", "NWC"), "padding": ((2, 2),)}),
+    "3d": ((1, 4, 5, 3, 3), (2, 2, 2, 3, 4), {"dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}),
+    "0d": ((3, 40), (7, 40), {"dimension_numbers": ("NC", "OI", "NC")}),
+    "permuted": ((3, 6, 5, 2), (3, 5, 4, 2), {"dimension_numbers": ("CHWN", "IHWO", "HWNC")}),
+}
+
+
+def small(tiles: int) -> Target:
+    return preset("mk2").replace(tiles_per_ipu=tiles)
+
+
+def complete(x: Items[int], w: Items[int], given: dict[str, Any]) -> dict[str, Any]:
+    """All parameters, dimension numbers as positions."""
+    rank = len(x) - 2
+    plain = {"window_strides": (1,) * rank, "padding": ((0, 0),) * rank}
+    params = plain | {"lhs_dilation": (1,) * rank, "rhs_dilation": (1,) * rank} | given
+    numbers = lax.conv_dimension_numbers(tuple(x), tuple(w), params["dimension_numbers"])
+    return params | {"dimension_numbers": numbers}
+
+
+def random(shape: Items[int], seed: int, dtype: str = "float32") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    array = rng.integers(-5, 5, shape) if dtype.startswith("int") else rng.standard_normal(shape)
+    return np.asarray(jnp.asarray(array, dtype))
+
+
+def build(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> tuple[Graph, Sequence, dict, HostStream]:
+    """A program that reads both operands, convolves them, and writes the result."""
+    graph, prog = Graph(target), Sequence()
+    tensors = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("x", x), ("w", w))]
+    streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in tensors]
+    for stream, tensor in zip(streams, tensors, strict=True):
+        prog.add(StreamIn(stream, tensor))
+    out = convolution(graph, *tensors, prog, "conv", **params)
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    verify(graph, prog)
+    return graph, prog, dict(zip(streams, (x, w), strict=True)), result
+
+
+def run_everywhere(x: np.ndarray, w: np.ndarray, target: Target, **params: Any) -> list[Any]:
+    """Results of the engine, of the engine with exact splits, and of the tile interpreter."""
+    graph, prog, inputs, result = build(x, w, target, **params)
+
+    def engine(exact_splits: bool) -> Any:
+        run = engine_function(graph, prog, exact_splits=exact_splits)
+        return quick_jit(lambda arrays: run(dict(zip(inputs, arrays, strict=True)))[result])(list(inputs.values()))
+
+    return [engine(False), engine(True), interpret(graph, prog, inputs)[result]]
+
+
+def close(got: Any, want: jax.Array, tolerance: float = 1e-5) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape
+    got, want = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, np.abs(want).max(initial=0)))
+
+
+def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
+    """XLA's convolution of an input padded beforehand: XLA CPU reads out of bounds for negative padding."""
+    config = [(0, 0, 0)] * x.ndim
+    rows = zip(params["dimension_numbers"].lhs_spec[2:], params["padding"], params["lhs_dilation"], strict=True)
+    for position, (low, high), dilation in rows:
+        config[position] = (low, high, dilation - 1)
+    padded = lax.pad(x, np.zeros((), x.dtype), config)
+    plain = {"padding": ((0, 0),) * (x.ndim - 2), "lhs_dilation": (1,) * (x.ndim - 2)}
+    return lax.conv_general_dilated(padded, w, **(params | plain))
+
+
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [*((case, 7) for case in CASES), ("same", 1), ("strided", 4), ("lhs dilated", 4), ("permuted", 16)],
+)
+def test_all_executors_agree(case, tiles):
+    x_shape, w_shape, given = CASES[case]
+    params = complete(x_shape, w_shape, given)
+    x, w = random(x_shape, 0), random(w_shape, 1)
+    want = reference(x, w, **params)
+    for got in run_everywhere(x, w, small(tiles), **params):
+        close(got, want)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("bfloat16", 3e-2), ("int32", 0.0)])
+def test_dtypes(dtype, tolerance):
+    params = complete((1, 5, 5, 20), (3, 3, 20, 4), {"dimension_numbers": NHWC})
+    x, w = random((1, 5, 5, 20), 0, dtype), random((3, 3, 20, 4), 1, dtype)
+    want = lax.conv_general_dilated(x, w, **params)
+    for got in run_everywhere(x, w, small(4), **params):
+        close(got, want, tolerance)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((1, 4, 4, 9), (3, 3, 9, 64)), ((8, 9, 9, 8), (3, 3, 8, 8)), ((4, 9, 9, 4), (3, 3, 2, 8))], ids=str
+)
+def test_in_steps(shapes):
+    """So little memory that the work is done in several steps."""
+    x_shape, w_shape = shapes
+    params = complete(*shapes, {"dimension_numbers": NHWC, "feature_group_count": x_shape[3] // w_shape[2]})
+    x, w = random(x_shape, 0), random(w_shape, 1)
+    want = reference(x, w, **params)
+    share = 2500 / preset("mk2").bytes_per_tile
+    graph, _, _, _ = build(x, w, small(4), available_memory_proportion=share, **params)
+    assert any("step" in compute_set.name for compute_set in graph.groups)
+    for got in run_everywhere(x, w, small(4), available_memory_proportion=share, **params):
+        close(got, want)
+
+
+def convolutions(fun: Any, *args: Any) -> list[Any]:
+    return [e for e in jax.make_jaxpr(fun)(*args).jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+
+
+PARAMS = tuple(complete((1, 1, 1), (1, 1, 1), {"dimension_numbers": ("NWC", "WIO", "NWC")}))
+PARAMS = (*PARAMS, "feature_group_count", "batch_group_count")
+
+
+@pytest.mark.parametrize(("stride", "kernel", "groups"), [(1, 3, 1), (2, 3, 1), (2, 1, 1), (2, 2, 3)])
+def test_training_step_of_a_cnn_unsplit_and_bit_exact(stride, kernel, groups):
+    """Forward and both backward convolutions, as `jax.grad` writes them."""
+
+    def loss(x: Any, w: Any) -> Any:
+        strides = (stride, stride)
+        y = lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NHWC, feature_group_count=groups)
+        return (y**2).sum()
+
+    eqns = convolutions(jax.grad(loss, (0, 1)), jnp.ones((4, 8, 8, 6)), jnp.ones((kernel, kernel, 6 // groups, 12)))
+    assert len(eqns) == 3
+    for eqn in eqns:
+        x, w = (random(v.aval.shape, seed) for seed, v in enumerate(eqn.invars))
+        params = {name: eqn.params[name] for name in PARAMS}
+        graph, prog, inputs, result = build(x, w, small(64), **params)
+        run = engine_function(graph, prog)
+
+        def of_arrays(*arrays: Any, run=run, inputs=inputs, result=result) -> Any:
+            return run(dict(zip(inputs, arrays, strict=True)))[result]
+
+        names = list(primitive_names(jax.make_jaxpr(of_arrays)(x, w).jaxpr))
+        assert names.count("conv_general_dilated") == 1 and "dynamic_slice" not in names and "scan" not in names
+        got = quick_jit(of_arrays)(x, w)
+        close(got, reference(x, w, **params))
+        if all(low >= 0 and high >= 0 for low, high in params["padding"]):
+            want = quick_jit(partial(lax.conv_general_dilated, **params))(x, w)
+            assert (np.asarray(got) == np.asarray(want)).all()
+
+
+def test_empty():
+    params = complete((2, 5, 0), (3, 0, 4), {"dimension_numbers": ("NWC", "WIO", "NWC")})
+    graph, prog = Graph(small(4)), Sequence()
+    x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 0), (3, 0, 4)))
+    out = convolution(graph, x, w, prog, "conv", **params)
+    result = HostStream("out", out.shape, out.dtype)
+    prog.add(StreamOut(out, result))
+    got = engine_function(graph, prog)({})[result]
+    assert got.shape == (2, 3, 4) and not np.any(got)
+
+
+@pytest.mark.parametrize(
+    ("counts", "match"),
+    [
+        ({"feature_group_count": 2, "batch_group_count": 2}, "exclude each other"),
+        ({"feature_group_count": 4}, "do not divide"),
+        ({"batch_group_count": 4}, "do not divide"),
+        ({"feature_group_count": 2}, "input channels"),
+    ],
+)
+def test_groups_refused(counts, match):
+    params = complete((2, 5, 6), (3, 6, 6), {"dimension_numbers": ("NWC", "WIO", "NWC")})
+    graph = Graph(small(4))
+    x, w = (graph.add_variable(s, np.dtype("float32")) for s in ((2, 5, 6), (3, 6, 6)))
+    with pytest.raises(GraphError, match=match):
+        convolution(graph, x, w, Sequence(), "conv", **params | counts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_used_only_keeps_every_product(seed):
+    """The window over what strides leave of the input meets the same elements as the window over all of it."""
+    rng = np.random.default_rng(seed)
+    size, kernel = int(rng.integers(1, 12)), int(rng.integers(1, 4))
+    padding = int(rng.integers(-6, 6)), int(rng.integers(-2, 6))
+    window = Window(size, kernel, padding, *(int(n) for n in rng.choice([1, 2, 3, 4], 3)))
+    start, step, left = window.used_only()
+
+    def met(w: Window, elements: np.ndarray) -> list[list[int]]:
+        rows = []
+        for y in range(window.outputs):
+            raw = [y * w.stride + k * w.rhs_dilation - w.padding[0] for k in range(kernel)]
+            index = [i // w.lhs_dilation if i % w.lhs_dilation == 0 else -1 for i in raw]
+            rows.append([int(elements[i]) if 0 <= i < len(elements) else -1 for i in index])
+        return rows
+
+    taken = np.arange(size)[start::step]
+    assert left.size == len(taken)
+    assert met(window, np.arange(size)) == met(left, taken)

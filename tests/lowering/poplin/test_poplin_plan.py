@@ -1,0 +1,285 @@
+"""The planner and the cycle formulas: against measurements, brute force, and the cost that compilation charges."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
+from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, hmac_cycles
+from ipujax.lowering.poplin.plan import contenders
+from ipujax.lowering.poplin.spec import Dims, arithmetic
+from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.poputil.grids import grids, split_candidates
+from ipujax.lowering.poputil.trial import charged_cycles
+from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamOut
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.tensor.mapping import even_cuts
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+BOW, MK2, MK1 = preset("bow"), preset("mk2"), preset("mk1")
+FLOAT, HALF = np.dtype("float32"), np.dtype("float16")
+products = import_module("ipujax.lowering.poplin.matmul")
+
+
+def conv_spec(batch=8, groups=1, out=64, inside=32, field=(14, 14), kernel=(3, 3), dtype=FLOAT, dilation=1):
+    rank = len(field)
+    extents = Dims(batch, groups, out, inside, field, kernel)
+    in_field = tuple(-(-(f + k - 1) // dilation) for f, k in zip(field, kernel, strict=True))
+    return ConvSpec(extents, in_field, (1,) * rank, (dilation,) * rank, (1,) * rank, *(dtype,) * 4)
+
+
+def test_amp_formula_against_128_measurements_on_bow():
+    """Source: tessellate, IPU Peak Flops notebook, [N, 16] by [16, 16] in half on every tile of a Bow."""
+    rows, _, measured = np.loadtxt(DATA / "bow_amp_fp16_Nx16x16.csv", delimiter=",", skiprows=1).T
+    assert len(rows) == 128
+    error = np.abs(amp_1x1_cycles(BOW, "half", rows.astype(np.int64), 16, 16) / measured - 1)
+    assert error.mean() <= 0.005 and error.max() <= 0.06
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "macs"), [(MK2, "half", 64), (MK2, "float", 16), (MK1, "half", 32), (MK1, "float", 8)]
+)
+def test_amp_approaches_its_peak(target, precision, macs):
+    rows, groups = 600_000, 4096  # the first group of input channels also zeroes the sums
+    block = amp_block(target, precision)
+    cycles = amp_1x1_cycles(target, precision, rows, groups * block.in_channels, 4 * block.out_channels)
+    assert 4 * groups * rows * block.in_channels * block.out_channels / cycles == pytest.approx(macs, rel=1e-3)
+
+
+def test_amp_counts_the_workers_setup_of_every_group():
+    one, two = (amp_1x1_cycles(BOW, "half", 60, 16, 16, groups) for groups in (1, 2))
+    single = 13 + 11 + 18 + 7 + 64 + (6 * (37 - 7 + 4 * 7) + 14)
+    assert one == 50 + 6 * 7 + single
+    assert two == one + single + 6 * 3
+
+
+def test_amp_of_floats_zeroes_its_sums_and_keeps_no_state():
+    """Counted by hand from the table of poplibs' estimator, 60 rows by 16 × 16 on a Mk2: two passes of 8 channels."""
+    worker = 46 + 8 * 7  # 10 rows a worker
+    zeroing, adding = (6 * cycles + 14 for cycles in (worker + 2 + 8 * 10, worker))
+    assert amp_1x1_cycles(MK2, "float", 60, 16, 16) == 50 + 13 + (15 + 25 + 64 + adding) + (11 + 25 + 64 + zeroing)
+
+
+def test_amp_of_eight_units_adds_in_half_by_a_codelet_of_its_own():
+    """A Mk1 has 8 units: 256 bytes of weights a pass."""
+    worker = 41 + 4 * 7 + 2 + 2 * 10
+    alone = 50 + 12 + 11 + 19 + 7 + 32 + 6 * worker + 14
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8, half_sums=True) == alone
+    assert amp_1x1_cycles(MK1, "half", 60, 16, 8) < alone
+    assert amp_1x1_cycles(MK2, "half", 60, 16, 8, half_sums=True) == amp_1x1_cycles(MK2, "half", 60, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("precision", "half_sums", "length", "dot"),
+    [
+        ("float", False, 10, 7 + 5),
+        ("float", False, 9, 7 + 18 + 1),
+        ("half", False, 8, 7 + 2),
+        ("half", False, 6, 7 + 6 + 1),
+        ("half", False, 7, 7 + 14 + 1),
+        ("half", True, 8, 11 + 2),
+    ],
+)
+def test_dot_products_without_the_amp(precision, half_sums, length, dot):
+    """Counted by hand from poplibs' estimator: 12 outputs of 4 channels, two of which half sums make at once."""
+    worker = 16 + (16 + 19 + 2 * (7 + dot))
+    kept = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
+    zeroing = 6 * (4 + 14 - 9)  # 24 stores of 64 bits
+    want = kept + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
+    assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == want
+
+
+@pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])
+def test_candidates_are_all_that_change_the_largest_block(extent, grain):
+    whole = -(-extent // grain)
+    largest = {int(np.diff(even_cuts(extent, n, grain)).max()) for n in range(1, whole + 1)}
+    candidates = split_candidates(extent, grain, 10_000)
+    assert candidates[0] == 1 and len(candidates) == len(largest)
+    assert {int(np.diff(even_cuts(extent, int(n), grain)).max()) for n in candidates} == largest
+    thinned = split_candidates(extent, grain, 5)
+    assert len(thinned) <= 5 and set(thinned) <= set(candidates)
+
+
+def test_grids_are_all_products_within_the_bound():
+    values = [np.array([1, 2, 5]), np.array([1, 3]), np.array([1, 4, 7])]
+    want = {(a, b, c) for a in values[0] for b in values[1] for c in values[2] if a * b * c <= 20}
+    assert set(map(tuple, grids(values, 20).T)) == want
+
+
+SPECS = {
+    "3x3": conv_spec(),
+    "half": conv_spec(dtype=HALF),
+    "few channels": conv_spec(inside=3),
+    "weight gradient": conv_spec(batch=16, inside=8, field=(3, 3), kernel=(14, 14)),
+    "depthwise": conv_spec(groups=32, out=1, inside=1),
+    "data gradient of a stride": conv_spec(dilation=2),
+    "outer product": conv_spec(batch=1, field=(64,), kernel=(1,), inside=1),
+    "integers": conv_spec(dtype=np.dtype("int32")),
+    "0d": conv_spec(field=(), kernel=()),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_plan_is_the_best_candidate_of_all(name):
+    """Pruning by lower bounds changes nothing: bounds hold, and the plan is what costing everything finds."""
+    spec, bound = SPECS[name], 0.6 * MK2.bytes_per_tile
+    best: list[int] = []
+    for kind in KINDS:
+        if kind.applies(spec, arithmetic(spec, MK2)):
+            candidates = Candidates.of(kind, spec, MK2)
+            cycles = candidates.cost_parts(np.arange(candidates.splits.shape[1])).sum(0)
+            assert np.all(candidates.bound_cycles <= cycles)
+            best.append(cycles[candidates.temp_bytes <= bound].min())
+    assert plan_convolution(spec, MK2).total_cycles == min(best)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("depthwise", "ConvPartialVerticalMac"),
+        ("outer product", "OuterProduct"),
+        ("integers", "ConvPartialScalar"),
+        ("0d", "ConvPartial1x1Out"),
+    ],
+)
+def test_kind_of_vertex(name, kind):
+    assert plan_convolution(SPECS[name], MK2).kind.name.startswith(kind)
+
+
+MATMULS = [(1, 256, 256, 256), (1, 1000, 77, 333), (8, 128, 64, 128), (1, 1, 1024, 1024), (1, 4096, 1024, 512)]
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("shape", MATMULS, ids=str)
+def test_more_tiles_are_never_slower(shape, dtype):
+    plans = [plan_matmul(*shape, dtype, MK2.replace(tiles_per_ipu=n)) for n in (64, 256, 1024, 1216, 1472)]
+    cycles = [plan.total_cycles for plan in plans if plan.memory_bound_met]
+    assert len(cycles) >= 3 and cycles == sorted(cycles, reverse=True)
+    assert all(plan.tiles_used <= n for plan, n in zip(plans, (64, 256, 1024, 1216, 1472), strict=True))
+
+
+@pytest.mark.parametrize("name", ["3x3", "weight gradient", "depthwise"])
+def test_more_tiles_are_never_slower_for_convolutions(name):
+    cycles = [
+        plan_convolution(SPECS[name], MK2.replace(tiles_per_ipu=n)).total_cycles for n in (64, 256, 1024, 1216, 1472)
+    ]
+    assert cycles == sorted(cycles, reverse=True)
+
+
+@pytest.mark.parametrize("which", [1, 2, 3], ids="mkn")
+def test_twice_the_work_costs_more(which):
+    shape, cycles = [1, 256, 256, 256], []
+    for _ in range(4):
+        cycles.append(plan_matmul(*shape, HALF, MK2).total_cycles)
+        shape[which] *= 2
+    assert all(less < more for less, more in pairwise(cycles))
+
+
+def test_memory_bound():
+    plans = [plan_matmul(1, 1024, 1024, 1024, FLOAT, MK2, available_memory_proportion=p) for p in (0.6, 0.15, 0.001, 0)]
+    free, tight, impossible, least = plans
+    for plan, proportion in ((free, 0.6), (tight, 0.15)):
+        assert plan.memory_bound_met and plan.temp_bytes <= proportion * MK2.bytes_per_tile
+    assert not free.memory_binds and free.steps == 1
+    assert tight.memory_binds or tight.steps > 1
+    assert tight.total_cycles > free.total_cycles
+    assert not impossible.memory_bound_met
+    assert least.steps == 1 and least.temp_bytes <= min(free.temp_bytes, tight.temp_bytes * tight.steps)
+
+
+@pytest.mark.parametrize("shape", [(1, 2048, 2048, 2048), (1, 4096, 4096, 4096), (1, 64, 8192, 8192)], ids=str)
+def test_large_products_fit_in_several_steps(shape):
+    plan = plan_matmul(*shape, FLOAT, MK2)
+    assert plan.memory_bound_met and plan.temp_bytes <= 0.6 * MK2.bytes_per_tile
+    _, m, k, n = shape
+    assert plan.steps * plan.spec.extents.out_channels * plan.spec.extents.field[0] == m * n
+    ideal = m * k * n / (MK2.tiles_per_ipu * MK2.fp32_amp_macs_per_cycle)
+    assert ideal < plan.total_cycles < 2 * ideal
+
+
+def test_proportion_below_zero_is_refused():
+    with pytest.raises(ArgumentError, match="available_memory_proportion"):
+        plan_matmul(1, 8, 8, 8, FLOAT, MK2, available_memory_proportion=-0.5)
+
+
+def test_neighbouring_tiles_share_activations():
+    plan = plan_matmul(1, 256, 256, 256, FLOAT, MK2)
+    axis = 4 if plan.kind.is_swapped else 2  # output channels; rows when operands are swapped
+    along = np.diff(plan.grid().tile, axis=axis)
+    assert plan.splits.out_channels > 1 and np.all(along == 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 256, 1024, 1024), (1, 100, 300, 77), (4, 128, 64, 128)], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_what_is_planned_is_what_is_charged(shape, dtype):
+    """Operands mapped linearly, so that hardly anything lies where it is used, as the plan assumes."""
+    groups, m, k, n = shape
+    graph, prog = Graph(BOW), Sequence()
+    tensors = [graph.add_variable(s, dtype) for s in ((groups, m, k), (groups, k, n))]
+    for tensor in tensors:
+        map_linearly(graph, tensor)
+        prog.add(StreamIn(HostStream("in", tensor.shape, dtype, resident=True), tensor))
+    out = matmul(graph, *tensors, prog, "dot")
+    prog.add(StreamOut(out, HostStream("out", out.shape, dtype, resident=True)))
+    charged = compile(graph, prog).timeline_of(None).cycles
+    assert plan_matmul(*shape, dtype, BOW).total_cycles == pytest.approx(charged, rel=0.15)
+
+
+# Of a row by a matrix up to what takes several steps; thin and uneven ones too.
+PRODUCTS = [(1, 100, 300, 77), (1, 1, 1024, 1024), (1, 333, 777, 111), (1, 8, 20000, 8), (1, 1024, 1024, 4)]
+PRODUCTS += [(24, 65, 32, 65), (1, 128, 784, 300), (1, 1024, 1024, 8192), (1, 4096, 4096, 512)]
+
+
+@pytest.fixture(scope="module", params=["mk1", "bow"])
+def charged_plans(request):
+    """For each product and precision its contenders with what each is charged, operands lying linearly."""
+    target, rows = preset(request.param), {}
+    for shape in PRODUCTS:
+        for dtype in (FLOAT, HALF):
+            plans = contenders(plan_matmul(*shape, dtype, target), target)
+            rows[shape, dtype] = [(plan, _charge(target, shape, dtype, plan)) for plan in plans]
+    return target, rows
+
+
+def _charge(target, shape, dtype, plan=None):
+    """Cycles of a product by a plan, or by the plan that is chosen."""
+    groups, m, k, n = shape
+    graph = Graph(target)
+    a, b = (graph.add_variable(s, dtype) for s in ((groups, m, k), (groups, k, n)))
+    map_linearly(graph, a)
+    map_linearly(graph, b)
+    if plan is None:
+        return charged_cycles(graph, lambda scratch, prog: matmul(scratch, a, b, prog, "dot"))
+    return charged_cycles(graph, lambda scratch, prog: products._in_steps(scratch, a, b, plan, None, prog, "dot"))
+
+
+def test_most_plans_are_charged_what_they_expect(charged_plans):
+    """What an estimate cannot know is how scattered operands are: that makes plans dearer, hardly ever cheaper."""
+    _, rows = charged_plans
+    ratios = np.array([charged / plan.total_cycles for row in rows.values() for plan, charged in row])
+    assert len(ratios) > 100
+    assert 1 <= np.median(ratios) <= 1.08
+    assert np.mean(ratios <= 1.15) >= 0.9 and ratios.max() < 1.4
+    assert ratios.min() > 0.95
+
+
+def test_the_chosen_plan_is_charged_least(charged_plans):
+    target, rows = charged_plans
+    for (shape, dtype), row in rows.items():
+        assert _charge(target, shape, dtype) == min(charged for _, charged in row), (shape, dtype)
+
+
+def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
+    """Else the search would stop too early."""
+    _, rows = charged_plans
+    assert all(charged >= plan.likely_least_cycles for row in rows.values() for plan, charged in row)

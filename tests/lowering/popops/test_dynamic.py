@@ -1,0 +1,117 @@
+"""Slices at dynamic places against plain JAX, and what they move between tiles."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence
+from ipujax.runtime.tensor.mapping import Blocked, on_one_tile
+from ipujax.runtime.tensor.variable import element_bytes
+from tests.lowering.helpers import check, engine, lowered, small_target
+
+X = np.arange(6 * 5 * 7, dtype=np.float32).reshape(6, 5, 7)
+STARTS = [(0, 0, 0), (2, 1, 3), (-4, 9, 100)]
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 7), (6, 2, 7), (2, 3, 4), (6, 5, 7), (1, 1, 1)])
+@pytest.mark.parametrize("start", STARTS)
+def test_dynamic_slice(sizes: tuple[int, ...], start: tuple[int, ...]) -> None:
+    check(lambda x, *s: lax.dynamic_slice(x, s, sizes), X, *map(np.int32, start), tiles=(7,))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 7), (6, 2, 7), (2, 3, 4), (6, 5, 7)])
+@pytest.mark.parametrize("start", STARTS)
+def test_dynamic_update_slice(shape: tuple[int, ...], start: tuple[int, ...]) -> None:
+    update = -np.ones(shape, np.float32)
+    check(lambda x, u, *s: lax.dynamic_update_slice(x, u, s), X, update, *map(np.int32, start), tiles=(7,))
+
+
+@pytest.mark.parametrize("start", [-9, -6, -1])
+def test_negative_starts_are_clamped_and_do_not_count_from_the_end(start: int) -> None:
+    """The primitive's own rule: counting from the end is done once, where `lax` is called."""
+    i, update = np.int32(start), -np.ones((1, 2, 3), np.float32)
+    check(lambda x, i: lax.dynamic_slice_p.bind(x, i, i, i, slice_sizes=(1, 2, 3)), X, i, tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice_p.bind(x, u, i, i, i), X, update, i, tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i, i)), X, update, i, tiles=(7,))
+
+
+def test_other_dtypes() -> None:
+    for x in (X.astype(np.int8), X > 3, X.astype(jnp.bfloat16)):
+        check(lambda x, i: lax.dynamic_slice(x, (i, i, i), (2, 2, 2)), x, np.uint8(3), tiles=(4,))
+    keys = jax.random.split(jax.random.key(0), 6)
+    check(lambda k, i: k[i], keys, np.int32(2), tiles=(4,))
+
+
+def test_of_views_and_vectors() -> None:
+    check(lambda x, i: lax.dynamic_slice_in_dim(x.T[::-1], i, 2, 1), X, np.int32(2), tiles=(7,))
+    check(lambda x, u, i: lax.dynamic_update_slice(x.T.reshape(-1), u, (i,)), X, X[0, 0, :3], np.int32(2), tiles=(7,))
+    check(lambda x, i: x[i], X.ravel(), np.int32(17), tiles=(16,))
+
+
+def test_no_elements() -> None:
+    check(lambda x, i: lax.dynamic_slice(x, (i, 0, 0), (0, 5, 7)), X, np.int32(1), tiles=(4,))
+    check(lambda x, i: lax.dynamic_update_slice(x, x[:0], (i, 0, 0)), X, np.int32(1), tiles=(4,))
+
+
+def test_inside_a_loop() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        def body(i: jax.Array, y: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(y, lax.dynamic_index_in_dim(x, 5 - i, 0) * 2, i, 0)
+
+        return lax.fori_loop(0, 6, body, jnp.zeros_like(x))
+
+    check(fun, X, tiles=(1, 7))
+
+
+def test_scan_reads_and_writes_stacks() -> None:
+    def fun(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((5, 7)), x)
+
+    check(fun, X, tiles=(7,))
+
+
+def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
+    graph = Graph(small_target(16))
+    x = graph.add_variable((8, 6, 64), np.dtype(np.float32), "x")
+    map_for_slicing(graph, x, (0,))
+    mapping = graph.mappings[x.variables()[0]]
+    assert isinstance(mapping, Blocked)
+    assert len(mapping.cuts[0]) == 2
+    assert np.unique(mapping.tile).size > 8
+    bytes_per_tile = mapping.elements_per_tile(16) * element_bytes(x.dtype)
+    assert bytes_per_tile.max() <= 2 * x.size * 4 / 16
+
+
+def test_a_slice_of_a_well_mapped_tensor_moves_only_indices() -> None:
+    program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), (np.zeros((8, 6, 64), np.float32), np.int32(0)),
+                      small_target(16))  # fmt: skip
+    (group,) = [g for groups in program.graph.groups.values() for g in groups if "Slice" in g.codelet.name]
+    table, out = (access.tensor.variables()[0] for access in group.accesses[:2])
+    for variable in (table, out):
+        mapping = program.graph.mappings[variable]
+        assert isinstance(mapping, Blocked)
+        np.testing.assert_array_equal(mapping.tile.ravel(), group.tile.ravel())
+
+
+def test_in_place_writes_the_buffer_itself() -> None:
+    graph, prog = Graph(small_target(4)), Sequence()
+    dtype = np.dtype(np.float32)
+    buffer, update = graph.add_variable((6, 40), dtype), graph.add_variable((1, 40), dtype)
+    start = graph.add_variable((), np.dtype(np.int32), "i", on_one_tile(1, 0))
+    dynamic_update_slice_in_place(graph, buffer, update, [start], prog, "push", dims=(0,))
+    ((group,),) = graph.groups.values()
+    assert group.accesses[0].tensor is buffer and group.codelet.fields[0].direction == "inout"
+    assert len(graph.variables) == 3
+
+
+def test_the_engine_computes_one_slice() -> None:
+    args = X, np.int32(1)
+    program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), args, small_target(16))
+    text = str(jax.make_jaxpr(engine(program))(*args))
+    assert text.count("dynamic_slice") == 1 and "gather" not in text

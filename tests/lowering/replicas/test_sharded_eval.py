@@ -1,0 +1,143 @@
+"""Jaxprs of whole arrays evaluated on shards, on all replicas at once, against the jaxprs on the arrays themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from ipujax.lowering.replicas.sharded_eval import Held, Kind, Path, Shards, sharded_eval
+
+RNG = np.random.default_rng(2)
+REPLICAS = 4
+SHARDS = Shards("replica", REPLICAS)
+X = jnp.asarray(RNG.normal(size=(3, 7)), jnp.float32)  # 21 elements, of which the last shard lacks three
+Y = jnp.asarray(RNG.normal(size=(3, 7)), jnp.float32)
+
+
+class Refused(Exception):
+    """What the tests refuse with."""
+
+
+def refuse(path: Path) -> NoReturn:
+    raise Refused(" in ".join(eqn.primitive.name for eqn in reversed(path)))
+
+
+def evaluated(fun: Callable[..., Any], x: Any, *others: Any, behind: float = np.nan) -> tuple[list[Any], list[Kind]]:
+    """The results of a function of an array that is a shard, and of others that are whole; and how they are held.
+
+    Args:
+        behind: what stands behind the array's last element.
+    """
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", REPLICAS)])(x, *others)
+    kinds: list[Kind] = []
+    parts = SHARDS.rows(x)
+    at = np.arange(parts.size).reshape(parts.shape) < x.size
+    parts = jnp.where(at, parts, jnp.asarray(behind).astype(parts.dtype))
+
+    def replica(part: Any) -> Any:
+        given = [Held(part, x.shape, "shard"), *(Held(jnp.asarray(y), jnp.shape(y), "whole") for y in others)]
+        results = sharded_eval(jaxpr, given, SHARDS, refuse)
+        kinds.extend(held.kind for held in results)
+        return [SHARDS.as_whole(held) for held in results]
+
+    results = jax.vmap(replica, axis_name="replica")(parts)
+    for result in results:
+        assert all(np.array_equal(result[0], other, equal_nan=True) for other in result[1:]), "replicas disagree"
+    return [result[0] for result in results], kinds
+
+
+def branch(x: Any, y: Any, which: Any) -> Any:
+    """One branch returns what it was given whole, one a number, one a shard."""
+    return lax.switch(
+        which, [lambda: (x * 2, jnp.float32(1)), lambda: (y, y[0, 0]), lambda: (jnp.ones_like(x), x.sum())]
+    )
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[Kind]]] = {
+    "elementwise": (lambda x: jnp.where(x > 0, jnp.sqrt(jnp.abs(x)), x / 3), (), ["shard"]),
+    "with a whole array": (lambda x, y: x * y + y, (Y,), ["shard"]),
+    "with a row of it": (lambda x, y: x - y, (Y[:1],), ["shard"]),
+    "with a vector": (lambda x, y: x - y[None], (Y[0],), ["shard"]),
+    "with a number": (lambda x, y: (x * y, jnp.clip(x, -y, y)), (jnp.float32(0.5),), ["shard", "shard"]),
+    "with numbers made here": (lambda x: jnp.maximum(x, jnp.full_like(x, 0.25) * 2), (), ["shard"]),
+    "with a row of numbers": (lambda x: lax.max(x, jnp.full((1, 7), 0.25)), (), ["shard"]),
+    "numbers alone": (lambda x: (jnp.zeros_like(x) + 1, jnp.sqrt(jnp.full((2,), 4.0))), (), ["uniform", "uniform"]),
+    "numbers and whole arrays": (lambda x, y: jnp.zeros_like(x) + y, (Y,), ["whole"]),
+    "no shard at all": (lambda x, y: (y @ y.T, jnp.cumsum(y)), (Y,), ["whole", "whole"]),
+    "another dtype": (lambda x: (x.astype(jnp.int32), lax.bitcast_convert_type(x, jnp.int32)), (), ["shard"] * 2),
+    "views": (lambda x: x.reshape(7, 3)[None].reshape(1, 21).T.squeeze(1) * 2, (), ["shard"]),
+    "back and forth": (lambda x: (x.reshape(-1) + 1).reshape(x.shape) * x, (), ["shard"]),
+    "sum": (lambda x: (x.sum(), (x**2).mean(keepdims=True)), (), ["whole", "uniform"]),
+    "extremes": (lambda x: (x.max(), x.min(), jnp.abs(x).max() < 9), (), ["whole"] * 3),
+    "extremes of whole numbers": (lambda x: ((x * 9).astype(int).max(), (x * 9).astype(int).min()), (), ["whole"] * 2),
+    "all and any": (lambda x: (jnp.all(x > -9), jnp.any(x > 9), jnp.all(x > 0)), (), ["whole"] * 3),
+    "norm": (lambda x: x / jnp.sqrt(jnp.sum(x * x)), (), ["shard"]),
+    "inner products": (lambda x, y: (jnp.vdot(x, y), jnp.vdot(x, x)), (Y,), ["whole", "whole"]),
+    "tensor product to a number": (lambda x, y: jnp.tensordot(x, y, 2), (Y,), ["whole"]),
+    "jitted": (jax.jit(lambda x, y: jnp.where(y > 0, x, y)), (Y,), ["shard"]),
+    "custom derivative": (jax.nn.relu, (), ["shard"]),
+    "random numbers": (lambda x, key: x + jax.random.normal(key, x.shape), (jax.random.key(3),), ["shard"]),
+    "barrier": (lambda x, y: lax.optimization_barrier((x, y, jnp.ones_like(x))), (Y,), ["shard", "whole", "uniform"]),
+    "branch of a shard": (branch, (Y, jnp.int32(0)), ["shard", "whole"]),
+    "branch of a whole array": (branch, (Y, jnp.int32(1)), ["shard", "whole"]),
+    "branch of numbers": (branch, (Y, jnp.int32(2)), ["shard", "whole"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_whole_arrays(name: str) -> None:
+    fun, others, kinds = CASES[name]
+    got, held = evaluated(fun, X, *others)
+    expected = jax.tree.leaves(fun(X, *others))
+    assert held == kinds
+    for a, b in zip(got, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "rows": (lambda x: x.sum(1), "reduce_sum"),
+    "transpose": (lambda x: x.T, "transpose"),
+    "repeated": (lambda x: x[:, None] * jnp.ones((3, 2, 7)), "mul"),
+    "slice": (lambda x: x[1:], "slice"),
+    "product": (lambda x: x @ x.T, "transpose"),
+    "transposed inner product": (lambda x: jnp.vdot(x.reshape(7, 3).T, x), "transpose"),
+    "sorted": (jnp.sort, "sort in jit"),
+    "wider": (lambda x: lax.bitcast_convert_type(x, jnp.uint16), "bitcast_convert_type"),
+    "loop": (lambda x: lax.fori_loop(0, 2, lambda _, v: v * 2, x), "scan"),
+    "collective": (lambda x: lax.psum(x, "replica"), "psum"),
+    "in a branch": (lambda x: lax.cond(x.sum() > 0, lambda: x[::-1], lambda: x), "rev in cond"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_other_elements_is_refused(name: str) -> None:
+    fun, primitive = REFUSED[name]
+    with pytest.raises(Refused, match=f"^{primitive}"):
+        evaluated(fun, X)
+
+
+def test_an_array_is_cut_once() -> None:
+    jaxpr = jax.make_jaxpr(lambda x, y: (x * y + y) * y)(X, Y)
+
+    def replica(part: Any) -> Any:
+        given = [Held(part, X.shape, "shard"), Held(Y, Y.shape, "whole")]
+        return sharded_eval(jaxpr, given, SHARDS, refuse)[0].value
+
+    text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
+    assert text.count("dynamic_slice") == 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 21, 24])
+def test_rows_and_whole_are_inverse(size: int) -> None:
+    x = jnp.arange(size)
+    rows = SHARDS.rows(x)
+    assert rows.shape == (REPLICAS, -(-size // REPLICAS))
+    np.testing.assert_array_equal(SHARDS.whole(rows, (size,)), x)
+    np.testing.assert_array_equal(rows.reshape(-1)[size:], 0)

@@ -1,0 +1,252 @@
+"""Liveness against a simulation of live sets over unrolled programs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings, strategies as st
+
+from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis.liveness import liveness, step_effects
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import (
+    Call,
+    Copy,
+    Function,
+    HostStream,
+    If,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    StreamIn,
+    StreamOut,
+    Switch,
+)
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.tensor.mapping import grid, on_one_tile
+
+F32 = np.dtype("float32")
+TARGET = preset("mk2").replace(tiles_per_ipu=4)
+SIZE = 8
+
+
+def new_graph(count=4, target=TARGET):
+    """A graph with `count` variables of SIZE floats, variable i spread over i + 1 tiles."""
+    graph = Graph(target)
+    tensors = [graph.add_variable((SIZE,), F32, f"v{i}", grid((SIZE,), (i % 4 + 1,))) for i in range(count)]
+    return graph, tensors
+
+
+def stream(name="s"):
+    return HostStream(name, (SIZE,), F32)
+
+
+def live_names(graph, program):
+    """The names of the live variables at each step."""
+    found = liveness(program, EffectsOf(graph))
+    return [sorted(v.name for v in found.live_at(step)) for step in range(len(found.steps))]
+
+
+# --- against simulation -----------------------------------------------------------------------------------------------
+
+
+def simulate(steps, effects):
+    """Live sets of a straight line of steps, by looking ahead from every step for every variable."""
+    facts = [step_effects(step, effects) for step in steps]
+    touched = [fact.reads | fact.writes for fact in facts]
+    variables = set().union(*touched) if touched else set()
+    live = [set() for _ in steps]
+    for v in variables:
+        for s in range(len(steps)):
+            later = next((t for t in range(s + 1, len(steps)) if v in facts[t].reads or v in facts[t].kills), None)
+            needed = later is not None and v in facts[later].reads
+            earlier = next((t for t in range(len(steps)) if v in touched[t]), s)
+            defined = v in facts[earlier].reads or earlier <= s
+            if v in touched[s] or (needed and defined):
+                live[s].add(v)
+    return live
+
+
+def unrolled(program):
+    """The leaves a program runs, iteration by iteration."""
+    if isinstance(program, Repeat):
+        return unrolled(program.body) * program.count
+    if isinstance(program, (Sequence, Call)):
+        return [leaf for child in program.children() for leaf in unrolled(child)]
+    return [program]
+
+
+def expected_live(program, effects):
+    """Live sets by leaf: those of all its runs together."""
+    steps = unrolled(program)
+    result = {}
+    for step, live in zip(steps, simulate(steps, effects), strict=True):
+        result.setdefault(step, set()).update(live)
+    return result
+
+
+_pairs = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda pair: pair[0] != pair[1])
+
+
+@st.composite
+def copies(draw, tensors, partial):
+    source, destination = draw(_pairs)
+    start, stop = draw(st.sampled_from([(0, SIZE), (0, 4), (4, SIZE)] if partial else [(0, SIZE)]))
+    return Copy(tensors[source][start:stop], tensors[destination][start:stop])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(0, 12))
+def test_straight_line_equals_simulation(data, length):
+    graph, tensors = new_graph()
+    first = [StreamIn(stream(), tensor) for tensor in tensors if data.draw(st.booleans())]
+    program = Sequence(*first, *(data.draw(copies(tensors, partial=True)) for _ in range(length)))
+    effects = EffectsOf(graph)
+    found, expected = liveness(program, effects), expected_live(program, effects)
+    for position, step in enumerate(found.steps):
+        assert found.live_at(position) == expected[step], (position, step)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.booleans())
+def test_loops_equal_simulation_of_unrolled_loops(data, partial):
+    graph, tensors = new_graph()
+
+    def block(depth):
+        parts = []
+        for _ in range(data.draw(st.integers(0, 3))):
+            if depth and data.draw(st.booleans()):
+                parts.append(Repeat(3, block(depth - 1)))
+            else:
+                parts.append(data.draw(copies(tensors, partial)))
+        return Sequence(*parts)
+
+    program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), block(2), StreamOut(tensors[0], stream()))
+    effects = EffectsOf(graph)
+    found, expected = liveness(program, effects), expected_live(program, effects)
+    for position, step in enumerate(found.steps):
+        assert found.live_at(position) == expected[step], (position, step)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 10))
+def test_no_variable_has_overlapping_intervals(data, length):
+    graph, tensors = new_graph()
+    body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
+    program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors[:2]), Repeat(2, body), body)
+    found = liveness(program, EffectsOf(graph))
+    for step in range(len(found.steps)):
+        here = [i.variable for i in found.intervals if i.first <= step <= i.last]
+        assert len(here) == len(set(here))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_loop_carried_variable_is_live_through_the_loop():
+    graph, (a, b, c, d) = new_graph()
+    # a carries a value from one iteration to the next; b and c are temporaries; d is read only.
+    body = Sequence(Copy(a, b), Copy(b, c), Copy(d, b), Copy(c, a))
+    program = Sequence(StreamIn(stream(), a), StreamIn(stream(), d), Repeat(5, body), StreamOut(a, stream()))
+    assert live_names(graph, program) == [
+        ["v0"],
+        ["v0", "v3"],
+        ["v0", "v1", "v3"],
+        ["v1", "v2", "v3"],
+        ["v1", "v2", "v3"],
+        ["v0", "v2", "v3"],
+        ["v0"],
+    ]
+
+
+def test_buffer_written_piece_by_piece_is_live_from_its_first_piece():
+    graph, (a, b, _, _) = new_graph()
+    program = Sequence(StreamIn(stream(), a), Copy(a[:4], b[:4]), Copy(a[4:], b[4:]), StreamOut(b, stream()))
+    assert live_names(graph, program) == [["v0"], ["v0", "v1"], ["v0", "v1"], ["v1"]]
+
+
+def test_branches_do_not_see_each_other():
+    graph, (a, b, c, d) = new_graph()
+    flag = graph.add_variable((), np.dtype(bool), "flag", on_one_tile(1, 0))
+    decide = If(flag, Sequence(Copy(a, b), Copy(b, d)), Sequence(Copy(a, c), Copy(c, d)))
+    start = Sequence(StreamIn(stream(), a), StreamIn(HostStream("f", (), np.dtype(bool)), flag))
+    assert live_names(graph, Sequence(start, decide, StreamOut(d, stream()))) == [
+        ["v0"],
+        ["flag", "v0"],
+        ["flag", "v0"],
+        ["v0", "v1"],
+        ["v1", "v3"],
+        ["v0", "v2"],
+        ["v2", "v3"],
+        ["v3"],
+    ]
+
+
+def test_switch_reads_its_selector_before_any_case():
+    graph, (a, b, c, _) = new_graph()
+    selector = graph.add_variable((), np.dtype("int32"), "selector", on_one_tile(1, 0))
+    choose = Switch(selector, (Copy(a, c),), Copy(b, c))
+    start = [StreamIn(stream(), a), StreamIn(stream(), b), StreamIn(HostStream("i", (), np.dtype("int32")), selector)]
+    assert live_names(graph, Sequence(*start, choose, StreamOut(c, stream())))[2:] == [
+        ["selector", "v0", "v1"],
+        ["selector", "v0", "v1"],
+        ["v0", "v2"],
+        ["v1", "v2"],
+        ["v2"],
+    ]
+
+
+def test_while_loop_keeps_what_its_condition_reads():
+    graph, (a, b, c, _) = new_graph()
+    flag = graph.add_variable((SIZE,), np.dtype("float32"), "flag", grid((SIZE,), (1,)))
+    loop = RepeatWhile(Copy(a, flag), flag[0], Sequence(Copy(b, c), Copy(c, a)))
+    start = Sequence(StreamIn(stream(), a), StreamIn(stream(), b))
+    assert live_names(graph, Sequence(start, loop, StreamOut(a, stream()))) == [
+        ["v0"],
+        ["v0", "v1"],
+        ["flag", "v0", "v1"],
+        ["flag", "v0", "v1"],
+        ["v1", "v2"],
+        ["v0", "v1", "v2"],
+        ["v0"],
+    ]
+
+
+def test_function_has_one_frame_live_during_its_calls():
+    graph, (a, b, c, d) = new_graph()
+    function = Function(Sequence(Copy(a, c), Copy(c, b)))  # c is the function's own
+    program = Sequence(
+        StreamIn(stream(), a), Call(function), Copy(b, d), Copy(d, a), Call(function), StreamOut(b, stream())
+    )
+    found = liveness(program, EffectsOf(graph))
+    assert [sorted(v.name for v in found.live_at(step)) for step in range(6)] == [
+        ["v0"],
+        ["v0", "v1"],
+        ["v1", "v3"],
+        ["v0", "v3"],
+        ["v0", "v1"],
+        ["v1"],
+    ]
+    frame = found.functions[function]
+    assert [sorted(v.name for v in frame.live_at(step)) for step in range(2)] == [["v2"], ["v2"]]
+
+
+def test_function_that_keeps_a_value_between_calls_keeps_its_memory():
+    graph, (a, b, c, d) = new_graph()
+    # b is read before it is written: its value from the call before is needed.
+    function = Function(Sequence(Copy(b, c), Copy(a, b), Copy(c, a)))
+    program = Sequence(
+        StreamIn(stream(), a), StreamIn(stream(), b), Call(function), StreamIn(stream(), d), Copy(d, a), Call(function)
+    )
+    names = live_names(graph, program)
+    assert "v1" in names[3] and "v2" not in names[3]
+
+
+def test_nested_functions_hold_what_only_they_touch():
+    graph, (a, b, c, d) = new_graph()
+    inner = Function(Sequence(Copy(a, c), Copy(c, b)))
+    outer = Function(Sequence(Call(inner), Copy(b, d), Copy(d, b)))
+    program = Sequence(StreamIn(stream(), a), Call(outer), Call(inner), StreamOut(b, stream()))
+    found = liveness(program, EffectsOf(graph))
+    names = [{i.variable.name for i in frame.intervals} for frame in (found, found.functions[outer])]
+    assert names == [{"v0", "v1"}, {"v3"}]
+    assert {i.variable.name for i in found.functions[inner].intervals} == {"v2"}

@@ -1,0 +1,183 @@
+"""Packing against maps of every byte at every step, the best of all orders, and closed forms; frames of functions."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+from hypothesis import given, settings, strategies as st
+
+from ipujax.runtime.analysis.effects import EffectsOf
+from ipujax.runtime.analysis.liveness import liveness
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Call, Copy, Function, HostStream, Sequence, StreamIn, StreamOut
+from ipujax.runtime.memory.frames import frames_of
+from ipujax.runtime.memory.packing import ORDERS, classes_of, merge, pack, place, round_up
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.tensor.mapping import grid
+
+STEPS = 6
+
+_step = st.integers(0, STEPS - 1)
+_spans = st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=2).map(merge)
+
+
+@st.composite
+def items(draw, most, columns=3):
+    """Sizes in units of 8 bytes, spans, and which come first."""
+    number = draw(st.integers(1, most))
+    sizes = draw(
+        st.lists(st.lists(st.integers(0, 5), min_size=columns, max_size=columns), min_size=number, max_size=number)
+    )
+    return (
+        np.array(sizes) * 8,
+        [draw(_spans) for _ in range(number)],
+        np.array([draw(st.booleans()) for _ in range(number)]),
+    )
+
+
+def lives(span, step):
+    return any(low <= step <= high for low, high in span)
+
+
+def peak(sizes, spans):
+    """Most bytes that live at one step, in each column."""
+    return np.max(
+        [sum((s for s, own in zip(sizes, spans, strict=True) if lives(own, t)), 0 * sizes[0]) for t in range(STEPS)], 0
+    )
+
+
+def pack_all(sizes, spans, order="longest"):
+    """Packs items of which none is special."""
+    return pack(sizes, spans, *np.zeros((2, len(spans)), bool), order)
+
+
+def first_fit(order, sizes, spans):
+    """The extent of one column when items are placed in an order, each at the lowest free address, byte by byte."""
+    taken = np.zeros((STEPS, int(sizes.sum()) + 1), bool)
+    for item in order:
+        when = [t for t in range(STEPS) if lives(spans[item], t)]
+        size = int(sizes[item])
+        address = next(a for a in range(taken.shape[1]) if not taken[when, a : a + size].any())
+        for step in when:
+            taken[step, address : address + size] = True
+    return int(np.flatnonzero(taken.any(0)).max(initial=-1)) + 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(items(most=7), st.sampled_from(ORDERS))
+def test_no_two_that_live_together_share_a_byte(drawn, order):
+    sizes, spans, wide = drawn
+    packing = pack(sizes, spans, wide, wide & (len(spans) % 2 == 0), order)
+    np.testing.assert_array_equal(packing.end - packing.start, sizes.T)
+    assert not (packing.start % 8).any() and not (packing.start[:, wide] % 16).any()
+    for column in range(sizes.shape[1]):
+        memory = np.zeros((STEPS, int(sizes[:, column].sum()) + 1), int)
+        for item, own in enumerate(spans):
+            for step in (t for t in range(STEPS) if lives(own, t)):
+                memory[step, packing.start[column, item] : packing.end[column, item]] += 1
+        assert memory.max() <= 1
+    assert (packing.extent() >= peak(sizes, spans)).all()
+    assert (packing.extent() <= (sizes + 8 * wide[:, None]).sum(0)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(items(most=5, columns=1))
+def test_extent_is_near_the_best_of_all_orders(drawn):
+    sizes, spans, _ = drawn
+    found = min(int(pack_all(sizes, spans, order).extent()[0]) for order in ORDERS)
+    column = sizes[:, 0] // 8
+    best = 8 * min(first_fit(order, column, spans) for order in permutations(range(len(spans))))
+    # The best first fit is the best of all: sort the items of any packing by address.
+    assert peak(sizes, spans)[0] <= best <= found <= 2 * best
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_nested_lives_pack_without_a_gap(data):
+    """Lives that contain each other or do not meet stack up: memory is the peak exactly."""
+    spans = []
+
+    def nest(low, high):
+        for _ in range(data.draw(st.integers(1, 2))):
+            spans.append(((low, high),))
+        if high > low:
+            middle = data.draw(st.integers(low, high - 1))
+            for part in ((low, middle), (middle + 1, high)):
+                if data.draw(st.booleans()):
+                    nest(*part)
+
+    nest(0, STEPS - 1)
+    sizes = 8 * np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(spans), max_size=len(spans))))[:, None]
+    np.testing.assert_array_equal(pack_all(sizes, spans).extent(), peak(sizes, spans))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=12))
+def test_items_of_one_size_pack_without_a_gap(lives):
+    """Colouring of intervals: as many places as live at one step, never more."""
+    sizes, spans = np.full((len(lives), 1), 8), [(span,) for span in lives]
+    found = pack_all(sizes, spans, "earliest")
+    np.testing.assert_array_equal(found.extent(), peak(sizes, spans))
+
+
+@settings(max_examples=100, deadline=None)
+@given(items(most=6), st.booleans())
+def test_what_comes_first_lies_lowest(drawn, huge):
+    sizes, spans, first = drawn
+    sizes = sizes * (2**34 if huge else 1)  # addresses that do not fit half a number
+    packing = pack(sizes, spans, ~first, first)
+    alone = pack_all(sizes[first], [own for own, is_first in zip(spans, first, strict=True) if is_first])
+    np.testing.assert_array_equal(packing.start[:, first], alone.start)
+    np.testing.assert_array_equal(packing.extent(first), alone.extent())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=5), st.integers(1, 8))
+def test_place_is_the_lowest_address_that_is_free(pairs, size):
+    pairs = [(start if length else 0, start + length if length else 0) for start, length in pairs]
+    start, end = (np.array([[pair[k] for pair in pairs]], np.int64).reshape(1, -1) for k in (0, 1))
+    taken = {address for low, high in pairs for address in range(low, high)}
+    expected = next(a for a in range(99) if taken.isdisjoint(range(a, a + size)))
+    assert place(start, end, np.array([size])).tolist() == [expected]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=6), min_size=1, max_size=3))
+def test_classes_hold_tiles_that_are_alike(rows):
+    sizes = np.array(rows)
+    example, of_tile = classes_of(sizes)
+    np.testing.assert_array_equal(sizes[:, example[of_tile]], sizes)
+    assert len(example) == len({tuple(column) for column in sizes.T.tolist()})
+
+
+def test_rounding():
+    assert round_up(np.array([0, 1, 8, 9])).tolist() == [0, 8, 8, 16]
+    assert round_up(np.array([0, 1, 16, 17]), 16).tolist() == [0, 16, 16, 32]
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_lies_with_the_innermost_that_holds_all_its_calls():
+    graph = Graph(preset("mk2").replace(tiles_per_ipu=4))
+    f32 = np.dtype("float32")
+    a, b, c, d, e = (graph.add_variable((8,), f32, name, grid((8,), (4,))) for name in "abcde")
+    shared = Function(Sequence(Copy(a, c), Copy(c, b)), "shared")
+    left = Function(Sequence(Call(shared), Copy(b, d), Copy(d, a)), "left")
+    right = Function(Sequence(Call(shared), Copy(b, e), Copy(e, a)), "right")
+    only = Function(Sequence(Copy(a, b)), "only")
+    outer = Function(Sequence(Call(only), Call(left), Call(right)), "outer")
+    program = Sequence(
+        StreamIn(HostStream("x", (8,), f32), a), Call(outer), Call(left), StreamOut(b, HostStream("y", (8,), f32))
+    )
+    frames = frames_of(liveness(program, EffectsOf(graph)))
+    names = {function.name: owner and owner.name for function, owner in frames.owner.items()}
+    # `left` is called by the program too, and `shared` by it and by `right`; only `outer` calls `right` and `only`.
+    assert names == {"outer": None, "left": None, "shared": None, "right": "outer", "only": "outer"}
+    order = [owner and owner.name for owner in frames.of]
+    assert order[0] is None and order.index("outer") < order.index("right") < order.index("shared")
+    steps = frames.of[None].steps
+    assert {f.name for f in frames.during(None, steps[1])} == {"outer", "left", "shared"}
+    assert {f.name for f in frames.during(None, steps[2])} == {"left", "shared"}
+    inside = [[f.name for f in frames.during(outer, step)] for step in frames.of[outer].steps]
+    assert inside == [["only"], [], ["right"]]

@@ -1,0 +1,102 @@
+"""Profiles as JSON and CBOR: read back by other readers than wrote them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
+from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.profile.serialise import write_cbor, write_json
+from tests.runtime.profile.profile_helpers import looping, trained_program
+
+# RFC 8949, appendix A: a value and its encoding.
+RFC = [
+    (0, "00"),
+    (1000, "1903e8"),
+    (1000000000000, "1b000000e8d4a51000"),
+    (-100, "3863"),
+    (1.5, "fb3ff8000000000000"),
+    (True, "f5"),
+    (None, "f6"),
+    ("ü", "62c3bc"),
+    ([1, [2, 3], [4, 5]], "8301820203820405"),
+    ({"a": 1, "b": [2, 3]}, "a26161016162820203"),
+]
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return Profile(trained_program())
+
+
+@pytest.fixture(scope="module")
+def both(profile):
+    return {"graphProfile": profile.graph(), "executionProfile": profile.execution()}
+
+
+def test_json_by_path_and_by_file(profile, both, tmp_path):
+    path = tmp_path / "profile.json"
+    text, raw = io.StringIO(), io.BytesIO()
+    profile.to_json(path)
+    profile.to_json(str(tmp_path / "again.json"), pretty=True)
+    profile.to_json(text)
+    profile.to_json(raw)
+    assert json.loads(path.read_bytes()) == json.loads(text.getvalue()) == json.loads(raw.getvalue()) == both
+    pretty = (tmp_path / "again.json").read_text(encoding="utf-8")
+    assert json.loads(pretty) == both and len(pretty.splitlines()) > 100 > len(path.read_text().splitlines())
+
+
+def test_cbor_by_path_and_by_file(profile, both, tmp_path):
+    cbor2 = pytest.importorskip("cbor2")
+    path, raw = tmp_path / "profile.cbor", io.BytesIO()
+    profile.to_cbor(path)
+    profile.to_cbor(raw)
+    assert cbor2.loads(path.read_bytes()) == both and raw.getvalue() == path.read_bytes()
+    text = io.StringIO()
+    profile.to_json(text)
+    assert path.stat().st_size < len(text.getvalue())
+
+
+@pytest.mark.parametrize(("value", "encoded"), RFC)
+def test_cbor_is_that_of_the_standard(value, encoded):
+    pytest.importorskip("cbor2")
+    raw = io.BytesIO()
+    write_cbor(value, raw)
+    assert raw.getvalue().hex() == encoded
+
+
+def test_cbor_without_its_package_names_the_extra(profile, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cbor2", None)
+    with pytest.raises(ProfileError, match=r"(?s)cbor2, which is not installed.*ipujax\[profile\]"):
+        profile.to_cbor(tmp_path / "profile.cbor")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", [write_json, write_cbor])
+@pytest.mark.parametrize("where", [None, 7, ["profile.json"]])
+def test_nowhere_to_write(write, where):
+    if write is write_cbor:
+        pytest.importorskip("cbor2")
+    with pytest.raises(ArgumentError, match=r"(?s)written nowhere.*a path, or a file"):
+        write({"a": 1}, where)
+
+
+def test_cbor_in_a_text_file_is_refused(profile):
+    text = io.StringIO()
+    with pytest.raises(ArgumentError, match=r'(?s)CBOR is bytes.*"wb"'):
+        profile.to_cbor(text)
+    assert text.getvalue() == ""
+
+
+def test_nothing_is_written_of_a_profile_that_is_not_known(tmp_path):
+    graph, program, _, _ = looping()
+    profile = Profile(compile(graph, program))
+    for write in (profile.to_json, profile.to_cbor):
+        with pytest.raises(IpuError, match="trip count"):
+            write(tmp_path / "profile")
+    assert not list(tmp_path.iterdir())

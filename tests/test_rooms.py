@@ -1,0 +1,327 @@
+"""The rooms of the house: which may import which, how many files each holds, and that no two files are confused.
+
+A room is a folder of files; where a folder holds packages too, each file beside them is a room by itself, and its
+`__init__` goes by the name of the folder. Every room may import `runtime.errors` and `runtime.cache`. ROOMS is what
+`docs/architecture.md` draws: `pytest --update-golden` writes the drawing, else it is compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.test_layering import FILES, ROOT, imported, within
+
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
+MAX_FILES = 16
+FOR_ALL = {"runtime.errors", "runtime.cache"}
+# Until layouts are assigned for the whole program, planners lie beside their operations.
+LARGE = {"lowering.rules", "lowering.popops", "lowering.poplin"}
+
+# Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
+ROOMS: dict[str, str] = {
+    "runtime.cache": "",
+    "runtime.errors": "",
+    "runtime.target": "",
+    "runtime.tensor": "",
+    "runtime.graph": "runtime.target runtime.tensor",
+    "runtime.exchange": "runtime.graph runtime.target runtime.tensor",
+    "runtime.cost": "runtime.exchange runtime.graph runtime.target runtime.tensor",
+    "runtime.analysis": "runtime.graph runtime.tensor",
+    "runtime.host": "runtime.graph runtime.tensor",
+    "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
+    "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
+    "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
+    "runtime.options": "",
+    "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
+    "runtime.compile": (
+        "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.memory runtime.options"
+        " runtime.target runtime.timeline runtime.verify"
+    ),
+    "runtime.profile": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target"
+        " runtime.tensor runtime.timeline"
+    ),
+    "runtime": "",
+    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
+    "lowering.jax_compat": "runtime.tensor",
+    "lowering.poputil": "runtime.compile runtime.graph runtime.tensor",
+    "lowering.popops": (
+        "lowering.jax_compat lowering.poputil runtime.exchange runtime.graph runtime.memory runtime.target"
+        " runtime.tensor"
+    ),
+    "lowering.gcl": (
+        "lowering.jax_compat lowering.popops lowering.poputil runtime.cost runtime.graph runtime.target runtime.tensor"
+    ),
+    "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
+    "lowering.jaxpr": "lowering.jax_compat",
+    "lowering.passes": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.replicas",
+    "lowering.ipus": (
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
+    ),
+    "lowering.schedules": "runtime.target runtime.tensor",
+    "lowering.poplin": "lowering.popops lowering.poputil runtime.graph runtime.target runtime.tensor",
+    "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
+    "lowering.rules": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops"
+        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.target runtime.tensor"
+    ),
+    "lowering.pipelining": (
+        "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
+        " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
+        " runtime.memory runtime.target runtime.tensor"
+    ),
+    "lowering.lower": (
+        "lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.poputil lowering.replicas"
+        " lowering.rules runtime.graph runtime.host runtime.target runtime.tensor"
+    ),
+    "lowering.emit": (
+        "lowering.jax_compat lowering.passes lowering.poputil lowering.rules runtime.graph runtime.tensor"
+    ),
+    "lowering": "",
+    "ipujax.device": "runtime.target",
+    "ipujax.calls": "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas runtime.target",
+    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host",
+    "ipujax.public": "",
+    "ipujax.distributed": "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host",
+    "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
+    "ipujax.stages": (
+        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower lowering.pipelining"
+        " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options"
+        " runtime.profile"
+    ),
+    "ipujax.jit": (
+        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
+        " lowering.lower lowering.passes lowering.replicas runtime.graph runtime.host runtime.options"
+    ),
+    "ipujax.pipeline": (
+        "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
+        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile runtime.target"
+    ),
+    "ipujax.poplar.types": "runtime.graph runtime.tensor",
+    "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
+    "ipujax.poplar.device": "runtime.target",
+    "ipujax.poplar.arguments": "runtime.tensor",
+    "ipujax.poplar.vertex": "ipujax.poplar.arguments runtime.graph runtime.target runtime.tensor runtime.verify",
+    "ipujax.poplar.graph": (
+        "ipujax.poplar.arguments ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph"
+        " runtime.target runtime.tensor"
+    ),
+    "ipujax.poplar.engine": (
+        "ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program ipujax.poplar.types runtime.analysis"
+        " runtime.compile runtime.cost runtime.engine runtime.graph runtime.host runtime.options"
+        " runtime.profile runtime.target runtime.tensor runtime.verify"
+    ),
+    "ipujax.poplar": (
+        "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
+        " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
+    ),
+    "ipujax.poplar.library": "lowering.emit lowering.poputil runtime.graph runtime.tensor",
+    "ipujax.popops": (
+        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
+        " lowering.poputil runtime.graph runtime.target runtime.tensor"
+    ),
+    "ipujax.poplin": (
+        "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.poputil"
+        " runtime.graph runtime.target runtime.tensor"
+    ),
+    "ipujax.popnn": (
+        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.poputil"
+        " runtime.graph runtime.target runtime.tensor"
+    ),
+    "ipujax.poputil": (
+        "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.poputil runtime.graph"
+        " runtime.tensor"
+    ),
+    "ipujax.poprand": (
+        "ipujax.poplar.arguments ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
+    ),
+    "ipujax.schedules": "ipujax.public lowering.schedules",
+    "ipujax.codelet_calls": (
+        "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
+    ),
+    "ipujax": (
+        "ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
+        " ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
+        " ipujax.schedules ipujax.stages runtime.options runtime.profile runtime.target"
+    ),
+    "ipujax.distributed.launcher": "ipujax.distributed.instance",
+    "ipujax.cli": "ipujax.distributed.launcher",
+    "ipujax.__main__": "ipujax.cli",
+}
+
+# Why several files may have one name.
+SAME_NAMES = {
+    "each package has one": "__init__",
+    "an operation: its lowering rule, its library function, what Poplar programs call": (
+        "arg_reduce collectives convolution dynamic elementwise indexing iota matmul operands pad reductions"
+        " windows effects codelet codelets"
+    ),
+    "the same thing as the runtime has it and as Poplar programs see it": (
+        "arguments device engine graph mapping options program summary types"
+    ),
+    "the same for several replicas": "replicated",
+    "the part of a room that is concerned with it: named by the room": "ipus liveness",
+    "planners, until layouts are assigned for the whole program": "partials trial",
+    "a plan, a schedule or a task of its room": "plan tasks",
+}
+
+PACKAGES = {module.removesuffix(".__init__") for module in FILES if module.endswith(".__init__")}
+HALLS = {package.rpartition(".")[0] for package in PACKAGES} - {""}  # packages that hold packages
+
+
+def room_of(module: str) -> str:
+    """The room of a module, without the leading `ipujax.` of the two lower floors."""
+    package, _, name = module.rpartition(".")
+    room = package if package not in HALLS or name == "__init__" else module
+    return re.sub(r"^ipujax\.(?=(runtime|lowering)\b)", "", room)
+
+
+def module_of(name: str) -> str | None:
+    """The module in which an imported name lies; None outside the package."""
+    if not within(name, "ipujax"):
+        return None
+    parts = name.split(".")
+    tries = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next(module for found in tries for module in (found, f"{found}.__init__") if module in FILES)
+
+
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Room → other rooms its files import, wherever in them; `sources` by module."""
+    found: dict[str, set[str]] = {room_of(module): set() for module in sources}
+    for module, source in sources.items():
+        for _, name in imported(ast.parse(source), module):
+            target = module_of(name)
+            if target and room_of(target) not in {room_of(module), *FOR_ALL}:
+                found[room_of(module)].add(room_of(target))
+    return found
+
+
+def table() -> dict[str, set[str]]:
+    """ROOMS as sets."""
+    return {room: set(others.split()) for room, others in ROOMS.items()}
+
+
+def sources() -> dict[str, str]:
+    """Text of each module."""
+    return {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
+
+
+def at_run_time(source: str) -> ast.Module:
+    """A module without what only type checkers import."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    return tree
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Names that import one another in a circle, or nothing."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def differences(code: Mapping[str, set[str]], rooms: Mapping[str, set[str]]) -> list[str]:
+    """What is in the code and not in the table, and the other way round."""
+    unsaid = [f"{a} imports {b}, which the table does not say" for a in code for b in code[a] - rooms.get(a, set())]
+    unused = [f"the table lets {a} import {b}, and nothing does" for a in rooms for b in rooms[a] - code.get(a, set())]
+    return sorted([*unsaid, *unused, *(f"{room} is in one of them alone" for room in set(code) ^ set(rooms))])
+
+
+def drawing(rooms: Mapping[str, Iterable[str]]) -> str:
+    """A line a room: what it imports, floor by floor, the highest first."""
+    lines: list[str] = []
+    for floor in ("ipujax", "lowering", "runtime"):
+        lines += [f"{floor}/"]
+        for room in reversed([room for room in rooms if within(room, floor) and room not in ("lowering", "runtime")]):
+            groups: dict[str, list[str]] = {below: [] for below in ("ipujax", "lowering", "runtime")}
+            for other in sorted(rooms[room]):
+                groups[other.split(".")[0]].append(other.partition(".")[2] or other)
+            own = " ".join(groups.pop(floor))
+            parts = [own, *(f"{below}: {' '.join(others)}" for below, others in groups.items() if others)]
+            name = "  " + (room.removeprefix(f"{floor}.") if room != floor else "__init__").ljust(24)
+            text = name + "← " + "; ".join(filter(None, parts)) if any(parts) else name.rstrip()
+            lines += textwrap.wrap(text, 120, subsequent_indent=" " * 28, break_on_hyphens=False) or [text]
+    return "\n".join(lines) + "\n"
+
+
+def test_imports_between_rooms_are_those_of_the_table() -> None:
+    assert not differences(arrows(sources()), table())
+
+
+def test_rooms_import_no_circle() -> None:
+    assert not circle(table())
+
+
+def test_imports_go_to_rooms_above_in_the_table() -> None:
+    place = {room: n for n, room in enumerate(ROOMS)}
+    assert not [(room, other) for room, others in table().items() for other in others if place[other] > place[room]]
+
+
+def test_modules_import_no_circle() -> None:
+    """Imports inside functions count, those for type checkers alone do not."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources().items():
+        found = {module_of(name) for _, name in imported(at_run_time(source), module)}
+        graph[module] = {target for target in found if target and target != module}
+    assert not circle(graph)
+
+
+def test_rooms_are_small() -> None:
+    files = Counter(path.parent for path in FILES.values())
+    names = {folder: ".".join(folder.relative_to(ROOT).parts) for folder in files}
+    assert {names[folder] for folder, count in files.items() if count > MAX_FILES} <= LARGE
+
+
+def test_rooms_hold_files_of_names_of_their_own() -> None:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module in FILES:
+        modules[module.rpartition(".")[2]].append(module)
+    repeated = {name for name, same in modules.items() if len(same) > 1}
+    allowed = Counter(name for names in SAME_NAMES.values() for name in names.split())
+    assert not [name for name, count in allowed.items() if count > 1]
+    assert repeated == set(allowed), (sorted(repeated - set(allowed)), sorted(set(allowed) - repeated))
+
+
+def test_rooms_are_drawn_in_the_architecture_page(request: pytest.FixtureRequest) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    drawn, after = rest.split(END)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(before + BEGIN + drawing(table()) + END + after, encoding="utf-8")
+    else:
+        assert drawn == drawing(table()), "pytest --update-golden tests/test_rooms.py writes it"
+
+
+def test_rooms_are_told_apart() -> None:
+    assert room_of("ipujax.runtime.tensor.view") == room_of("ipujax.runtime.tensor.__init__") == "runtime.tensor"
+    assert room_of("ipujax.runtime.errors") == "runtime.errors" and room_of("ipujax.runtime.__init__") == "runtime"
+    assert room_of("ipujax.distributed.__init__") == "ipujax.distributed"
+    assert module_of("ipujax.runtime.errors.IpuError") == "ipujax.runtime.errors" and module_of("jax.numpy") is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ipujax.runtime.engine import engine",
+        "import ipujax.runtime.engine.engine",
+        "def f():\n    from ipujax.runtime.engine.engine import engine_function",
+        "if TYPE_CHECKING:\n    from ..engine import engine",
+    ],
+)
+def test_an_import_that_rooms_do_not_allow_is_found(source: str) -> None:
+    found = arrows({"ipujax.runtime.tensor.view": source})
+    assert found == {"runtime.tensor": {"runtime.engine"}}
+    assert "runtime.tensor imports runtime.engine, which the table does not say" in differences(found, table())
+    assert "runtime.tensor" in circle({**table(), **found})
