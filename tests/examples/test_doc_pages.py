@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from tests.examples.doc_pages import LEFT_OUT, ROOT, blocks, close, excerpt, numbers, run, write
+from tests.test_rooms import ROOMS
 
 PAGES = ["README.md", "docs/codelets.md", "docs/pipelines.md", "docs/profile.md"]
+
+FLOORS = ("ipujax", "lowering", "runtime")
 
 
 def markdown() -> list[str]:
@@ -63,6 +66,23 @@ def test_links_lead_to_files(page: str) -> None:
     folder = (ROOT / page).parent
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     assert not [link for link in links if not (folder / link).exists()]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *PAGES[1:], "docs/architecture.md", "docs/poplar.md"])
+def test_paths_exist(page: str) -> None:
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", (ROOT / page).read_text(encoding="utf-8"))
+    floors = [ROOT, *(ROOT / floor for floor in FLOORS)]
+    assert not [path for path in paths if not any((floor / path).exists() for floor in floors)]
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_the_architecture_page_describes_every_room(floor: str) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(rf"^\| `{floor}/` \|.*\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    described = [
+        name for cell in re.findall(r"^\|(.*?)\|", rows, re.MULTILINE) for name in re.findall(r"`(\w+)/?`", cell)
+    ]
+    assert sorted(described) == sorted({room.split(".")[1] for room in ROOMS if room.startswith(f"{floor}.")})
 
 
 # --- the comparison itself --------------------------------------------------------------------------------------------
