@@ -42,7 +42,6 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.replicas import AXIS, evaluate
-from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
@@ -421,7 +420,6 @@ class IpuFunction(Generic[_P, _R]):
         return lowered
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
-        release_freed_memory()  # of compilations before
         signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)

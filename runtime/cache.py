@@ -1,7 +1,8 @@
 """What a process remembers of earlier compilations: answers of pure functions, bounded by the bytes they keep alive.
 
 Planners, exchange counts and tile mappings ask the same questions for every layer and every compilation. All of them
-share one memory. The answers that were asked for least recently are forgotten first; `clear_caches` forgets all.
+share one memory, large during a compilation and small from one to the next (`keep_recent`). The answers that were asked
+for least recently are forgotten first; `clear_caches` forgets all.
 
 Input: a function of hashable arguments whose result depends on nothing else and is never changed. Output: the same
 function, computed once as long as the answer is remembered.
@@ -23,7 +24,8 @@ import numpy as np
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
-MOST_BYTES = 32 << 20  # assumed
+MOST_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer asks for 120 MB of answers
+KEPT_BYTES = 16 << 20  # assumed: from one compilation to the next
 _ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
 _SCALARS = frozenset({"int", "float", "bool", "str", "bytes"})
 
@@ -55,9 +57,17 @@ class Memory:
                 self._answers[question] = answer, array_bytes
                 self._taken_bytes += _ENTRY_BYTES + sum(n for key, n in array_bytes.items() if not self._holders[key])
                 self._holders.update(array_bytes.keys())
-            while self._taken_bytes > self._most_bytes:
-                self._forget_one()
+            self._shrink(self._most_bytes)
         return answer
+
+    def shrink(self, most_bytes: int) -> None:
+        """Forgets the least recently asked for until the rest takes no more than `most_bytes`."""
+        with self._lock:
+            self._shrink(most_bytes)
+
+    def _shrink(self, most_bytes: int) -> None:
+        while self._taken_bytes > most_bytes:
+            self._forget_one()
 
     def _forget_one(self) -> None:
         _, (_, array_bytes) = self._answers.popitem(last=False)
@@ -76,12 +86,6 @@ class Memory:
     def taken_bytes(self) -> int:
         """Bytes of all questions and answers."""
         return self._taken_bytes
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        with self._lock:
-            while self._answers:
-                self._forget_one()
 
 
 def held_arrays(value: object) -> Iterator[np.ndarray]:
@@ -143,10 +147,16 @@ def release_freed_memory() -> None:
         trim(0)
 
 
+def keep_recent() -> None:
+    """Forgets what does not fit `KEPT_BYTES`, and gives freed memory back; called after each compilation."""
+    _memory.shrink(KEPT_BYTES)
+    release_freed_memory()
+
+
 def clear_caches() -> None:
     """Forgets all that ipujax remembers of earlier compilations; results stay the same, the next one takes longer.
 
     Compiled functions keep what they hold. `jax.clear_caches` does the same for JAX.
     """
-    _memory.clear()
+    _memory.shrink(0)
     release_freed_memory()

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.cache import keep_recent
 from ipujax.runtime.cost import (
     ComputeSetCost,
     CopyCost,
@@ -135,6 +136,7 @@ def compile(graph: Graph, program: Program, *, options: Options | None = None) -
             check_memory(memory)
     with _timed("clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
+    keep_recent()
     frozen = MappingProxyType
     return Executable(graph, program, options, frozen(costs), memory, frozen(steps), slots, frozen(timings))
 
