@@ -27,7 +27,9 @@ Answer = TypeVar("Answer")
 MOST_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer asks for 120 MB of answers
 KEPT_BYTES = 16 << 20  # assumed: from one compilation to the next
 _ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
-_SCALARS = frozenset({"int", "float", "bool", "str", "bytes"})
+_SCALARS = frozenset({"int", "float", "bool", "str", "bytes", "None"})
+_LEAVES = frozenset({int, float, bool, str, bytes, type(None)})
+_CONTAINERS = frozenset({tuple, list, frozenset})
 
 
 class Memory:
@@ -102,16 +104,17 @@ def held_arrays(value: object) -> Iterator[np.ndarray]:
             while isinstance(one.base, np.ndarray):
                 one = one.base
             yield one
-        elif kind in (tuple, list, frozenset):
+        elif kind in _CONTAINERS:
             left.extend(one)
-        elif is_dataclass(kind):
+        elif kind not in _LEAVES:
             left.extend([getattr(one, name) for name in _array_fields(kind)])
 
 
 @cache  # by class: there are few, and they stay
 def _array_fields(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass that may hold arrays."""
-    return tuple(field.name for field in fields(kind) if not _SCALARS.issuperset(str(field.type).split(" | ")))
+    """The fields of a dataclass that may hold arrays; none of another class."""
+    found = fields(kind) if is_dataclass(kind) else ()
+    return tuple(field.name for field in found if not _SCALARS.issuperset(str(field.type).split(" | ")))
 
 
 _memory = Memory(MOST_BYTES)

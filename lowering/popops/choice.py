@@ -20,7 +20,7 @@ from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, element_bytes
 
-_FIRST_COSTED = 64
+_COSTED_AT_ONCE = 64
 _MOST_TRIALS = 8  # grids tried where halos are read, which an estimate does not know to the cycle
 _CROWDED_CYCLES = 1e12  # more than anything takes
 
@@ -111,10 +111,12 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np
     if after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
-    first = np.argsort(cycles, kind="stable")[:_FIRST_COSTED]
-    total[first] = cycles[first] + after(grids.of(first), target)
-    left = np.flatnonzero(np.isinf(total) & (cycles <= total.min()))
-    total[left] = cycles[left] + after(grids.of(left), target)
+    order = np.argsort(cycles, kind="stable")
+    for start in range(0, len(order), _COSTED_AT_ONCE):
+        some = order[start : start + _COSTED_AT_ONCE]
+        if cycles[some[0]] > total.min():
+            break
+        total[some] = cycles[some] + after(grids.of(some), target)
     return total
 
 
