@@ -11,11 +11,12 @@ Limits: an array counts once however many answers hold it; of other objects a fi
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from ctypes import CDLL
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
+from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,35 +33,50 @@ _LEAVES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS = frozenset({tuple, list, frozenset})
 
 
+@dataclass(slots=True)
+class _Entry:
+    """An answer, the bytes of each array it or its question holds, and when it was last asked for."""
+
+    answer: Any
+    array_bytes: dict[int, int]
+    asked: int
+
+
 class Memory:
-    """Answers by question, in the order in which they were last asked for.
+    """Answers by question.
 
     Args:
-        most_bytes: what all questions and answers together may take.
+        most_bytes: what all questions and answers together may take; beyond that the oldest are forgotten, down to
+            three quarters.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._answers: OrderedDict[Hashable, tuple[Any, dict[int, int]]] = OrderedDict()
-        self._holders: Counter[int] = Counter()  # of each array, by its id: answers that hold it
-        self._taken_bytes, self._lock = 0, Lock()
+        self._most_bytes, self.taken_bytes = most_bytes, 0
+        self._entries: dict[Hashable, _Entry] = {}
+        self._holders: Counter[int] = Counter()  # of each array, by its id: entries that hold it
+        self._clock, self._lock = count(), Lock()
 
     def recall(self, question: Hashable, find: Callable[[], Answer]) -> Answer:
         """The answer to a question, by `find` if it is not remembered."""
+        entry = self._entries.get(question)
+        if entry is None:
+            answer = find()  # without the lock: it may ask further questions
+            array_bytes = {id(array): array.nbytes for array in held_arrays((question, answer))}
+            entry = _Entry(answer, array_bytes, next(self._clock))
+            self._add(question, entry)
+        entry.asked = next(self._clock)
+        found: Answer = entry.answer
+        return found
+
+    def _add(self, question: Hashable, entry: _Entry) -> None:
         with self._lock:
-            if question in self._answers:
-                self._answers.move_to_end(question)
-                known: Answer = self._answers[question][0]
-                return known
-        answer = find()  # without the lock: it may ask further questions
-        array_bytes = {id(array): array.nbytes for array in held_arrays((question, answer))}
-        with self._lock:
-            if question not in self._answers:
-                self._answers[question] = answer, array_bytes
-                self._taken_bytes += _ENTRY_BYTES + sum(n for key, n in array_bytes.items() if not self._holders[key])
-                self._holders.update(array_bytes.keys())
-            self._shrink(self._most_bytes)
-        return answer
+            if self._entries.setdefault(question, entry) is not entry:
+                return
+            new = (size for key, size in entry.array_bytes.items() if not self._holders[key])
+            self.taken_bytes += _ENTRY_BYTES + sum(new)
+            self._holders.update(entry.array_bytes.keys())
+            if self.taken_bytes > self._most_bytes:
+                self._shrink(3 * self._most_bytes // 4)
 
     def shrink(self, most_bytes: int) -> None:
         """Forgets the least recently asked for until the rest takes no more than `most_bytes`."""
@@ -68,26 +84,19 @@ class Memory:
             self._shrink(most_bytes)
 
     def _shrink(self, most_bytes: int) -> None:
-        while self._taken_bytes > most_bytes:
-            self._forget_one()
-
-    def _forget_one(self) -> None:
-        _, (_, array_bytes) = self._answers.popitem(last=False)
-        self._holders.subtract(array_bytes.keys())
-        freed = [key for key in array_bytes if not self._holders[key]]
-        self._taken_bytes -= _ENTRY_BYTES + sum(array_bytes[key] for key in freed)
-        for key in freed:
-            del self._holders[key]
+        for question in self.questions() if self.taken_bytes > most_bytes else ():
+            if self.taken_bytes <= most_bytes:
+                break
+            array_bytes = self._entries.pop(question).array_bytes
+            self._holders.subtract(array_bytes.keys())
+            freed = [key for key in array_bytes if not self._holders[key]]
+            self.taken_bytes -= _ENTRY_BYTES + sum(array_bytes[key] for key in freed)
+            for key in freed:
+                del self._holders[key]
 
     def questions(self) -> list[Hashable]:
         """What is remembered, least recently asked for first."""
-        with self._lock:
-            return list(self._answers)
-
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes of all questions and answers."""
-        return self._taken_bytes
+        return [question for question, _ in sorted(self._entries.items(), key=lambda item: item[1].asked)]
 
 
 def held_arrays(value: object) -> Iterator[np.ndarray]:
@@ -107,7 +116,7 @@ def held_arrays(value: object) -> Iterator[np.ndarray]:
         elif kind in _CONTAINERS:
             left.extend(one)
         elif kind not in _LEAVES:
-            left.extend([getattr(one, name) for name in _array_fields(kind)])
+            left.extend([getattr(one, name) for name in _array_fields(kind)])  # type: ignore[arg-type]
 
 
 @cache  # by class: there are few, and they stay
