@@ -44,8 +44,8 @@ from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _STEPS = (2, 4, 8, 16)
-_LITTLE_SLOWER = 1.5  # what is worth a trial of `contenders`:
-_FEW_CYCLES = 500  # that many times the cycles of the best, and so many more
+_LITTLE_SLOWER = 1.1  # what is worth a trial of `contenders`:
+_FEW_CYCLES = 100  # that many times the cycles of the best, and so many more
 _RELATIVE_STEP = 0.01  # of plans expected to differ by less, the one of fewest tiles is the contender
 
 
