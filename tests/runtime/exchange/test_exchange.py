@@ -19,8 +19,8 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element, extents
 from ipujax.runtime.interpreter.messages import messages
 from ipujax.runtime.target.presets import preset
+from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
-from ipujax.runtime.tensor.tensor import Concat, Indexed, Reshaped, Tensor, concat
 
 RNG_SEEDS = range(60)
 F32 = np.dtype(np.float32)

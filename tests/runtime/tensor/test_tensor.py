@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
 
 from ipujax.runtime.errors import TensorError
-from ipujax.runtime.tensor.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write
+from ipujax.runtime.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write
 from ipujax.runtime.tensor.variable import Variable
 
 STRIDE = 10_000

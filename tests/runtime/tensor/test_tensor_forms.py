@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.errors import TensorError
-from ipujax.runtime.tensor.tensor import Concat, Indexed, Reshaped, Tensor, concat, read, write
+from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat, read, write
 from ipujax.runtime.tensor.variable import Variable
 
 
