@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.exchange.count import Counts
-from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, box_tiles, place
+from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, place
 from ipujax.runtime.exchange.shared_bus import Buses, shared_boxes
 from ipujax.runtime.graph import Access, VertexGroup, extents
 from ipujax.runtime.tensor import Affine, TileMapping
@@ -223,10 +223,10 @@ def count_boxes(
     scattered = (here > 0) & (fragments > 1)
     copied = np.where(scattered, here, 0), np.where(scattered, parts, 0)
     if writes:
-        received, arriving = (_by_tile(part, box_tiles(mapping), num_tiles) for part in _arriving(lines, copies))
+        received, arriving = (_by_tile(part, mapping.tiles, num_tiles) for part in _arriving(lines, copies))
         none = np.zeros(num_tiles, np.int64)
         return Counts(received - here, by_vertex, arriving - parts, here, parts, none, *copied)
-    sent = _by_tile(_wanted(lines), box_tiles(mapping), num_tiles)
+    sent = _by_tile(_wanted(lines), mapping.tiles, num_tiles)
     if copies == 1:
         sent -= _by_tile(_wanted_here_only(lines, local), tile, num_tiles)
     vertex_of_tile = np.full(num_tiles, -1, np.int64)

@@ -39,9 +39,7 @@ from ipujax.runtime.tensor import (
     Tensor,
     TileMapping,
     Variable,
-    blocked_mapping,
     element_bytes,
-    flat_mapping,
     surely_disjoint,
 )
 
@@ -171,7 +169,7 @@ def _ends(tiles: np.ndarray) -> tuple[int, int]:
 @remembered
 def _tile_range(mapping: TileMapping) -> tuple[int, int]:
     """The first and the last tile of a mapping of one element or more."""
-    return _ends(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+    return _ends(mapping.tiles)
 
 
 @remembered
@@ -180,9 +178,7 @@ def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
 
     Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
     """
-    if isinstance(mapping, Blocked):
-        return blocked_mapping(mapping.cuts, mapping.tile - by)
-    return flat_mapping(mapping.size, mapping.starts, mapping.tiles - by)
+    return mapping.on_tiles(mapping.tiles - by)
 
 
 def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:

@@ -140,7 +140,7 @@ def test_blocks_are_put(case: str) -> None:
     assert (box is not None) == (case in ("adjacent", "adjacent inside", "transposed"))
     if box is not None:
         joined = np.zeros_like(expected)
-        joined[tuple(slice(s, s + n) for s, n in zip(box.starts, box.value.shape, strict=True))] = box.value
+        joined[tuple(slice(s, s + n) for s, n in zip(box[0], box[1].shape, strict=True))] = box[1]
         np.testing.assert_array_equal(joined, expected)
 
 
