@@ -29,6 +29,13 @@ def frozen(values: object, dtype: type) -> np.ndarray:
     return array
 
 
+def padded(values: np.ndarray, first: int, size: int) -> np.ndarray:
+    """Values of neighbouring tiles, the first of them tile `first`, among those of `size` tiles, int64; others 0."""
+    full = np.zeros(size, np.int64)
+    full[first : first + len(values)] = values
+    return full
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Blocked:
     """Boxes of a variable on tiles.

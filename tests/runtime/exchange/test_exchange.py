@@ -131,12 +131,10 @@ def check(graph: Graph, group: VertexGroup, writes: bool) -> set[str]:
     once = None
     if not writes and reads_once(group, access):
         known = count(access_demand(group, access, num_tiles), tuple(maps), writes, buses, once=True)
-        np.testing.assert_array_equal((known.sent, known.shared), (right[1], right[5]))
+        np.testing.assert_array_equal((known.sent_bytes, known.shared_bytes), (right[1], right[5]))
         once = count_once(group, access, maps[0], num_tiles) if len(maps) == 1 else None
     for counts in (way for way in (general, fast, once) if way is not None):
-        rows = [counts.received, counts.sent, counts.fragments, counts.local, counts.local_fragments]
-        rows += [counts.shared, counts.copied, counts.copied_fragments]
-        np.testing.assert_array_equal(np.stack(rows), right)
+        np.testing.assert_array_equal(as_rows(counts, 1), right)
     listed = messages(graph, group, 0, writes)
     rows = [listed.which, listed.element, *((listed.destination, listed.source) if writes else listed[3:])]
     home = [owners(m) for m in maps]
