@@ -14,10 +14,6 @@ from types import MappingProxyType
 from ipujax.runtime.errors import ArgumentError
 
 
-def _no_trip_counts() -> Mapping[str, int]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
     """Choices for one compilation.
@@ -38,7 +34,7 @@ class Options:
 
     exact_splits: bool = False
     allow_out_of_memory: bool = False
-    trip_counts: Mapping[str, int] = field(default_factory=_no_trip_counts)
+    trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
 
     def __post_init__(self) -> None:

@@ -15,24 +15,20 @@ import numpy as np
 
 from ipujax.runtime.graph import (
     Call,
-    Copy,
     CrossReplicaCopy,
     Execute,
     Graph,
     If,
+    Leaf,
     Program,
-    RemoteIn,
-    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence as ProgramSequence,
-    StreamIn,
-    StreamOut,
     Switch,
-    Sync,
     VertexGroup,
     WriteUndef,
     extents,
+    reads_and_writes,
 )
 from ipujax.runtime.tensor import Indexed, Tensor, Variable, leaves
 
@@ -53,23 +49,19 @@ class Effects:
 
     def then(self, later: Effects) -> Effects:
         """The effects of this and, after it, of `later`."""
-        return Effects(
-            self.reads | (later.reads - self.kills),
-            self.writes | later.writes,
-            self.kills | (later.kills - self.reads),
-        )
+        return _in_order((self, later))
 
     def or_else(self, other: Effects) -> Effects:
         """The effects of either."""
         return Effects(self.reads | other.reads, self.writes | other.writes, self.kills & other.kills)
 
     def maybe(self) -> Effects:
-        """The effects if it may run not at all."""
+        """The effects if it may be skipped."""
         return Effects(self.reads, self.writes, frozenset())
 
 
 def _in_order(parts: Iterable[Effects]) -> Effects:
-    """The effects of programs one after the other; as `then` again and again, in time linear in their number."""
+    """The effects of programs one after the other."""
     reads: set[Variable] = set()
     writes: set[Variable] = set()
     kills: set[Variable] = set()
@@ -80,7 +72,7 @@ def _in_order(parts: Iterable[Effects]) -> Effects:
     return Effects(frozenset(reads), frozenset(writes), frozenset(kills))
 
 
-def _of_leaf(reads: list[Tensor], writes: list[tuple[Tensor, int]]) -> Effects:
+def _of_leaf(reads: Iterable[Tensor], writes: Iterable[tuple[Tensor, int]]) -> Effects:
     read = frozenset(v for tensor in reads for v in tensor.variables())
     counts: dict[Variable, int] = {}
     for tensor, elements in writes:
@@ -165,29 +157,8 @@ class EffectsOf:
     def _compute(self, program: Program) -> Effects:
         match program:
             case Execute(compute_set):
-                reads: list[Tensor] = []
-                writes: list[tuple[Tensor, int]] = []
-                for group in self._graph.groups[compute_set]:
-                    group_reads, group_writes = group_tensors(group)
-                    reads += group_reads
-                    writes += group_writes
-                return _of_leaf(reads, writes)
-            case Copy(source, destination):
-                return _of_leaf([source], [(destination, destination.size)])
-            case CrossReplicaCopy(source, destination):
-                all_receive = None not in program.sources(self._graph.replication_factor)
-                effects = _of_leaf([source], [(destination, destination.size)])
-                return effects if all_receive else effects.maybe()
-            case StreamIn(_, destination) | WriteUndef(destination):
-                return _of_leaf([], [(destination, destination.size)])
-            case StreamOut(source, _):
-                return _of_leaf([source], [])
-            case RemoteIn(_, destination, offset):
-                return _of_leaf([] if offset is None else [offset], [(destination, destination.size)])
-            case RemoteOut(source, _, offset):
-                return _of_leaf([source] if offset is None else [source, offset], [])
-            case Sync():
-                return Effects()
+                groups = [group_tensors(group) for group in self._graph.groups[compute_set]]
+                return _of_leaf((t for reads, _ in groups for t in reads), (w for _, writes in groups for w in writes))
             case Repeat(count, body):
                 return self(body) if count else Effects()
             case RepeatWhile(condition, predicate, body):
@@ -202,4 +173,10 @@ class EffectsOf:
                 return self(function.body)
             case ProgramSequence():
                 return _in_order(map(self, program.children()))
+            case _ if isinstance(program, Leaf | WriteUndef):
+                reads, writes = reads_and_writes(program)
+                effects = _of_leaf(reads, [(tensor, tensor.size) for tensor in writes])
+                replicas = self._graph.replication_factor
+                is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
+                return effects.maybe() if is_partial else effects
         raise AssertionError(f"unknown program node {program!r}")

@@ -90,8 +90,7 @@ class _Frames:
         for call in distinct(program, into_calls=False):
             if isinstance(call, Call) and call.function not in self.functions:
                 self.functions[call.function] = self.frame(call.function.body, call.function)
-        scan = _Scan(self.effects, self.own, function)
-        return scan.run(program, self.functions)
+        return _Scan(self.effects, self.own, function).run(program, self.functions)
 
 
 def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:
@@ -110,7 +109,7 @@ def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Funct
             seen.add((node.function.body, chain))
         for child in node.children():
             visit(child, chain)
-        touched = step_effects(node, effects) if is_step(node) and not isinstance(node, Call) else Effects()
+        touched = step_effects(node, effects) if isinstance(node, Step) and not isinstance(node, Call) else Effects()
         for variable in touched.reads | touched.writes:
             known = holders.get(variable)
             holders[variable] = chain if known is None else tuple(f for f in known if f in chain)
@@ -120,11 +119,6 @@ def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Funct
         variable: next((f for f in reversed(chain) if variable not in effects(f.body).reads), None)
         for variable, chain in holders.items()
     }
-
-
-def is_step(node: Program) -> bool:
-    """Whether a node occurs among the steps."""
-    return isinstance(node, Step)
 
 
 def step_effects(step: Program, effects: EffectsOf) -> Effects:

@@ -21,7 +21,7 @@ from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.cost.transfer import CopyCost, copy_cost
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, of_replicas, substituted
-from ipujax.runtime.tensor import moved
+from ipujax.runtime.tensor import moved, padded
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
@@ -45,7 +45,8 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
             flows[rows, columns] += of_pair
     cycles = link_cycles(flows, graph.system_target).reshape(-1, num_ipus).max(0)
     # Of the two replicas one sends and one receives; one that does both does as the first and as the second together.
-    parts = {name: _all_tiles(getattr(between.exchange, name), between.first_ipu, graph) for name in _COUNTS}
+    first = between.first_ipu * target.tiles_per_ipu
+    parts = {name: padded(getattr(between.exchange, name), first, 2 * tiles) for name in _COUNTS}
     both = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     receiving = receive_cycles(both["received_bytes"], np.zeros(tiles, np.int64), both["fragments"], target)
     ports = exchange_cycles(receiving, both["sent_bytes"], target)
@@ -70,11 +71,3 @@ def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
         assert mapping is not None, "every tile has its counterpart"
         pair.mappings[there] = mapping
     return copy_cost(pair, Copy(copy.source, substituted(copy.destination, received), copy.name))
-
-
-def _all_tiles(values: np.ndarray, first_ipu: int, graph: Graph) -> np.ndarray:
-    """Values of the tiles of some IPUs among those of two replicas, int64."""
-    full = np.zeros(2 * graph.target.num_tiles, np.int64)
-    first = first_ipu * graph.target.tiles_per_ipu
-    full[first : first + len(values)] = values
-    return full

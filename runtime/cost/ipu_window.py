@@ -12,7 +12,7 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, TileMapping
+from ipujax.runtime.tensor import TileMapping
 
 TileRange = tuple[int, int]  # first tile, one past the last; (0, 0) for none
 
@@ -25,7 +25,7 @@ def tile_range(tiles: np.ndarray) -> TileRange:
 @remembered
 def mapping_range(mapping: TileMapping) -> TileRange:
     """The range of the tiles of a mapping."""
-    return tile_range(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+    return tile_range(mapping.tiles)
 
 
 def compact(values: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
 from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, frozen
+from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,9 +137,7 @@ def _ipu_target(target: Target) -> Target:
 @remembered
 def _on_ipus(mapping: TileMapping, tiles_per_ipu: int, shift: int, num_ipus: int) -> TileMapping:
     """The mapping with IPU (i + shift) mod num_ipus in place of the tiles of IPU i."""
-    if isinstance(mapping, Blocked):
-        return Blocked(mapping.cuts, frozen((mapping.tile // tiles_per_ipu + shift) % num_ipus, np.int32))
-    return Flat(mapping.size, mapping.starts, frozen((mapping.tiles // tiles_per_ipu + shift) % num_ipus, np.int32))
+    return mapping.on_tiles((mapping.tiles // tiles_per_ipu + shift) % num_ipus)
 
 
 def _ipu_traffic(graph: Graph, copy: Copy, shift: int = 0) -> Traffic:

@@ -8,8 +8,6 @@ by a loop of updates in place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,12 +58,7 @@ def _cut_dimension(value: jax.Array, dimension: int, starts: np.ndarray, length:
     return jnp.take(value, starts[:, None] + np.arange(length), axis=dimension, mode="clip")
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Box:
-    """A box that adjacent blocks fill: its first index, and the array that goes there."""
-
-    starts: tuple[int, ...]
-    value: jax.Array
+Box = tuple[tuple[int, ...], jax.Array]  # the first index of a box that adjacent blocks fill, and its values
 
 
 def join_blocks(blocks: jax.Array, starts: np.ndarray) -> Box | None:
@@ -90,7 +83,7 @@ def join_blocks(blocks: jax.Array, starts: np.ndarray) -> Box | None:
         order += [rank + dimension] if axis is None else [axis, rank + dimension]
         shape.append(length if axis is None else grid[axis] * length)
     first = tuple(int(s) for s in starts[(0,) * rank])
-    return Box(first, lax.transpose(blocks, order).reshape(shape) if grid else blocks)
+    return first, lax.transpose(blocks, order).reshape(shape) if grid else blocks
 
 
 def put_blocks(value: jax.Array, starts: np.ndarray, blocks: jax.Array) -> jax.Array:

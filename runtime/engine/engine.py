@@ -6,7 +6,7 @@ One replica runs as `engine.single` says, several as `engine.replicated` says.
 
 Limits: without a host, a host stream holds one value a run; a stream written several times keeps the last value, one
 never written gives zeros. Memory that was never written reads as zeros (the verifier refuses such programs unless told
-not to). The body of a `Function` that the host hears of is traced once for each call.
+not to). The body of a `Function` with host transfers is traced once for each call.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def engine_function(
         graph: holds the vertex groups and constants.
         program: what to run; not to be changed afterwards.
         exact_splits: compute every vertex by itself instead of unsplit: slower, the very splits of the machine.
-        record: told, in order, what data-dependent control does: the trips of a `RepeatWhile`, 1 or 0 of an `If`, the
-            case of a `Switch` (their number for its default). It calls back to the host each time, and is slow. Of
-            several replicas it is told of the first.
+        record: called, in order, with what data-dependent control does: the trips of a `RepeatWhile`, 1 or 0 of an
+            `If`, the case of a `Switch` (their number for its default). It calls back to the host each time, and is
+            slow. Of several replicas the first is recorded.
         calls: makes the calls of the host's functions; what they raise goes through XLA when None.
         instances: processes among which replicas are shared; with several, the function is to be traced inside a
             `jax.shard_map` over them.

@@ -12,7 +12,7 @@ replica 0. What is the same on all replicas (`divergence`) is computed once: par
 between the reduction of their gradients and their next use. Where replicas are spread over processes
 (`runtime/host/instances.py`) the axis is of those that are here; copies and collectives bring all together.
 
-Limits: a recorder is told what the first replica here decides, and each replica then runs in code of its own.
+Limits: with a recorder, the decisions of the first replica here are recorded, and each replica runs in code of its own.
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ from ipujax.runtime.graph import (
     Repeat,
     RepeatWhile,
     Sequence as ProgramSequence,
-    StreamIn,
-    StreamOut,
     Switch,
     distinct,
 )
-from ipujax.runtime.host import CallStream, HostCall, Instances
+from ipujax.runtime.host import HostCall, Instances
 from ipujax.runtime.tensor import Tensor, Variable, read, write
 
 
@@ -97,6 +95,34 @@ class StackedValues(Values):
         assert isinstance(outer, StackedValues)
         return [self.of_all(self[v]) if v in outer.stacked and v not in self.stacked else self[v] for v in variables]
 
+    def mapped(
+        self, fun: Callable[..., Any], variables: Sequence[Variable], *more: jax.Array, out_axes: Any = 0
+    ) -> Any:
+        """A function of one replica's arrays, and maybe others, applied to those of all."""
+        axes = [0 if v in self.stacked else None for v in variables]
+        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in more)), out_axes=out_axes, axis_size=self.replicas)
+        return mapped([self[v] for v in variables], *more)
+
+    def load(self, tensor: Tensor) -> jax.Array:
+        """The elements of a tensor in all replicas."""
+        variables = tensor.variables()
+        return self.mapped(lambda held: read(tensor, dict(zip(variables, held, strict=True))), variables)
+
+    def store(self, tensor: Tensor, new: jax.Array) -> None:
+        """Writes a tensor in all replicas; what is the same on all afterwards is kept once."""
+        variables = tensor.variables()
+
+        def one(held: list[jax.Array], new: jax.Array) -> list[jax.Array]:
+            written = write(tensor, dict(zip(variables, held, strict=True)), new)
+            return [written[v] for v in variables]
+
+        for variable, value in zip(variables, self.mapped(one, variables, new), strict=True):
+            differs = variable in self.differing
+            self.put(variable, value if differs else value[0], is_stacked=differs)
+
+    def scalar(self, tensor: Tensor) -> jax.Array:
+        return self.load(tensor)[0].reshape(())
+
 
 class ReplicatedProgram(EngineProgram):
     """A program of several replicas prepared for tracing.
@@ -111,8 +137,8 @@ class ReplicatedProgram(EngineProgram):
         vars(self).update(vars(alone))
         self._alone, self._all_replicas, self._instances = alone, replicas, instances
         self._replicas = instances.local(replicas)  # that are here
-        self._unheard = copy.copy(alone)  # as `alone`, for replicas whose decisions nobody is told
-        self._unheard._record = None
+        self._unrecorded = copy.copy(alone)  # as `alone`, for replicas whose decisions are not recorded
+        self._unrecorded._record = None
         self._divergence = Divergence(self._graph, self._effects)
         self._stood_for = {stand_in: variable for variable, stand_in in self._stands_for.items()}
         # What `divergence` knows nothing of; a stream's value has the axis unless the host gives one for all.
@@ -151,19 +177,31 @@ class ReplicatedProgram(EngineProgram):
             elif isinstance(part, Collective) and self._exact_splits:
                 self.go(ProgramSequence(*part.children()), values, live_after)
                 values.keep_once(v for tensor in part.outputs for v in tensor.variables() if v not in after)
-            elif isinstance(part, (If, Switch, Repeat, RepeatWhile)):
-                self._settle(part, values, after)
-                _CONTROL[type(part)](self, part, values, live_after)
             else:
-                _TRANSFERS[type(part)](self, part, values, after)
+                if isinstance(part, (If, Switch, Repeat, RepeatWhile)):
+                    self._settle(part, values, after)
+                else:
+                    values.differing = after
+                self._step(part, values, live_after)
             values.differing = after
+
+    def _step(self, step: Program, values: Values, live: Live) -> None:
+        match step:
+            case CrossReplicaCopy():
+                self._cross_replica_copy(step, values)
+            case Collective(inputs=inputs, outputs=outputs):
+                results = step.compute([self._instances.all_of(values.load(tensor)) for tensor in inputs])
+                for tensor, value in zip(outputs, results, strict=True):
+                    values.store(tensor, self._instances.own(value))
+            case _:
+                super()._step(step, values, live)
 
     def _is_apart(self, program: Program) -> bool:
         """Whether a sequence is one step: a collective, or a call that stays one in which replicas do not meet."""
         return isinstance(program, Collective) or (self._is_whole(program) and not meets(program))
 
     def _settle(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
-        """Gives what may differ at the end of a branch, or of any turn of a loop, the axis of replicas beforehand."""
+        """Stacks what may differ at the end of a branch, or of any iteration of a loop, beforehand."""
         match control:
             case Repeat(_, body):
                 self._divergence.loop(body, values.differing)
@@ -209,7 +247,7 @@ class ReplicatedProgram(EngineProgram):
                 self._alone.go(program, inner, live)
                 return [inner[v] for v in changed]
 
-            results = self._mapped(alone, values, variables, out_axes=[0 if d else None for d in differ])
+            results = values.mapped(alone, variables, out_axes=[0 if d else None for d in differ])
         for variable, value, differs in zip(changed, results, differ, strict=True):
             values.put(variable, value, is_stacked=differs)
 
@@ -218,104 +256,25 @@ class ReplicatedProgram(EngineProgram):
     ) -> list[jax.Array]:
         """What some variables hold after one replica ran steps by itself."""
         inner = Values({v: held[replica] if v in values.stacked else held for v, held in values.items()})
-        (self._unheard if replica else self._alone).go(program, inner, live)
+        (self._unrecorded if replica else self._alone).go(program, inner, live)
         return [inner[v] for v in changed]
-
-    def _mapped(
-        self,
-        fun: Callable[..., Any],
-        values: StackedValues,
-        variables: Sequence[Variable],
-        *more: jax.Array,
-        out_axes: Any = 0,
-    ) -> Any:
-        """A function of one replica's arrays, and maybe others, applied to those of all."""
-        axes = [0 if v in values.stacked else None for v in variables]
-        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in more)), out_axes=out_axes, axis_size=self._replicas)
-        return mapped([values[v] for v in variables], *more)
 
     # --- meetings ---
 
-    def _load(self, tensor: Tensor, values: StackedValues) -> jax.Array:
-        """The elements of a tensor in all replicas."""
-        variables = tensor.variables()
+    def _called(self, call: HostCall, operands: list[jax.Array], values: Values) -> list[jax.Array]:
+        """Calls for one replica after the other."""
+        answers = [
+            super(ReplicatedProgram, self)._called(call, [x[r] for x in operands], values)
+            for r in range(self._replicas)
+        ]
+        return [jnp.stack(each) for each in zip(*answers, strict=True)]
 
-        def one(held: list[jax.Array]) -> jax.Array:
-            return read(tensor, dict(zip(variables, held, strict=True)))
-
-        return self._mapped(one, values, variables)
-
-    def _store(self, tensor: Tensor, values: StackedValues, new: jax.Array, after: set[Variable]) -> None:
-        """Writes a tensor in all replicas; what is the same on all afterwards is kept once."""
-        variables = tensor.variables()
-
-        def one(held: list[jax.Array], new: jax.Array) -> list[jax.Array]:
-            written = write(tensor, dict(zip(variables, held, strict=True)), new)
-            return [written[v] for v in variables]
-
-        for variable, value in zip(variables, self._mapped(one, values, variables, new), strict=True):
-            differs = variable in after
-            values.put(variable, value if differs else value[0], is_stacked=differs)
-
-    def _meet_stream_in(self, step: StreamIn, values: StackedValues, after: set[Variable]) -> None:
-        if isinstance(step.stream, CallStream) and step.stream.call is not None:
-            value = jnp.stack([answers[step.stream.number] for answers in self._answers[step.stream.call]])
-        elif self._host is None:
-            value = values[self._inputs[step.stream]]
-        else:
-            value, values[self._has_failed] = self._host.pull(step.stream, self.transfer_shape(step.stream))
-        self._store(step.destination, values, values.of_all(value) if step.stream.broadcast else value, after)
-
-    def _meet_stream_out(self, step: StreamOut, values: StackedValues, after: set[Variable]) -> None:
-        del after
-        value = self._load(step.source, values)
-        if isinstance(step.stream, CallStream) and step.stream.call is not None:
-            self._operand(step.stream.call, value, values)
-        elif self._host is None:
-            values[self._outputs[step.stream]] = value
-        else:
-            values[self._has_failed] = self._host.push(step.stream, value)
-
-    def _operand(self, call: HostCall, value: jax.Array, values: Values) -> None:
-        """Takes the next operand of a call, and makes it for one replica after the other with the last one."""
-        arrived = self._arrived.setdefault(call, [])
-        arrived.append(value)
-        if len(arrived) == call.num_operands:
-            self._answers[call] = []
-            for replica in range(self._replicas):
-                answers, values[self._has_failed] = self._calls.traced(call, [x[replica] for x in arrived])
-                self._answers[call].append(answers)
-            del self._arrived[call]
-
-    def _cross_replica_copy(self, step: CrossReplicaCopy, values: StackedValues, after: set[Variable]) -> None:
+    def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values) -> None:
         sources = step.sources(self._all_replicas)
-        sent = self._instances.all_of(self._load(step.source, values))
+        sent = self._instances.all_of(values.load(step.source))
         received = self._instances.own(sent[np.array([0 if source is None else source for source in sources])])
         if None in sources:
             is_new = np.array([source is not None for source in sources]).reshape(-1, *(1 for _ in step.source.shape))
             is_new_here = self._instances.own(jnp.asarray(is_new))
-            received = jnp.where(is_new_here, received, self._load(step.destination, values))
-        self._store(step.destination, values, received, after)
-
-    def _collective(self, step: Collective, values: StackedValues, after: set[Variable]) -> None:
-        results = step.compute([self._instances.all_of(self._load(tensor, values)) for tensor in step.inputs])
-        for tensor, value in zip(step.outputs, results, strict=True):
-            self._store(tensor, values, self._instances.own(value), after)
-
-    def _decided(self, tensor: Tensor, values: Values) -> jax.Array:
-        assert isinstance(values, StackedValues)
-        return self._load(tensor, values)[0].reshape(())
-
-
-_TRANSFERS: dict[type[Program], Callable[..., None]] = {
-    StreamIn: ReplicatedProgram._meet_stream_in,
-    StreamOut: ReplicatedProgram._meet_stream_out,
-    CrossReplicaCopy: ReplicatedProgram._cross_replica_copy,
-    Collective: ReplicatedProgram._collective,
-}
-_CONTROL: dict[type[Program], Callable[..., None]] = {
-    Repeat: EngineProgram._repeat,
-    RepeatWhile: EngineProgram._repeat_while,
-    If: EngineProgram._if,
-    Switch: EngineProgram._switch,
-}
+            received = jnp.where(is_new_here, received, values.load(step.destination))
+        values.store(step.destination, received)

@@ -84,6 +84,22 @@ class Values(dict[Variable, jax.Array]):
         del outer
         return [self[v] for v in variables]
 
+    def load(self, tensor: Tensor) -> jax.Array:
+        """The elements of a tensor."""
+        return read(tensor, self)
+
+    def store(self, tensor: Tensor, new: jax.Array) -> None:
+        """Writes a tensor."""
+        self.update(write(tensor, self, new))
+
+    def scalar(self, tensor: Tensor) -> jax.Array:
+        """The value of one element that control depends on."""
+        return self.load(tensor).reshape(())
+
+    def of_all(self, value: jax.Array) -> jax.Array:
+        """A value that all replicas have, in the form of one that each has."""
+        return value
+
     def with_state(self, variables: list[Variable], state: State) -> Values:
         """A copy in which some variables have other values."""
         values = self.copied()
@@ -181,10 +197,10 @@ class EngineProgram:
         """Runs a program on values, which are changed; `live` is what may be read after it."""
         steps = list(steps_of(program, self._is_whole))
         for step, live_after in zip(steps, self._live_after(steps, live), strict=True):
-            _STEPS[type(step)](self, step, values, live_after)
+            self._step(step, values, live_after)
 
     def _is_whole(self, program: Program) -> bool:
-        """Whether a program is one step: a call that stays a call. What the host hears of is told step by step."""
+        """Whether a program is one step: a call that stays a call. Calls with host transfers are inlined."""
         stays = isinstance(program, Call) and program.function in self._called_around
         return stays and self._record is None and not self._side_state(program)
 
@@ -200,7 +216,7 @@ class EngineProgram:
             now |= effects.reads
         return result
 
-    def _state(self, programs: list[Program], live: Live) -> list[Variable]:
+    def _state(self, programs: Collection[Program], live: Live) -> list[Variable]:
         """The variables that the programs write and that are read later, in a fixed order."""
         written = frozenset().union(*(self._effects(program).writes for program in programs)) & live
         variables = [self._stands_for.get(v, v) for v in sorted(written, key=self._order.__getitem__)]
@@ -220,66 +236,76 @@ class EngineProgram:
             self._side_states[program] = list(found)
         return self._side_states[program]
 
-    # --- one method a kind of step: runs it on values, which are changed ---
+    def _step(self, step: Program, values: Values, live: Live) -> None:
+        """Runs one step on values, which are changed; `live` is what may be read after it."""
+        match step:
+            case Execute(compute_set):
+                groups = [self._groups[group] for group in self._graph.groups[compute_set]]
+                for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
+                    apply(written, values)
+            case Copy(source, destination):
+                values.store(destination, values.load(source))
+            case WriteUndef(destination):
+                if destination.is_whole_variable:
+                    (variable,) = destination.variables()
+                    values.pop(self._stands_for.get(variable, variable), None)
+            case StreamIn(stream, destination):
+                value = self._received(stream, values)
+                values.store(destination, values.of_all(value) if stream.broadcast else value)
+            case StreamOut(source, stream):
+                self._send(stream, values.load(source), values)
+            case RemoteIn(buffer, destination, offset):
+                rows = values[buffer.memory]
+                if offset is not None:
+                    rows = rows.at[_row_numbers(offset, values)].get(mode="fill", fill_value=0)
+                values.store(destination, rows)
+            case RemoteOut(source, buffer, offset):
+                rows = values.load(source)
+                if offset is not None:
+                    rows = values[buffer.memory].at[_row_numbers(offset, values)].set(rows, mode="drop")
+                values[buffer.memory] = rows
+            case Sync():
+                pass  # steps are in order anyway
+            case Call():
+                self._call(step, values, live)
+            case Repeat():
+                self._repeat(step, values, live)
+            case RepeatWhile():
+                self._repeat_while(step, values, live)
+            case If(predicate, then, otherwise):
+                decided = values.scalar(predicate)
+                self._branch(step, decided, lax.cond, (then, otherwise), values, live)
+            case Switch(selector, cases, default):
+                number, choose = _case(step, values.scalar(selector)), lambda number, *runs: lax.switch(number, runs)
+                self._branch(step, number, choose, (*cases, default), values, live)
+            case _:
+                raise AssertionError(f"unknown program node {step!r}")
 
-    def _execute(self, step: Execute, values: Values, live: Live) -> None:
-        del live
-        groups = [self._groups[group] for group in self._graph.groups[step.compute_set]]
-        for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
-            apply(written, values)
+    def _received(self, stream: HostStream, values: Values) -> jax.Array:
+        """The next value of a stream to the device."""
+        if isinstance(stream, CallStream) and stream.call is not None:
+            return self._answers[stream.call][stream.number]
+        if self._host is None:
+            return values[self._inputs[stream]]
+        value, values[self._has_failed] = self._host.pull(stream, self.transfer_shape(stream))
+        return value
 
-    def _copy(self, step: Copy, values: Values, live: Live) -> None:
-        del live
-        values.update(write(step.destination, values, read(step.source, values)))
-
-    def _write_undef(self, step: WriteUndef, values: Values, live: Live) -> None:
-        del live
-        for variable in step.destination.variables():
-            if step.destination.is_whole_variable:
-                values.pop(self._stands_for.get(variable, variable), None)
-
-    def _stream_in(self, step: StreamIn, values: Values, live: Live) -> None:
-        del live
-        if isinstance(step.stream, CallStream) and step.stream.call is not None:
-            value = self._answers[step.stream.call][step.stream.number]
+    def _send(self, stream: HostStream, value: jax.Array, values: Values) -> None:
+        """Hands on the next value of a stream; the last operand of a call makes the call."""
+        if isinstance(stream, CallStream) and (call := stream.call) is not None:
+            arrived = self._arrived.setdefault(call, [])
+            arrived.append(value)
+            if len(arrived) == call.num_operands:
+                self._answers[call] = self._called(call, self._arrived.pop(call), values)
         elif self._host is None:
-            value = values[self._inputs[step.stream]]
+            values[self._outputs[stream]] = value
         else:
-            value, values[self._has_failed] = self._host.pull(step.stream, self.transfer_shape(step.stream))
-        values.update(write(step.destination, values, value))
+            values[self._has_failed] = self._host.push(stream, value)
 
-    def _stream_out(self, step: StreamOut, values: Values, live: Live) -> None:
-        del live
-        if isinstance(step.stream, CallStream) and step.stream.call is not None:
-            self._operand(step.stream.call, read(step.source, values), values)
-        elif self._host is None:
-            values[self._outputs[step.stream]] = read(step.source, values)
-        else:
-            values[self._has_failed] = self._host.push(step.stream, read(step.source, values))
-
-    def _operand(self, call: HostCall, value: jax.Array, values: Values) -> None:
-        """Takes the next operand of a call, and makes it with the last one."""
-        arrived = self._arrived.setdefault(call, [])
-        arrived.append(value)
-        if len(arrived) == call.num_operands:
-            self._answers[call], values[self._has_failed] = self._calls.traced(call, self._arrived.pop(call))
-
-    def _remote_in(self, step: RemoteIn, values: Values, live: Live) -> None:
-        del live
-        rows = values[step.buffer.memory]
-        if step.offset is not None:
-            rows = rows.at[_row_numbers(step.offset, values)].get(mode="fill", fill_value=0)
-        values.update(write(step.destination, values, rows))
-
-    def _remote_out(self, step: RemoteOut, values: Values, live: Live) -> None:
-        del live
-        memory, rows = step.buffer.memory, read(step.source, values)
-        if step.offset is not None:
-            rows = values[memory].at[_row_numbers(step.offset, values)].set(rows, mode="drop")
-        values[memory] = rows
-
-    def _sync(self, step: Sync, values: Values, live: Live) -> None:
-        """Nothing: steps are in order anyway."""
+    def _called(self, call: HostCall, operands: list[jax.Array], values: Values) -> Any:
+        """The results of a call of the host's."""
+        results, values[self._has_failed] = self._calls.traced(call, operands)
+        return results
 
     def _call(self, step: Call, values: Values, live: Live) -> None:
         wanted, known = self._effects(step).writes & live, self._functions.setdefault(step.function, [])
@@ -341,66 +367,41 @@ class EngineProgram:
 
         start = self._goes_on(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
-        self._tell(step, trips)
+        self._record_outcome(step, trips)
         values.update(zip(variables, state, strict=True))
 
     def _goes_on(self, step: RepeatWhile, values: Values) -> jax.Array:
-        """Whether a loop takes another turn; what the host does not answer must not keep it going for ever."""
-        goes_on = self._decided(step.predicate, values) ^ step.until
+        """Whether a loop goes on to another iteration; it ends once the host has failed."""
+        goes_on = values.scalar(step.predicate) ^ step.until
         return goes_on & ~values[self._has_failed] if self._side_state(step) else goes_on
 
-    def _decided(self, tensor: Tensor, values: Values) -> jax.Array:
-        """The scalar a decision hangs on."""
-        return read(tensor, values).reshape(())
-
-    def _tell(self, step: Program, what: jax.Array) -> None:
-        """Tells the recorder what a step did, if there is one."""
+    def _record_outcome(self, step: Program, what: jax.Array) -> None:
+        """Records what a step did, if there is a recorder."""
         if self._record is not None:
             io_callback(partial(self._record, step), None, what, ordered=True)
 
-    def _if(self, step: If, values: Values, live: Live) -> None:
-        variables = self._state([step.then, step.otherwise], live)
-        then, otherwise = (self._branch(program, values, variables, live) for program in (step.then, step.otherwise))
-        predicate = self._decided(step.predicate, values)
-        self._tell(step, predicate)
-        state = lax.cond(predicate, then, otherwise)
-        values.update(zip(variables, state, strict=True))
-
-    def _switch(self, step: Switch, values: Values, live: Live) -> None:
-        programs = [*step.cases, step.default]
+    def _branch(
+        self,
+        step: Program,
+        decided: jax.Array,
+        choose: Callable[..., State],
+        programs: tuple[Program, ...],
+        values: Values,
+        live: Live,
+    ) -> None:
+        """Runs the one of several programs that a scalar chooses."""
         variables = self._state(programs, live)
-        branches = [self._branch(program, values, variables, live) for program in programs]
-        case = _case(step, self._decided(step.selector, values))
-        self._tell(step, case)
-        state = lax.switch(case, branches)
-        values.update(zip(variables, state, strict=True))
 
-    def _branch(self, program: Program, values: Values, variables: list[Variable], live: Live) -> Callable[[], State]:
-        """A function that runs a program on a copy of the values, and returns some of them."""
-
-        def run() -> State:
+        def run(program: Program) -> State:
             inner = values.copied()
             self.go(program, inner, live)
             return inner.ending(variables, values)
 
-        return run
+        self._record_outcome(step, decided)
+        state = choose(decided, *(partial(run, program) for program in programs))
+        values.update(zip(variables, state, strict=True))
 
 
-_STEPS: dict[type[Program], Callable[..., None]] = {
-    Execute: EngineProgram._execute,
-    Copy: EngineProgram._copy,
-    StreamIn: EngineProgram._stream_in,
-    WriteUndef: EngineProgram._write_undef,
-    StreamOut: EngineProgram._stream_out,
-    RemoteIn: EngineProgram._remote_in,
-    RemoteOut: EngineProgram._remote_out,
-    Sync: EngineProgram._sync,
-    Repeat: EngineProgram._repeat,
-    RepeatWhile: EngineProgram._repeat_while,
-    If: EngineProgram._if,
-    Switch: EngineProgram._switch,
-    Call: EngineProgram._call,
-}
 _CONTROL = (Repeat, RepeatWhile, If, Switch, Call)
 
 
@@ -456,7 +457,7 @@ def _case(step: Switch, selector: jax.Array) -> jax.Array:
 
 def _row_numbers(offset: Tensor, values: Values) -> jax.Array:
     """Rows of a remote buffer; what int32 cannot hold is beyond every buffer, and so is what is negative."""
-    rows = read(offset, values)
+    rows = values.load(offset)
     beyond = jnp.iinfo(jnp.int32).max
     if rows.dtype == jnp.uint32:
         return jnp.minimum(rows, jnp.uint32(beyond)).astype(jnp.int32)

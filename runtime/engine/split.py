@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.engine.block_access import join_blocks, put_blocks, take_blocks, varying_axes
-from ipujax.runtime.graph import NO_TILE, Access, Dim, Extent, Field, VertexGroup, extents, grid_size
+from ipujax.runtime.graph import NO_TILE, Access, Dim, Extent, Field, VertexGroup, extents
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name, read, write
 
 Pads = tuple[tuple[int, int], ...]
@@ -64,7 +64,7 @@ def signatures(group: VertexGroup) -> list[Signature]:
     index, tile = np.argwhere(group.tile != NO_TILE), group.tile[group.tile != NO_TILE]
     if not len(index):
         return []
-    facts = _facts_of_one_vertex(group) if grid_size(group) == 1 else _facts_of_vertices(group, index)
+    facts = _facts_of_one_vertex(group) if group.tile.size == 1 else _facts_of_vertices(group, index)
     origins = _origins(group, index)
     return [
         _signature(group, facts[members], origins[members], index[members], tile[members])
@@ -245,7 +245,8 @@ def apply(written: Written, values: Values) -> None:
     if box is None:
         values.update(write(tensor, values, put_blocks(read(tensor, values), starts, blocks)))
     else:
-        values.update(write(_box(tensor, box.starts, box.value.shape), values, box.value))
+        first, value = box
+        values.update(write(_box(tensor, first, value.shape), values, value))
 
 
 def run_group(group: VertexGroup, sorted_vertices: list[Signature], values: Values) -> list[Written]:

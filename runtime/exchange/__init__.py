@@ -1,16 +1,16 @@
 """Exchange between tiles: bytes each tile sends and receives, and pieces, without listing elements."""
 
-from ipujax.runtime.exchange.count import Demand as Demand, cut as cut
+from ipujax.runtime.exchange.count import Demand as Demand, Traffic as Traffic, cut as cut
 from ipujax.runtime.exchange.demand import access_demand as access_demand, mappings_of as mappings_of
 from ipujax.runtime.exchange.runs import (
     Bases as Bases,
     Runs as Runs,
     box_runs as box_runs,
     flat_bases as flat_bases,
+    joined as joined,
     ragged as ragged,
 )
 from ipujax.runtime.exchange.traffic import (
-    Traffic as Traffic,
     copy_cycles as copy_cycles,
     copy_traffic as copy_traffic,
     exchange_cycles as exchange_cycles,

@@ -1,6 +1,6 @@
 """The fast exchange count: boxes of an affine view on boxes of a tile mapping, axis by axis.
 
-Input: a vertex group, one of its accesses and the mapping of its variable. Output: `Counts`, or None where the general
+Input: a vertex group, one of its accesses and the mapping of its variable. Output: `Traffic`, or None where the general
 way of `exchange.count` is needed. Cost grows with the number of blocks of each axis and of vertices, not with elements.
 
 Along the *line* of one digit of the flat index (`exchange.digits`) vertices need intervals and tiles own intervals.
@@ -18,8 +18,8 @@ from math import prod
 
 import numpy as np
 
-from ipujax.runtime.exchange.count import Counts
-from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, box_tiles, place
+from ipujax.runtime.exchange.count import Traffic, copied
+from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, place
 from ipujax.runtime.exchange.shared_bus import Buses, shared_boxes
 from ipujax.runtime.graph import Access, VertexGroup, extents
 from ipujax.runtime.tensor import Affine, TileMapping
@@ -123,12 +123,6 @@ def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
     return whole + broken
 
 
-def _tally(line: Line) -> Tally:
-    """What the interval of each vertex meets."""
-    meets = _meets(line)
-    return Tally(meets.count, meets.whole, line.length, line.step)
-
-
 def _product(factors: Sequence[np.ndarray]) -> np.ndarray:
     """The product of arrays that broadcast."""
     return reduce(np.multiply, factors, np.array(1))
@@ -191,8 +185,8 @@ def _local(lines: Sequence[Line], box: np.ndarray) -> _Local:
 
 def count_boxes(
     group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int, writes: bool, buses: Buses
-) -> Counts | None:
-    """Counts the exchange of one access axis by axis.
+) -> Traffic | None:
+    """Traffic the exchange of one access axis by axis.
 
     Args:
         group: the vertices.
@@ -219,14 +213,15 @@ def count_boxes(
     needed = np.broadcast_to(_product([line.length for line in lines]), tile.shape)
     by_vertex = _by_tile(needed - local.elements, tile, num_tiles)
     here, parts = (_by_tile(part, tile, num_tiles) for part in (local.elements, local.fragments))
-    fragments = _by_tile(_fragments([_tally(line) for line in lines]), tile, num_tiles)
-    scattered = (here > 0) & (fragments > 1)
-    copied = np.where(scattered, here, 0), np.where(scattered, parts, 0)
+    met = [(_meets(line), line) for line in lines]
+    tallies = [Tally(meets.count, meets.whole, line.length, line.step) for meets, line in met]
+    fragments = _by_tile(_fragments(tallies), tile, num_tiles)
+    rearranged = copied(here, parts, fragments)
     if writes:
-        received, arriving = (_by_tile(part, box_tiles(mapping), num_tiles) for part in _arriving(lines, copies))
+        received, arriving = (_by_tile(part, mapping.tiles, num_tiles) for part in _arriving(lines, copies))
         none = np.zeros(num_tiles, np.int64)
-        return Counts(received - here, by_vertex, arriving - parts, here, parts, none, *copied)
-    sent = _by_tile(_wanted(lines), box_tiles(mapping), num_tiles)
+        return Traffic(received - here, by_vertex, arriving - parts, here, parts, none, *rearranged)
+    sent = _by_tile(_wanted(lines), mapping.tiles, num_tiles)
     if copies == 1:
         sent -= _by_tile(_wanted_here_only(lines, local), tile, num_tiles)
     vertex_of_tile = np.full(num_tiles, -1, np.int64)
@@ -238,7 +233,7 @@ def count_boxes(
     spread = list(zip(starts, lengths, strict=True))
     edges = [line.edges for line in lines]
     shared = shared_boxes(spread, edges, boxes[tile].ravel(), vertex_of_tile, buses.tiles(num_tiles))
-    return Counts(by_vertex, sent, fragments - parts, here, parts, shared, *copied)
+    return Traffic(by_vertex, sent, fragments - parts, here, parts, shared, *rearranged)
 
 
 def _by_tile(values: np.ndarray, tile: np.ndarray, num_tiles: int) -> np.ndarray:

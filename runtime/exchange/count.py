@@ -1,7 +1,7 @@
 """The general exchange count: what boxes of a view need is cut at the tile mapping, and the pieces are counted.
 
 Input: `Demand`, runs of flat elements by box and the tiles that need each box, and `Homes`, where the elements live.
-Output: `Counts`, elements and fragments a tile. Linear in the number of runs and of pieces of the mapping.
+Output: `Traffic`, elements and fragments a tile. Linear in the number of runs and of pieces of the mapping.
 
 The operand of a vertex is contiguous, so what is received goes right there, and what the tile has is copied there
 unless it is the whole operand in one piece. Vertices of one tile that need the same box share one copy of it.
@@ -24,28 +24,42 @@ from ipujax.runtime.tensor import TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Counts:
-    """Elements and fragments that tiles exchange, all int64[num_tiles].
+class Traffic:
+    """What tiles exchange, each member int64[num_tiles].
+
+    Counts are of elements of one byte, until `traffic` gives them their size.
 
     Args:
-        received: elements that arrive from other tiles.
-        sent: elements that leave, each once however many tiles receive it.
-        fragments: contiguous parts that arrive.
-        local: elements already on their tile.
+        received_bytes: bytes that arrive from other tiles.
+        sent_bytes: bytes that leave, each once however many tiles receive it.
+        fragments: contiguous parts that arrive (contiguous in the memory they leave and in the operand they become).
+        local_bytes: bytes needed that are already on the tile.
         local_fragments: contiguous parts of those.
-        shared: elements that arrive here and on all other tiles of the same exchange bus, counted in `received` too.
-        copied: local elements that are copied to make operands contiguous, once an operand.
+        shared_bytes: the part of `received_bytes` that all other tiles of the same exchange bus receive too.
+        copied_bytes: local bytes copied to make the operands of vertices contiguous, once an operand.
         copied_fragments: contiguous parts of those.
     """
 
-    received: np.ndarray
-    sent: np.ndarray
+    received_bytes: np.ndarray
+    sent_bytes: np.ndarray
     fragments: np.ndarray
-    local: np.ndarray
+    local_bytes: np.ndarray
     local_fragments: np.ndarray
-    shared: np.ndarray
-    copied: np.ndarray
+    shared_bytes: np.ndarray
+    copied_bytes: np.ndarray
     copied_fragments: np.ndarray
+
+
+def copied(local: np.ndarray, local_parts: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Elements and parts of operands that are copied, as the whole operand is not in one piece on its tile.
+
+    Args:
+        local: elements of the operand of each tile that are on it.
+        local_parts: contiguous parts of those.
+        parts: contiguous parts of the whole operand.
+    """
+    is_scattered = (local > 0) & (parts > 1)
+    return np.where(is_scattered, local, 0), np.where(is_scattered, local_parts, 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -199,7 +213,7 @@ def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     return np.bincount(index, values, size).astype(np.int64)
 
 
-def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, once: bool = False) -> Counts:
+def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, once: bool = False) -> Traffic:
     """Counts the exchange of a demand.
 
     Args:
@@ -220,15 +234,14 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
     moved[vertex_tiles] += sums(pieces.box, pieces.length, num_boxes)[box_of]
     parts[vertex_tiles] += sums(pieces.box, pieces.first, num_boxes)[box_of]
     if wanted.operands is None:
-        scattered = (local > 0) & (parts + local_fragments > 1)
-        copies = np.where(scattered, local, 0), np.where(scattered, local_fragments, 0)
+        copies = copied(local, local_fragments, parts + local_fragments)
     else:
         copies = _copied(wanted.operands, mappings, num_tiles)
     others = np.bincount(box_of, minlength=num_boxes)[pieces.box] - at_home  # other tiles that need a piece
     if writes:  # an element has one home, so no two tiles receive it
         received, none = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
         arriving = sums(pieces.home, pieces.first * others, num_tiles)
-        return Counts(received, moved, arriving, local, local_fragments, none, *copies)
+        return Traffic(received, moved, arriving, local, local_fragments, none, *copies)
     sent, shared = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
     if not once:
         start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
@@ -236,7 +249,7 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
             sent = sums(homes(mappings).tile[home_run(start, mappings)], length, num_tiles)
             needs = Runs(pieces.box, pieces.start, pieces.length)
             shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
-    return Counts(moved, sent, parts, local, local_fragments, shared, *copies)
+    return Traffic(moved, sent, parts, local, local_fragments, shared, *copies)
 
 
 def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:

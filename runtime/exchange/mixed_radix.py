@@ -84,7 +84,7 @@ def _mapping_digits(mapping: TileMapping) -> tuple[Digit, ...]:
 @remembered
 def box_of_tile(mapping: TileMapping, num_tiles: int) -> np.ndarray | None:
     """The box of a mapping that each tile holds, −1 for none, int64[num_tiles]; None where a tile holds several."""
-    tiles = (mapping.tile if isinstance(mapping, Blocked) else mapping.tiles).ravel()
+    tiles = mapping.tiles
     boxes = np.full(num_tiles, -1, np.int64)
     boxes[tiles] = np.arange(len(tiles))
     return boxes if np.array_equal(boxes[tiles], np.arange(len(tiles))) else None
@@ -179,7 +179,7 @@ def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, .
     placed = place(node, mapping)
     if placed is None:
         return None
-    tile = box_tiles(mapping).reshape([p.digit.blocks for p in placed])
+    tile = mapping.tiles.reshape([p.digit.blocks for p in placed])
     cuts: dict[int, np.ndarray] = {}
     for number, p in enumerate(placed):
         filled = np.flatnonzero(np.diff(p.edges))
@@ -193,8 +193,3 @@ def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, .
     still = [number for number, p in enumerate(placed) if p.axis < 0]
     tile = tile.transpose(order + still).reshape([tile.shape[number] for number in order])
     return tuple(cuts[axis] for axis in range(len(node.dims))), tile
-
-
-def box_tiles(mapping: TileMapping) -> np.ndarray:
-    """The tile of each box, in order."""
-    return mapping.tile.ravel() if isinstance(mapping, Blocked) else mapping.tiles

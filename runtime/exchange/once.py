@@ -4,7 +4,7 @@ A matrix that is read transposed and spread linearly is millions of runs of one 
 sort. Where each element is needed by one tile only, two arrays say all: which tile holds it, and which needs it.
 
 Input: a vertex group on different tiles, an access that sees nothing twice, and the mapping of its variable. Output:
-`Counts`, or None where this way does not apply, or long runs make the general one faster. A copy is such a read.
+`Traffic`, or None where this way does not apply, or long runs make the general one faster. A copy is such a read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ipujax.runtime.exchange.count import Counts, homes
+from ipujax.runtime.exchange.count import Traffic, copied, homes
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
@@ -28,8 +28,8 @@ def reads_once(group: VertexGroup, access: Access) -> bool:
     return cut <= set(axes) and surely_disjoint([access.tensor.node])
 
 
-def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int) -> Counts | None:
-    """Counts what vertices read of elements that each of them has to itself.
+def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_tiles: int) -> Traffic | None:
+    """Traffic what vertices read of elements that each of them has to itself.
 
     Args:
         group: the vertices.
@@ -55,9 +55,8 @@ def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_til
     received = _by_tile(need[need >= 0], num_tiles) - local
     sent = _by_tile(home[need >= 0], num_tiles) - local
     fragments = _by_tile(need[first], num_tiles) - local_fragments
-    scattered = (local > 0) & (fragments + local_fragments > 1)
-    copied = np.where(scattered, local, 0), np.where(scattered, local_fragments, 0)
-    return Counts(received, sent, fragments, local, local_fragments, np.zeros(num_tiles, np.int64), *copied)
+    copies = copied(local, local_fragments, fragments + local_fragments)
+    return Traffic(received, sent, fragments, local, local_fragments, np.zeros(num_tiles, np.int64), *copies)
 
 
 def _shortest_run(node: Affine, group: VertexGroup, axes: list[int]) -> int:

@@ -180,6 +180,15 @@ def _concat_intervals(node: Concat, box: np.ndarray, start: np.ndarray, length: 
     return out
 
 
+def joined(parts: Sequence[Runs]) -> Runs:
+    """Runs one after the other."""
+    none = np.zeros(0, np.int64)
+    box, start, length = (
+        np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in ("box", "start", "length")
+    )
+    return Runs(box, start, length)
+
+
 def tidy(parts: Sequence[Runs], span: int) -> Runs:
     """All runs sorted by box and element, overlapping or touching ones of a box joined.
 
@@ -187,15 +196,11 @@ def tidy(parts: Sequence[Runs], span: int) -> Runs:
         parts: runs in any order.
         span: an upper bound of all elements.
     """
-    if not parts:
-        none = np.zeros(0, np.int64)
-        return Runs(none, none, none)
-    box, start, length = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("box", "start", "length")
-    )
+    runs = joined(parts)
+    box, start, length = runs.box, runs.start, runs.length
     key = box * (span + 1) + start
     if np.all(key[1:] >= key[:-1] + length[:-1]):
-        return Runs(box, start, length)
+        return runs
     if np.all(length == 1):
         return _tidy_elements(key, span)
     order = np.argsort(key)

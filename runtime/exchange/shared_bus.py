@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange.runs import Runs, ragged
+from ipujax.runtime.exchange.runs import Runs, joined, ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +156,4 @@ def _common(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np
     length = np.diff(position, append=position[-1:])
     open_ = (depth == width) & (length > 0)
     found = Runs(need[number[open_]], position[open_] % span, length[open_])
-    runs = Runs(*(np.concatenate(both) for both in zip(_members(same), _members(found), strict=True)))
-    return runs, np.concatenate([home[piece], home[at[number[open_]]]])
-
-
-def _members(runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return runs.box, runs.start, runs.length
+    return joined([same, found]), np.concatenate([home[piece], home[at[number[open_]]]])

@@ -18,13 +18,13 @@ elements are scattered singly over a `Flat` mapping (a flattened transpose) take
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange.boxes import count_boxes
-from ipujax.runtime.exchange.count import Counts, count
+from ipujax.runtime.exchange.count import Traffic, count
 from ipujax.runtime.exchange.demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
@@ -39,36 +39,10 @@ from ipujax.runtime.tensor import (
     Tensor,
     TileMapping,
     Variable,
-    blocked_mapping,
     element_bytes,
-    flat_mapping,
+    padded,
     surely_disjoint,
 )
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Traffic:
-    """What tiles exchange, each member int64[num_tiles] and read-only.
-
-    Args:
-        received_bytes: bytes that arrive from other tiles.
-        sent_bytes: bytes that leave, each once however many tiles receive it.
-        fragments: contiguous parts that arrive (contiguous in the memory they leave and in the operand they become).
-        local_bytes: bytes needed that are already on the tile.
-        local_fragments: contiguous parts of those.
-        shared_bytes: the part of `received_bytes` that all other tiles of the same exchange bus receive too.
-        copied_bytes: local bytes copied to make the operands of vertices contiguous, once an operand.
-        copied_fragments: contiguous parts of those.
-    """
-
-    received_bytes: np.ndarray
-    sent_bytes: np.ndarray
-    fragments: np.ndarray
-    local_bytes: np.ndarray
-    local_fragments: np.ndarray
-    shared_bytes: np.ndarray
-    copied_bytes: np.ndarray
-    copied_fragments: np.ndarray
 
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
@@ -171,7 +145,7 @@ def _ends(tiles: np.ndarray) -> tuple[int, int]:
 @remembered
 def _tile_range(mapping: TileMapping) -> tuple[int, int]:
     """The first and the last tile of a mapping of one element or more."""
-    return _ends(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+    return _ends(mapping.tiles)
 
 
 @remembered
@@ -180,25 +154,15 @@ def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
 
     Counts then run over the tiles that take part, not over all IPUs, and are the same on any of them.
     """
-    if isinstance(mapping, Blocked):
-        return blocked_mapping(mapping.cuts, mapping.tile - by)
-    return flat_mapping(mapping.size, mapping.starts, mapping.tiles - by)
+    return mapping.on_tiles(mapping.tiles - by)
 
 
 def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
     """The traffic of some tiles from number `first` on as that of all tiles."""
     if len(part.local_bytes) == num_tiles:
         return part
-    none, members = _zeros(num_tiles), []
-    for item in fields(Traffic):
-        values = getattr(part, item.name)
-        if not values.any():
-            members.append(none)
-            continue
-        wide = np.zeros(num_tiles, np.int64)
-        wide[first : first + len(values)] = values
-        members.append(_read_only(wide))
-    return Traffic(*members)
+    none, members = _zeros(num_tiles), (getattr(part, item.name) for item in fields(Traffic))
+    return Traffic(*(_read_only(padded(m, first, num_tiles)) if m.any() else none for m in members))
 
 
 def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
@@ -266,7 +230,7 @@ def _counts(
     num_tiles: int,
     writes: bool,
     buses: Buses,
-) -> Counts:
+) -> Traffic:
     """Counts in a fast way where one applies, else by runs."""
     counts = None
     if len(mappings) == 1:
@@ -279,18 +243,13 @@ def _counts(
     return counts
 
 
-def _in_bytes(counts: Counts, item_bytes: int) -> Traffic:
-    members = (
-        counts.received * item_bytes,
-        counts.sent * item_bytes,
-        counts.fragments,
-        counts.local * item_bytes,
-        counts.local_fragments,
-        counts.shared * item_bytes,
-        counts.copied * item_bytes,
-        counts.copied_fragments,
-    )
-    return Traffic(*[_read_only(values) if values.any() else _zeros(len(values)) for values in members])
+def _in_bytes(counts: Traffic, item_bytes: int) -> Traffic:
+    """Read-only, with elements of some bytes in place of one."""
+    members = []
+    for item in fields(Traffic):
+        values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
+        members.append(_read_only(values) if values.any() else _zeros(len(values)))
+    return Traffic(*members)
 
 
 # --- cycles -----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from ipujax.runtime.graph.program import (
     WriteUndef as WriteUndef,
     check_program as check_program,
     own_tensors as own_tensors,
+    reads_and_writes as reads_and_writes,
 )
 from ipujax.runtime.graph.steps import (
     Leaf as Leaf,
@@ -63,7 +64,6 @@ from ipujax.runtime.graph.vertex_group import (
     dim_extent as dim_extent,
     element as element,
     extents as extents,
-    grid_size as grid_size,
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
 )

@@ -225,7 +225,7 @@ class _Writer:
 def _placement(mapping: TileMapping | None) -> str:
     if mapping is None:
         return "unmapped"
-    tiles = np.unique(mapping.tile if isinstance(mapping, Blocked) else mapping.tiles)
+    tiles = np.unique(mapping.tiles)
     if tiles.size == 1:
         return f"on tile {tiles[0]}"
     if isinstance(mapping, Blocked):

@@ -164,6 +164,13 @@ class Execute(Program):
             )
 
 
+def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
+    a, b = copy.source, copy.destination
+    if a.shape != b.shape or a.dtype != b.dtype:
+        expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
+        raise GraphError(f"{name} joins different tensors", where=copy.origin, expected=expected, got=got)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Copy(Program):
     """Copies one tensor to another of the same shape and dtype."""
@@ -174,10 +181,7 @@ class Copy(Program):
     origin: Origin = Origin()
 
     def __post_init__(self) -> None:
-        a, b = self.source, self.destination
-        if a.shape != b.shape or a.dtype != b.dtype:
-            expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise GraphError(f"copy {self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+        _check_same_type(f"copy {self.name}", self)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -199,10 +203,7 @@ class CrossReplicaCopy(Program):
     origin: Origin = Origin()
 
     def __post_init__(self) -> None:
-        a, b = self.source, self.destination
-        if a.shape != b.shape or a.dtype != b.dtype:
-            expected, got = f"{a.dtype}{list(a.shape)}", f"{b.dtype}{list(b.shape)}"
-            raise GraphError(f"{self.name} joins different tensors", where=self.origin, expected=expected, got=got)
+        _check_same_type(self.name, self)
 
     def sources(self, replicas: int) -> tuple[int | None, ...]:
         """The replica that each replica receives from, None where there is none."""
@@ -214,9 +215,9 @@ Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
 
 
 class Collective(Sequence):
-    """A sequence in which all replicas take part, and what it comes to.
+    """A sequence in which all replicas take part, and its array semantics.
 
-    Its programs are the very rounds of the machine. The engine computes their result at once from the arrays of all
+    Its programs are the rounds of the machine. The engine computes their result at once from the arrays of all
     replicas, which may reassociate sums; with exact splits it runs the rounds.
 
     Args:
@@ -399,15 +400,23 @@ class WriteUndef(Program):
             raise GraphError(f"WriteUndef of {described(self.destination)}", expected="a tensor")
 
 
-def own_tensors(node: Program) -> tuple[Tensor, ...]:
-    """The tensors a node touches itself, not through vertices or the programs inside it."""
+def reads_and_writes(node: Program) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The tensors a node reads and those it writes itself, not through vertices or the programs inside it."""
     match node:
         case Copy(source, destination) | CrossReplicaCopy(source, destination):
-            return source, destination
-        case StreamIn(_, tensor) | StreamOut(tensor, _) | WriteUndef(tensor):
-            return (tensor,)
-        case RemoteIn(_, tensor, offset) | RemoteOut(tensor, _, offset):
-            return (tensor,) if offset is None else (tensor, offset)
-        case RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
-            return (tensor,)
-    return ()
+            return (source,), (destination,)
+        case StreamIn(_, tensor) | WriteUndef(tensor):
+            return (), (tensor,)
+        case StreamOut(tensor, _) | RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
+            return (tensor,), ()
+        case RemoteIn(_, tensor, offset):
+            return () if offset is None else (offset,), (tensor,)
+        case RemoteOut(tensor, _, offset):
+            return (tensor,) if offset is None else (tensor, offset), ()
+    return (), ()
+
+
+def own_tensors(node: Program) -> tuple[Tensor, ...]:
+    """The tensors a node touches itself, not through vertices or the programs inside it."""
+    reads, writes = reads_and_writes(node)
+    return reads + writes

@@ -36,10 +36,8 @@ def leaf_name(leaf: Leaf) -> str:
             return compute_set.name
         case Copy() | CrossReplicaCopy():
             return leaf.name
-        case StreamIn(stream, _) | StreamOut(_, stream):
-            return stream.name
-        case RemoteIn(buffer, _) | RemoteOut(_, buffer):
-            return buffer.name
+        case StreamIn(channel, _) | StreamOut(_, channel) | RemoteIn(channel, _) | RemoteOut(_, channel):
+            return channel.name
         case Sync(kind):
             return f"{kind} sync"
     raise AssertionError(f"not a leaf: {leaf!r}")
@@ -47,16 +45,10 @@ def leaf_name(leaf: Leaf) -> str:
 
 def leaf_origin(leaf: Leaf) -> Origin:
     """Where a leaf comes from."""
-    match leaf:
-        case Execute(compute_set):
-            return compute_set.origin
-        case Copy() | CrossReplicaCopy():
-            return leaf.origin
-        case StreamIn(stream, _) | StreamOut(_, stream):
-            return leaf.origin if leaf.origin != Origin() else Origin(path=f"host stream {stream.name}")
-        case RemoteIn() | RemoteOut() | Sync():
-            return leaf.origin
-    raise AssertionError(f"not a leaf: {leaf!r}")
+    origin = leaf.compute_set.origin if isinstance(leaf, Execute) else leaf.origin
+    if isinstance(leaf, (StreamIn, StreamOut)) and origin == Origin():
+        return Origin(path=f"host stream {leaf.stream.name}")
+    return origin
 
 
 def distinct(program: Program, *, into_calls: bool = True) -> Iterator[Program]:

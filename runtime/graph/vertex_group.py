@@ -20,7 +20,6 @@ interpreter and for the verifier where its quick tests decide nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -213,11 +212,6 @@ def unsplit(group: VertexGroup, literal_axes: frozenset[int] = frozenset()) -> V
 def squeezed_shape(access: Access, lengths: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a block as the codelet sees it, from its lengths in all dimensions of the tensor."""
     return tuple(n for n, dim in zip(lengths, access.dims, strict=True) if not dim.is_squeezed)
-
-
-def grid_size(group: VertexGroup) -> int:
-    """Number of blocks, with or without a vertex."""
-    return prod(group.grid)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,6 +8,7 @@ back and the exception can be raised when the run is over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -16,7 +17,7 @@ from jax.experimental import io_callback
 
 from ipujax.runtime.graph import HostStream
 
-_FLAG = jax.ShapeDtypeStruct((), np.dtype(bool))
+FLAG = jax.ShapeDtypeStruct((), np.dtype(bool))
 
 
 class Host(Protocol):
@@ -29,15 +30,10 @@ class Host(Protocol):
         """Takes the next value of a stream from the device."""
 
 
-class GuardedHost:
-    """A host as XLA may call it, for one run at a time.
+class Guard:
+    """Keeps what the host raises during a run, after which its functions are not called any more."""
 
-    Args:
-        host: answers the transfers.
-    """
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self) -> None:
         self.error: BaseException | None = None
 
     def raise_error(self) -> None:
@@ -45,6 +41,32 @@ class GuardedHost:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    def guarded(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of the host returns; None once one has raised."""
+        if self.error is not None:
+            return None
+        try:
+            return act(*arguments)
+        except BaseException as error:  # kept for `raise_error`: nothing may pass through XLA
+            self.error = error
+            return None
+
+    def has_failed(self) -> np.ndarray:
+        """Whether one has raised, bool[]."""
+        return np.asarray(self.error is not None)
+
+
+class GuardedHost(Guard):
+    """A host as XLA may call it, for one run at a time.
+
+    Args:
+        host: answers the transfers.
+    """
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self._host = host
 
     def pull(self, stream: HostStream, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         """Asks for the next value of a stream, in a trace; returns it and whether the host has failed.
@@ -56,27 +78,18 @@ class GuardedHost:
         expected = jax.ShapeDtypeStruct(shape, stream.dtype)
 
         def call() -> tuple[np.ndarray, np.ndarray]:
-            value = self._guarded(self._host.pull, stream)
+            value = self.guarded(self._host.pull, stream)
             value = np.zeros(shape, stream.dtype) if value is None else np.asarray(value)
-            return value, np.asarray(self.error is not None)
+            return value, self.has_failed()
 
-        value, failed = io_callback(call, (expected, _FLAG), ordered=True)
+        value, failed = io_callback(call, (expected, FLAG), ordered=True)
         return value, failed
 
     def push(self, stream: HostStream, value: jax.Array) -> jax.Array:
         """Hands a value of a stream to the host, in a trace; returns whether the host has failed."""
 
         def call(value: Any) -> np.ndarray:
-            self._guarded(self._host.push, stream, np.asarray(value))
-            return np.asarray(self.error is not None)
+            self.guarded(self._host.push, stream, np.asarray(value))
+            return self.has_failed()
 
-        return io_callback(call, _FLAG, value, ordered=True)
-
-    def _guarded(self, act: Any, *arguments: Any) -> Any:
-        if self.error is not None:
-            return None
-        try:
-            return act(*arguments)
-        except BaseException as error:  # kept for `raise_error`: nothing may pass through XLA
-            self.error = error
-            return None
+        return io_callback(call, FLAG, value, ordered=True)

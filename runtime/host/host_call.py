@@ -19,6 +19,7 @@ from jax.experimental import io_callback
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import HostStream
+from ipujax.runtime.host.host import FLAG, Guard
 from ipujax.runtime.tensor import Origin, dtype_name
 
 
@@ -68,7 +69,7 @@ class CallStream(HostStream):
     number: int = 0
 
 
-class HostCalls:
+class HostCalls(Guard):
     """Makes the calls of a running program.
 
     Args:
@@ -77,31 +78,15 @@ class HostCalls:
     """
 
     def __init__(self, *, guarded: bool) -> None:
-        self._guarded = guarded
-        self.error: BaseException | None = None
-
-    def raise_error(self) -> None:
-        """Raises what a function raised in the run that is over, with its own traceback, and forgets it."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        super().__init__()
+        self._is_guarded = guarded
 
     def traced(self, call: HostCall, operands: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], jax.Array]:
         """Makes a call, in a trace; returns its results and whether any call of the run has failed."""
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in call.results]
 
         def act(*arrays: Any) -> tuple[list[np.ndarray], np.ndarray]:
-            results = self._made(call, arrays)
-            return results, np.asarray(self.error is not None)
+            results = self.guarded(call, arrays) if self._is_guarded else call(arrays)
+            return results or [np.zeros(shape, dtype) for shape, dtype in call.results], self.has_failed()
 
-        return io_callback(act, (shapes, jax.ShapeDtypeStruct((), np.dtype(bool))), *operands, ordered=True)
-
-    def _made(self, call: HostCall, arrays: Sequence[Any]) -> list[np.ndarray]:
-        if self.error is None:
-            try:
-                return call(arrays)
-            except BaseException as error:  # kept for `raise_error`: nothing may pass through XLA
-                if not self._guarded:
-                    raise
-                self.error = error
-        return [np.zeros(shape, dtype) for shape, dtype in call.results]
+        return io_callback(act, (shapes, FLAG), *operands, ordered=True)

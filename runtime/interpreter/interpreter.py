@@ -19,7 +19,6 @@ import numpy as np
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
-    Call,
     ComputeSet,
     Copy,
     Execute,
@@ -29,7 +28,6 @@ from ipujax.runtime.graph import (
     Program,
     RemoteIn,
     RemoteOut,
-    Repeat,
     RepeatWhile,
     Sequence,
     StreamIn,
@@ -43,7 +41,7 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.host import CallStream, Host, HostCall
 from ipujax.runtime.interpreter.messages import messages
-from ipujax.runtime.interpreter.replicated import Replicas
+from ipujax.runtime.interpreter.replicated import Replicas, Runner
 from ipujax.runtime.interpreter.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
 from ipujax.runtime.interpreter.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
 from ipujax.runtime.tensor import Tensor, Variable, is_key_dtype
@@ -100,7 +98,7 @@ def interpret(
     return whole.outputs
 
 
-class _Machine:
+class _Machine(Runner):
     """The state of a run: the memory of all tiles and the values sent to the host.
 
     Args:
@@ -142,28 +140,13 @@ class _Machine:
                 self.store(Tensor.of(variable), raw, Sequence())
         self._remote.update({v: np.array(value) for v, value in memory.items() if v not in self._variables})
 
-    def run(self, program: Program) -> None:
-        """Runs one node."""
+    def step(self, program: Program) -> None:
+        """Runs a node that is no control."""
         match program:
-            case Sequence() | Call():
-                for child in program.children():
-                    self.run(child)
             case Execute(compute_set):
                 self._execute(compute_set)
             case Copy(source, destination):
                 self.store(destination, self.load(source, program), program)
-            case Repeat(count, body):
-                for _ in range(count):
-                    self.run(body)
-            case RepeatWhile(condition, _, _):
-                self.run(condition)
-                while (again := self.decision(program)) is not None:
-                    self.run(again)
-                    self.run(condition)
-            case If() | Switch():
-                chosen = self.decision(program)
-                assert chosen is not None, "a branch is a program"
-                self.run(chosen)
             case StreamIn(CallStream(call=HostCall() as call, number=number), destination):
                 self.store(destination, to_raw(self._answers[call][number]), program)
             case StreamOut(source, CallStream(call=HostCall() as call)):

@@ -35,6 +35,39 @@ from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
 from ipujax.runtime.tensor import Tensor
 
 
+class Runner:
+    """Follows control; what a machine does in a step and how it decides is for subclasses to say."""
+
+    def run(self, program: Program) -> None:
+        """Runs one node."""
+        match program:
+            case ProgramSequence() | Call():
+                for child in program.children():
+                    self.run(child)
+            case Repeat(count, body):
+                for _ in range(count):
+                    self.run(body)
+            case RepeatWhile(condition, _, _):
+                self.run(condition)
+                while (again := self.decision(program)) is not None:
+                    self.run(again)
+                    self.run(condition)
+            case If() | Switch():
+                chosen = self.decision(program)
+                assert chosen is not None, "a branch is a program"
+                self.run(chosen)
+            case _:
+                self.step(program)
+
+    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+        """The program a node runs next, None for the end of a loop."""
+        raise NotImplementedError
+
+    def step(self, program: Program) -> None:
+        """Runs a node that is no control."""
+        raise NotImplementedError
+
+
 class Machine(Protocol):
     """The tile interpreter of one replica."""
 
@@ -50,10 +83,10 @@ class Machine(Protocol):
         """Writes a raw value to a tensor."""
 
     def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
-        """The program a node runs next, None for the end of a loop."""
+        """As `Runner.decision`."""
 
 
-class Replicas:
+class Replicas(Runner):
     """Machines that run one program.
 
     Args:
@@ -71,60 +104,37 @@ class Replicas:
         return {stream: _stacked([outputs[stream] for outputs in each]) for stream in each[0]}
 
     def run(self, program: Program) -> None:
-        """Runs one node."""
-        if not meets(program):
+        """Runs one node: a part in which replicas do not meet, or which they leave to each, on one after the other."""
+        if not meets(program) or (isinstance(program, (StreamIn, StreamOut)) and self._host is None):
             for machine in self._machines:
                 machine.run(program)
-            return
+        else:
+            super().run(program)
+
+    def step(self, program: Program) -> None:
+        """Runs a meeting."""
         match program:
-            case ProgramSequence() | Call():
-                for child in program.children():
-                    self.run(child)
-            case Repeat(count, body):
-                for _ in range(count):
-                    self.run(body)
-            case RepeatWhile(condition, _, _):
-                self.run(condition)
-                while (again := self._decision(program)) is not None:
-                    self.run(again)
-                    self.run(condition)
-            case If() | Switch():
-                chosen = self._decision(program)
-                assert chosen is not None, "a branch is a program"
-                self.run(chosen)
             case StreamIn(stream, destination):
-                self._stream_in(program, stream, destination)
+                assert self._host is not None, "else each machine has values of its own"
+                raw = to_raw(self._host.pull(stream))
+                for number, machine in enumerate(self._machines):
+                    machine.store(destination, raw if stream.broadcast else raw[number], program)
             case StreamOut(source, stream):
-                self._stream_out(program, stream, source)
+                assert self._host is not None, "else each machine has values of its own"
+                self._host.push(stream, np.stack([machine.load(source, program) for machine in self._machines]))
             case CrossReplicaCopy(source, destination):
                 sent = [machine.load(source, program) for machine in self._machines]
                 for machine, sender in zip(self._machines, program.sources(len(self._machines)), strict=True):
                     if sender is not None:
                         machine.store(destination, sent[sender], program)
 
-    def _decision(self, node: If | Switch | RepeatWhile) -> Program | None:
+    def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
         """What all machines do next."""
         chosen = [machine.decision(node) for machine in self._machines]
         if any(each is not chosen[0] for each in chosen):
             what = f"replicas disagree at this {type(node).__name__}, in which they have to meet"
             raise InterpreterError("divergent-control", what, where=node.origin)
         return chosen[0]
-
-    def _stream_in(self, step: Program, stream: HostStream, destination: Tensor) -> None:
-        if self._host is None:
-            for machine in self._machines:
-                machine.run(step)
-            return
-        raw = to_raw(self._host.pull(stream))
-        for number, machine in enumerate(self._machines):
-            machine.store(destination, raw if stream.broadcast else raw[number], step)
-
-    def _stream_out(self, step: Program, stream: HostStream, source: Tensor) -> None:
-        if self._host is None:
-            for machine in self._machines:
-                machine.run(step)
-            return
-        self._host.push(stream, np.stack([machine.load(source, step) for machine in self._machines]))
 
 
 def _stacked(values: list[Any]) -> Any:

@@ -6,15 +6,12 @@ moved as words; so is what makes random numbers, and whole numbers that serve as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import ComputeSet, Execute
 from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype
-
-if TYPE_CHECKING:
-    from ipujax.runtime.compile import Executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +31,17 @@ class Emulated:
     origin: Origin
 
 
-@dataclass(slots=True)
-class _Row:
-    origin: Origin
-    operations: dict[str, None] = field(default_factory=dict)
-    cycles: int = 0
-
-
 def emulated(executable: Executable) -> tuple[Emulated, ...]:
     """What a program does in dtypes that are not among its target's `native_dtypes`, in program order."""
-    rows: dict[tuple[str, str], _Row] = {}
+    rows: dict[tuple[str, str], Emulated] = {}
     for leaf, cost in executable.costs.items():
-        if not isinstance(leaf, Execute) or not isinstance(cost, ComputeSetCost):
-            continue
-        for dtype, operations in _foreign(executable, leaf.compute_set).items():
-            origin = leaf.compute_set.origin
-            row = rows.setdefault((dtype, str(origin)), _Row(origin))
-            row.operations.update(dict.fromkeys(operations))
-            row.cycles += int(cost.compute_cycles.max())
-    return tuple(Emulated(dtype, tuple(row.operations), row.cycles, row.origin) for (dtype, _), row in rows.items())
+        if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost):
+            origin, cycles = leaf.compute_set.origin, int(cost.compute_cycles.max())
+            for dtype, operations in _foreign(executable, leaf.compute_set).items():
+                row = rows.get((dtype, str(origin)), Emulated(dtype, (), 0, origin))
+                names = tuple(dict.fromkeys((*row.operations, *operations)))
+                rows[dtype, str(origin)] = replace(row, operations=names, cycles=row.cycles + cycles)
+    return tuple(rows.values())
 
 
 def _foreign(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:

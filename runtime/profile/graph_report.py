@@ -22,6 +22,7 @@ from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.memory import memory_section
 from ipujax.runtime.profile.programs import external_cycles, stream_cycles
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import padded
 
 
 def graph_report(executable: Executable, ids: Numbering) -> Json:
@@ -83,10 +84,8 @@ def _target(executable: Executable) -> Json:
 
 def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> list[int]:
     """The values of all tiles of the replica, 0 outside those given."""
-    full = np.zeros(target.num_tiles, np.int64)
-    first = first_ipu * target.tiles_per_ipu
-    full[first : first + len(values)] = values
-    return full.tolist()
+    full: list[int] = padded(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
+    return full
 
 
 def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:

@@ -1,247 +1,26 @@
-"""The profile of one run of a program: time, memory, and where both go.
+"""The profile of one run of a program: its figures, as files and as text for people.
 
-Input: an `Executable`, and for a run that was recorded what its data-dependent control did. Output: `Profile`, which
-computes what it is asked for and never changes.
-Source: section names of `graph()` and `execution()`: Poplar & PopLibs user guide, "Profiling".
-Limits: memory is that of one replica. A static profile takes the dearer branch of each decision.
+Input: see `Figures`. Output: `Profile`. The text has the sections of Poplar's profile summary, in its order.
+Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.errors import ArgumentValueError, ProfileError
-from ipujax.runtime.graph import Execute, If, Leaf, Program, RepeatWhile, Switch, UnmetBound, leaf_name, leaf_origin
-from ipujax.runtime.memory import MemoryReport
-from ipujax.runtime.profile.emulated import Emulated, emulated
-from ipujax.runtime.profile.execution import execution_report
-from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
-from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.memory import region_bytes
-from ipujax.runtime.profile.programs import active_cycles, numbering
+from ipujax.runtime.profile import summary as sections
+from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.serialise import Where, write_cbor, write_json
-from ipujax.runtime.profile.summary import summary
-from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.profile.trace import program_trace
-from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import PHASES, Recording, Timeline
-
-_LINES = ("user", "library")  # whose lines of source
+from ipujax.runtime.profile.text import coloured, wants_colours
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """An operation without a tile-parallel rule, which runs as one vertex.
-
-    Args:
-        operation: its name.
-        name: its compute set.
-        cycles: cycles of one run of its slowest tile.
-        borrowed_tiles: tiles whose memory it needs, 1 when it fits its own.
-        origin: where it comes from.
-    """
-
-    operation: str
-    name: str
-    cycles: int
-    borrowed_tiles: int
-    origin: Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """All that one line of the user's source costs in one run.
-
-    Args:
-        origin: the line.
-        names: debug names of its steps, most expensive first.
-        cycles: cycles on the IPU that spends most on it, all runs of all its steps together.
-        share: `cycles` over the cycles of the whole run.
-        phases: `cycles` by phase.
-        dominant: the phase that takes most.
-    """
-
-    origin: Origin
-    names: tuple[str, ...]
-    cycles: int
-    share: float
-    phases: dict[str, int]
-    dominant: str
-
-
-@dataclass(frozen=True, eq=False)
-class Profile:
-    """What one run of an executable costs.
-
-    Args:
-        executable: what runs.
-        recording: what its data-dependent control did in a run; None for the static profile.
-        ran: what ran, of the executable's steps; its program once when None.
-    """
-
-    executable: Executable
-    recording: Recording | None = None
-    ran: Program | None = None
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """When each IPU does what.
-
-        Raises:
-            ProfileError: a loop whose trip count is data, is in no option and was not recorded.
-        """
-        executable = self.executable if self.ran is None else replace(self.executable, program=self.ran)
-        return executable.timeline_of(self.recording)
-
-    @property
-    def cycles(self) -> int:
-        """Length of one run in cycles of the tile clock."""
-        return self.timeline.cycles
-
-    @property
-    def seconds(self) -> float:
-        """Estimated time of one run, in seconds."""
-        return float(self.executable.target.seconds(self.cycles))
-
-    @property
-    def phase_cycles(self) -> dict[str, int]:
-        """Cycles of each phase of the critical IPU; they add up to `cycles`."""
-        return self.timeline.phase_cycles()
-
-    @property
-    def total_worker_cycles(self) -> int:
-        """Cycles in which workers of any tile issue instructions or rearrange operands, in one run."""
-        costs, runs = self.executable.costs, self.timeline.executions
-        return sum(
-            int(active_cycles(cost).sum()) * runs.get(leaf, 0)
-            for leaf, cost in costs.items()
-            if isinstance(cost, ComputeSetCost)
-        )
-
-    @property
-    def memory(self) -> MemoryReport:
-        """What every tile needs."""
-        return self.executable.memory
-
-    @property
-    def brief(self) -> str:
-        """The cycles, the fullest tile and the machine, in a line."""
-        memory, target = self.memory, self.executable.graph.system_target
-        try:
-            time = f"{self.cycles:,} cycles, {duration(self.seconds).strip()}"
-        except ProfileError:  # a loop runs as often as its data says
-            time = "cycles depend on trip counts"
-        bytes_of_tile = f"{size(memory.max_tile_bytes)} of {size(target.bytes_per_tile)}"
-        return f"{time}, fullest tile {memory.worst_tile} with {bytes_of_tile}, {target.num_ipus} × {target.name}"
+class Profile(Figures):
+    """What one run of an executable costs, as figures, files and text."""
 
     def __repr__(self) -> str:
         return f"Profile({self.brief})"
-
-    @cached_property
-    def fallbacks(self) -> tuple[Fallback, ...]:
-        """Operations that run as one vertex, in program order."""
-        graph, found = self.executable.graph, {}
-        borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
-        for leaf, cost in self.executable.costs.items():
-            if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in graph.fallbacks:
-                name, origin = leaf.compute_set.name, leaf.compute_set.origin
-                cycles, tiles = int(cost.compute_cycles.max()), borrowed.get(name, 1)
-                found[leaf.compute_set] = Fallback(graph.fallbacks[leaf.compute_set], name, cycles, tiles, origin)
-        return tuple(found.values())
-
-    @cached_property
-    def emulated(self) -> tuple[Emulated, ...]:
-        """Arithmetic in dtypes that the machine lacks, by line of source, in program order."""
-        return emulated(self.executable)
-
-    @property
-    def unmet_bounds(self) -> tuple[UnmetBound, ...]:
-        """Operations whose plans take more of a tile's memory than planners may use, in the order they were added."""
-        return tuple(self.executable.graph.unmet_bounds)
-
-    def operations(self, n: int | None = None, *, lines: str = "user") -> tuple[Operation, ...]:
-        """The most expensive lines of source, most expensive first; those that take no time are left out.
-
-        Args:
-            n: how many; all of them when None.
-            lines: "user" for lines of the user's own source; "library" for the innermost line outside JAX and ipujax,
-                so that one line that calls a library becomes several lines of that library. Inside a library's own
-                `jax.jit` no line is known: that work belongs to the line that calls it.
-
-        Raises:
-            ArgumentValueError: for other lines.
-        """
-        if lines not in _LINES:
-            expected = " or ".join(map(repr, _LINES))
-            raise ArgumentValueError("there are no such lines of a profile", expected=expected, got=repr(lines))
-        total, rows = max(1, self.cycles), []
-        for origin, work, names in self._work_by_line(lines == "library").values():
-            if not work.any():
-                continue
-            ipu = int(work.sum(1).argmax())
-            phases = {name: int(c) for name, c in zip(PHASES, work[ipu], strict=True) if c}
-            cycles = sum(phases.values())
-            ordered = tuple(name for name, _ in names.most_common())
-            dominant = max(phases, key=lambda name: phases[name])
-            rows.append(Operation(origin, ordered, cycles, cycles / total, phases, dominant))
-        rows.sort(key=lambda row: -row.cycles)
-        return tuple(rows[:n])
-
-    def _work_by_line(self, of_libraries: bool) -> dict[str, tuple[Origin, np.ndarray, Counter[str]]]:
-        """Work of each phase on each IPU, and cycles by name of the step, for each line of source."""
-        lines: dict[str, tuple[Origin, np.ndarray, Counter[str]]] = {}
-        for node, runs in self.timeline.executions.items():
-            origin, name = _place(node)
-            origin = origin.in_library() if of_libraries else origin
-            step = self.executable.steps[node]
-            if str(origin) not in lines:
-                lines[str(origin)] = origin, np.zeros_like(step.work), Counter()
-            _, work, names = lines[str(origin)]
-            work += step.work * runs
-            names[name] += int(step.cycles.max()) * runs
-        return lines
-
-    @cached_property
-    def numbering(self) -> Numbering:
-        """The ids of programs, compute sets and exchanges in `graph()` and `execution()`."""
-        return numbering(self.executable)
-
-    @property
-    def graph_counts(self) -> dict[str, int]:
-        """How many compute sets, edges, variables and vertices there are, under the names of `graph()`."""
-        return graph_counts(self.executable, self.numbering)
-
-    @property
-    def region_bytes(self) -> dict[str, np.ndarray]:
-        """Bytes of each tile in each memory region, gaps included, int64[num_tiles], under the names of `graph()`."""
-        return region_bytes(self.memory, including_gaps=True)
-
-    @property
-    def optimization_info(self) -> dict[str, float]:
-        """What compilation measured of itself, under the names of `graph()`."""
-        return optimization_info(self.executable)
-
-    def graph(self) -> dict[str, Any]:
-        """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
-        return graph_report(self.executable, self.numbering)
-
-    def execution(self) -> dict[str, Any]:
-        """The execution profile, JSON-able: profilerMode, programTrace, simulation.
-
-        Raises:
-            ProfileError: a loop whose trip count is data, is in no option and was not recorded.
-        """
-        program = self.executable.program if self.ran is None else self.ran
-        trip_counts = self.executable.options.trip_counts
-        trace, length = program_trace(program, self.numbering, self.timeline, trip_counts, self.recording)
-        return execution_report(self.executable, self.numbering, self.timeline, trace, length)
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
         """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
@@ -287,29 +66,30 @@ class Profile:
             lines: whose source lines they are, "user" or "library"; see `operations`.
             show_execution_steps: whether to list every step of the run.
             show_var_storage: whether to list what is live at every step of the program.
-            show_optimizations: whether to tell of the compilation.
-            show_per_ipu_memory_usage: whether to tell the memory of each IPU.
+            show_optimizations: whether to list what compilation measured.
+            show_per_ipu_memory_usage: whether to list the memory of each IPU.
             colours: whether to use ANSI colours; not, when None. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment
                 go before it.
 
         Raises:
             ArgumentValueError: for other lines.
         """
-        return summary(
-            self,
-            operations,
-            lines=lines,
-            show_execution_steps=show_execution_steps,
-            show_var_storage=show_var_storage,
-            show_optimizations=show_optimizations,
-            show_per_ipu_memory_usage=show_per_ipu_memory_usage,
-            colours=colours,
-        )
-
-
-def _place(node: Program) -> tuple[Origin, str]:
-    """Where a step comes from, and its name."""
-    if isinstance(node, Leaf):
-        return leaf_origin(node), leaf_name(node)
-    assert isinstance(node, (If, Switch, RepeatWhile))
-    return node.origin, "decision"
+        shown: list[tuple[Callable[[Figures], str], bool]] = [
+            (sections.target, True),
+            (sections.graph, True),
+            (sections.optimizations, show_optimizations),
+            (sections.memory_totals, True),
+            (sections.memory_by_category, True),
+            (sections.memory_by_type, True),
+            (sections.memory_histogram, True),
+            (sections.largest_on_fullest_tile, True),
+            (sections.memory_by_ipu, show_per_ipu_memory_usage),
+            (sections.variable_storage, show_var_storage),
+            (partial(sections.execution, operations=operations, lines=lines), True),
+            (sections.fallbacks, True),
+            (sections.emulated, True),
+            (sections.unmet_bounds, True),
+            (sections.execution_steps, show_execution_steps),
+        ]
+        text = "\n\n".join(filter(None, (section(self) for section, is_shown in shown if is_shown))) + "\n"
+        return coloured(text) if wants_colours(colours, is_terminal=False) else text

@@ -1,45 +1,27 @@
-"""The profile as text: the machine, the graph, how full the tiles are, how long a run takes and why, what to look at.
+"""Sections of the profile as text: machine, graph, memory of the tiles, time of a run, and what to look at.
 
-Input: a `Profile`. Output: text with the sections of Poplar's profile summary, in its order: target, graph, memory,
-variable storage, execution, cycles by vertex type, steps. Added are the costliest lines of source, what runs on one
-tile only, arithmetic in dtypes that the machine lacks, and what was planned with more memory than planners may use.
+Input: `Figures`. Output: one section of text a function, empty where there is nothing to say. Sections are those of
+Poplar's profile summary: target, graph, memory, variable storage, execution, cycles by vertex type, steps. Added are
+the costliest lines of source, what runs on one tile only, arithmetic in dtypes that the machine lacks, and plans that
+exceed the memory proportion.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile.execution import tile_cycles, vertex_type_cycles
-from ipujax.runtime.profile.memory import vertex_type_bytes
-from ipujax.runtime.profile.text import coloured, duration, share, size, table, wants_colours
-
-if TYPE_CHECKING:
-    from ipujax.runtime.graph.graph import UnmetBound
-    from ipujax.runtime.profile.emulated import Emulated
-    from ipujax.runtime.profile.profile import Fallback, Operation, Profile
-
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
+from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import LiveItem
-from ipujax.runtime.profile.ids import Numbering
+from ipujax.runtime.profile.execution import tile_cycles, vertex_type_cycles
+from ipujax.runtime.profile.figures import Figures, Operation
+from ipujax.runtime.profile.ids import ComputeSetRow, Json, Numbering
 from ipujax.runtime.profile.liveness import LiveNode, liveness_tree
-
-if TYPE_CHECKING:
-    from ipujax.runtime.profile.profile import Profile
-
-
-from typing import TYPE_CHECKING
-
-from ipujax.runtime.profile.ids import ComputeSetRow, Json
-
-if TYPE_CHECKING:
-    from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.profile.memory import vertex_type_bytes
+from ipujax.runtime.profile.text import duration, share, size, table
 
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
 _TYPES = 10  # vertex types that are listed; the others are one row
@@ -54,62 +36,36 @@ _TILE_CYCLES = (
 )
 
 
-def summary(
-    profile: Profile,
-    operations: int = 5,
-    *,
-    lines: str = "user",
-    show_execution_steps: bool = False,
-    show_var_storage: bool = False,
-    show_optimizations: bool = False,
-    show_per_ipu_memory_usage: bool = False,
-    colours: bool | None = None,
-) -> str:
-    """The profile as text for people; see `Profile.summary`."""
-    sections = [_target(profile), _graph(profile)]
-    sections += [_optimizations(profile)] if show_optimizations else []
-    sections += [memory_totals(profile), memory_by_category(profile), _type_bytes(profile)]
-    sections += [memory_histogram(profile), largest_on_fullest_tile(profile)]
-    sections += [memory_by_ipu(profile)] if show_per_ipu_memory_usage else []
-    sections += [variable_storage(profile)] if show_var_storage else []
-    sections += [*_execution(profile, operations, lines), _fallbacks(profile.fallbacks)]
-    sections += [_emulated(profile.emulated), _bounds(profile.unmet_bounds)]
-    sections += [execution_steps(profile)] if show_execution_steps else []
-    text = "\n\n".join(section for section in sections if section) + "\n"
-    return coloured(text) if wants_colours(colours, is_terminal=False) else text
+def target(profile: Figures) -> str:
+    """The machine."""
+    one, replicas = profile.executable.target, profile.executable.graph.replication_factor
+    rows = [
+        ("Name", one.name),
+        ("Replicas", f"{replicas:,}; figures are per replica" if replicas > 1 else ""),
+        ("IPUs", f"{one.num_ipus:,}"),
+        ("Tiles per IPU", f"{one.tiles_per_ipu:,}"),
+        ("Tiles", f"{one.num_tiles:,}" if one.num_ipus > 1 else ""),
+        ("Memory per tile", size(one.bytes_per_tile)),
+        ("Total memory", size(one.total_memory_bytes)),
+        ("Clock", f"{one.clock_hz / 1e6:,.0f} MHz"),
+    ]
+    return table("Target", [row for row in rows if row[1]])
 
 
-def _target(profile: Profile) -> str:
-    target, replicas = profile.executable.target, profile.executable.graph.replication_factor
-    replicated = [("Replicas", f"{replicas:,}, of which one is told of")]
-    several = [("Tiles", f"{target.num_tiles:,}")]
-    return table(
-        "Target",
-        [
-            ("Name", target.name),
-            *(replicated if replicas > 1 else []),
-            ("IPUs", f"{target.num_ipus:,}"),
-            ("Tiles per IPU", f"{target.tiles_per_ipu:,}"),
-            *(several if target.num_ipus > 1 else []),
-            ("Memory per tile", size(target.bytes_per_tile)),
-            ("Total memory", size(target.total_memory_bytes)),
-            ("Clock", f"{target.clock_hz / 1e6:,.0f} MHz"),
-        ],
-    )
-
-
-def _graph(profile: Profile) -> str:
+def graph(profile: Figures) -> str:
+    """How many vertices, edges, variables and compute sets there are."""
     counts = profile.graph_counts
     names = {"Vertices": "numVertices", "Edges": "numEdges", "Variables": "numVars", "Compute sets": "numComputeSets"}
     return table("Graph", [(label, f"{counts[name]:,}") for label, name in names.items()])
 
 
-def _optimizations(profile: Profile) -> str:
+def optimizations(profile: Figures) -> str:
     """What compilation measured of itself."""
     return table("Compilation", [(name, f"{value:.6g}") for name, value in profile.optimization_info.items()])
 
 
-def _type_bytes(profile: Profile) -> str:
+def memory_by_type(profile: Figures) -> str:
+    """State and code of vertices, by their type."""
     used = vertex_type_bytes(profile.executable, profile.numbering)
     ordered = sorted(used.items(), key=lambda item: (-item[1], item[0]))
     return _by_type("Memory by vertex type, state and code on all tiles", [(name, "", n) for name, n in ordered], "B")
@@ -117,24 +73,29 @@ def _type_bytes(profile: Profile) -> str:
 
 def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
     """The dearest vertex types, and the others together: name, note, figure."""
-    if not rows:
-        return ""
-    kept, others = rows[:_TYPES], rows[_TYPES:]
-    if len(others) > 1:
-        kept = [*kept, (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
-    else:
-        kept = rows
-    width, notes = max(len(name) for name, _, _ in kept), max(len(note) for _, note, _ in kept)
-    lines = [f"  {name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in kept]
-    return "\n".join([f"{title}:", *lines])
+    if len(others := rows[_TYPES:]) > 1:
+        rows = [*rows[:_TYPES], (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
+    width, notes = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
+    return _listed(title, (f"{name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in rows))
 
 
-def _execution(profile: Profile, operations: int, lines: str) -> list[str]:
+def _listed(title: str, lines: Iterable[object]) -> str:
+    """A heading and lines under it; nothing without lines."""
+    indented = [f"  {line}" for line in lines]
+    return "\n".join([f"{title}:", *indented]) if indented else ""
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def execution(profile: Figures, operations: int, lines: str) -> str:
+    """How long a run takes, what tiles do meanwhile, and the costliest vertex types and lines of source."""
     try:
         cycles = profile.cycles
     except ProfileError as unknown:
         # Memory is known even so; the text says what is missing instead of time.
-        return [table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])]
+        return table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])
     rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
     if profile.executable.target.num_ipus > 1:
         rows.append(("Critical IPU", str(profile.timeline.critical_ipu)))
@@ -142,15 +103,16 @@ def _execution(profile: Profile, operations: int, lines: str) -> list[str]:
         rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
     types = vertex_type_cycles(profile.numbering, profile.timeline)
     by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
-    return [
+    sections = (
         table("Execution", rows),
         _all_tiles(profile),
         _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
         _operations(profile.operations(operations, lines=lines)),
-    ]
+    )
+    return "\n\n".join(filter(None, sections))
 
 
-def _all_tiles(profile: Profile) -> str:
+def _all_tiles(profile: Figures) -> str:
     spent = tile_cycles(profile.executable, profile.numbering, profile.timeline)
     rows = [(label, f"{spent[name]:>15,}") for label, name in _TILE_CYCLES]
     whole = profile.cycles * profile.executable.target.num_tiles
@@ -165,7 +127,7 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def tile_balance(profile: Profile) -> float:
+def tile_balance(profile: Figures) -> float:
     """Mean share of compute phases in which a tile of the IPUs taking part computes; 1 is best."""
     tiles, used, spent = profile.executable.target.tiles_per_ipu, 0, 0
     for leaf, cost in profile.executable.costs.items():
@@ -178,41 +140,37 @@ def tile_balance(profile: Profile) -> float:
 
 
 def _operations(rows: tuple[Operation, ...]) -> str:
-    if not rows:
-        return ""
-    lines = ["Most expensive lines:", f"  {'cycles':>15}  {'share':>6}  {'mostly':<15}  where"]
-    for row in rows:
-        mostly = _LABELS.get(row.dominant, row.dominant)
-        names = ", ".join(row.names[:3]) + (", …" if len(row.names) > 3 else "")
-        lines.append(f"  {row.cycles:>15,}  {row.share:>6.1%}  {mostly:<15}  {row.origin}  [{names}]")
-    return "\n".join(lines)
+    head = [f"{'cycles':>15}  {'share':>6}  {'mostly':<15}  where"] if rows else []
+    lines = (
+        f"{row.cycles:>15,}  {row.share:>6.1%}  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}"
+        f"  [{_first(row.names)}]"
+        for row in rows
+    )
+    return _listed("Most expensive lines", [*head, *lines])
 
 
-def _bounds(unmet: tuple[UnmetBound, ...]) -> str:
-    if not unmet:
-        return ""
-    lines = ["Planned with more memory than the available proportion:"]
-    return "\n".join([*lines, *(f"  {item}, {item.origin}" for item in unmet)])
+def unmet_bounds(profile: Figures) -> str:
+    """Plans that exceed the memory proportion."""
+    lines = (f"{item}, {item.origin}" for item in profile.unmet_bounds)
+    return _listed("Planned with more memory than the available proportion", lines)
 
 
-def _emulated(rows: tuple[Emulated, ...]) -> str:
-    if not rows:
-        return ""
-    lines = ["Arithmetic in dtypes that the machine does not have:"]
-    for row in rows:
-        names = ", ".join(row.operations[:3]) + (", …" if len(row.operations) > 3 else "")
-        lines.append(f"  {row.cycles:>15,} cycles  {row.dtype} ({names}), {row.origin}")
-    return "\n".join(lines)
+def emulated(profile: Figures) -> str:
+    """Arithmetic in dtypes that the machine lacks."""
+    lines = (
+        f"{row.cycles:>15,} cycles  {row.dtype} ({_first(row.operations)}), {row.origin}" for row in profile.emulated
+    )
+    return _listed("Arithmetic in dtypes that the machine does not have", lines)
 
 
-def _fallbacks(fallbacks: tuple[Fallback, ...]) -> str:
-    if not fallbacks:
-        return ""
-    lines = ["Operations on one tile only, for want of a parallel rule:"]
-    for item in fallbacks:
-        borrowed = f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else ""
-        lines.append(f"  {item.cycles:>15,} cycles  {item.operation} ({item.name}), {item.origin}{borrowed}")
-    return "\n".join(lines)
+def fallbacks(profile: Figures) -> str:
+    """What runs on one tile only."""
+    lines = (
+        f"{item.cycles:>15,} cycles  {item.operation} ({item.name}), {item.origin}"
+        + (f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else "")
+        for item in profile.fallbacks
+    )
+    return _listed("Operations on one tile only, for want of a parallel rule", lines)
 
 
 _BARS = 40  # characters of the longest bar of the histogram
@@ -221,7 +179,7 @@ _WORST = 3  # tiles named when they are out of memory
 _REGIONS = {"ordinary": "nonInterleaved", "interleaved": "interleaved", "overflowed": "overflowed"}
 
 
-def memory_totals(profile: Profile) -> str:
+def memory_totals(profile: Figures) -> str:
     """How full the tiles are; gaps count where nothing else is said."""
     memory, have, regions = profile.memory, profile.executable.target.bytes_per_tile, profile.region_bytes
     worst, over = memory.worst_tile, memory.overflowed_bytes
@@ -235,20 +193,15 @@ def memory_totals(profile: Profile) -> str:
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
         ("Peak at", memory.peak_step),
     ]
-    if over.any():
-        fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in _most(over))
-        count = np.count_nonzero(over)
-        rows.append(("Out of memory", f"{count:,} tile{'s' if count > 1 else ''}, worst {fullest}"))
+    lacking = np.flatnonzero(over)
+    if len(lacking):
+        most = lacking[np.argsort(-over[lacking], kind="stable")][:_WORST]
+        fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in most)
+        rows.append(("Out of memory", f"{len(lacking):,} tile{'s' if len(lacking) > 1 else ''}, worst {fullest}"))
     return table("Memory", rows)
 
 
-def _most(over: np.ndarray) -> list[int]:
-    """The tiles that lack most, the worst first."""
-    ordered = np.argsort(-over, kind="stable")[:_WORST]
-    return [int(tile) for tile in ordered if over[tile] > 0]
-
-
-def memory_by_category(profile: Profile) -> str:
+def memory_by_category(profile: Figures) -> str:
     """What the bytes are for."""
     worst = profile.memory.worst_tile
     rows = [
@@ -259,34 +212,33 @@ def memory_by_category(profile: Profile) -> str:
     return table("Memory by category, fullest tile and all tiles", rows)
 
 
-def memory_histogram(profile: Profile) -> str:
+def memory_histogram(profile: Figures) -> str:
     """How many tiles hold how much."""
     tile_bytes = profile.memory.tile_bytes
     low, high = int(tile_bytes.min()), int(tile_bytes.max())
     edges = np.unique(np.linspace(low, high + 1, _BINS + 1).astype(np.int64))
     counts, edges = np.histogram(tile_bytes, edges)
-    lines = ["Memory by tile, number of tiles:"]
-    for start, stop, number in zip(edges[:-1], edges[1:], counts, strict=True):
-        bar = "*" * -(-int(number) * _BARS // max(1, int(counts.max())))
-        lines.append(f"  {int(start):>10,} to {int(stop) - 1:>10,} B  {bar:<{_BARS}}  {int(number):,}")
-    return "\n".join(lines)
+    most = max(1, int(counts.max()))
+    lines = (
+        f"{start:>10,} to {stop - 1:>10,} B  {'*' * -(-number * _BARS // most):<{_BARS}}  {number:,}"
+        for (start, stop), number in zip(pairwise(edges.tolist()), counts.tolist(), strict=True)
+    )
+    return _listed("Memory by tile, number of tiles", lines)
 
 
-def largest_on_fullest_tile(profile: Profile) -> str:
+def largest_on_fullest_tile(profile: Figures) -> str:
     """What takes most of the fullest tile when it is fullest."""
-    lines = ["Largest on the fullest tile at its peak:"]
-    return "\n".join(lines + [f"  {item}" for item in profile.memory.largest[:5]])
+    return _listed("Largest on the fullest tile at its peak", profile.memory.largest[:5])
 
 
-def memory_by_ipu(profile: Profile) -> str:
+def memory_by_ipu(profile: Figures) -> str:
     """How full the tiles of each IPU are."""
-    rows = []
-    for number, tiles in enumerate(profile.memory.tile_bytes.reshape(profile.executable.target.num_ipus, -1)):
-        rows.append((f"IPU {number}", f"{int(tiles.sum()):,} B in all, {int(tiles.max()):,} B on its fullest tile"))
-    return table("Memory by IPU", rows)
+    by_ipu = profile.memory.tile_bytes.reshape(profile.executable.target.num_ipus, -1)
+    rows = [f"{tiles.sum():,} B in all, {tiles.max():,} B on its fullest tile" for tiles in by_ipu]
+    return table("Memory by IPU", [(f"IPU {number}", row) for number, row in enumerate(rows)])
 
 
-def variable_storage(profile: Profile) -> str:
+def variable_storage(profile: Figures) -> str:
     """What is live at every step of the program, on all tiles together."""
     tree = liveness_tree(profile.executable)
     lines = ["Variable storage liveness, all tiles:", f"  Always-live bytes: {tree.always_bytes:,}"]
@@ -312,7 +264,7 @@ def _items(items: tuple[LiveItem, ...], indent: str) -> list[str]:
     return [f"{indent}{item.name:<{width}}  {item.num_bytes:>15,}" for item in items]
 
 
-def execution_steps(profile: Profile) -> str:
+def execution_steps(profile: Figures) -> str:
     """All steps of a run, in order; nothing when its loops are not known."""
     try:
         steps = profile.execution()["simulation"]["steps"]
@@ -327,7 +279,7 @@ def execution_steps(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _step(step: Json, profile: Profile) -> Iterator[str]:
+def _step(step: Json, profile: Figures) -> Iterator[str]:
     name = f": {step['name']}" if step.get("name") else ""
     repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
     overlapped = f" ({step['cyclesOverlapped']:,} overlapped with previous)" if "cyclesOverlapped" in step else ""

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ipujax.runtime.graph import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct, while_names
 from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.timeline import Recording, Timeline, branches
+from ipujax.runtime.timeline import Recording, Timeline
 
 TRACE_LIMIT = 100_000  # ids; what is longer is cut off
 
@@ -71,7 +71,7 @@ class _Tracer:
                     yield from self.ids.programs_of(node)
             case If() | Switch():
                 yield from self.ids.programs_of(node)
-                yield from self.visit(branches(node)[self.choice(node)])
+                yield from self.visit(node.children()[self.choice(node)])
             case _:
                 yield from self.ids.activity_ids(node)
 

@@ -17,6 +17,7 @@ from ipujax.runtime.tensor.mapping import (
     moved as moved,
     on_one_tile as on_one_tile,
     owners as owners,
+    padded as padded,
 )
 from ipujax.runtime.tensor.tensor import (
     Tensor as Tensor,

@@ -43,10 +43,7 @@ def canonical(subdims: Iterable[tuple[int, int]]) -> Group:
 
 def group_size(group: Group) -> int:
     """Number of index values of a group."""
-    size = 1
-    for n, _ in group:
-        size *= n
-    return size
+    return prod([n for n, _ in group])
 
 
 def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[Group, ...] | None:

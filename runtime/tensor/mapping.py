@@ -29,6 +29,13 @@ def frozen(values: object, dtype: type) -> np.ndarray:
     return array
 
 
+def padded(values: np.ndarray, first: int, size: int) -> np.ndarray:
+    """Values of neighbouring tiles, the first of them tile `first`, among those of `size` tiles, int64; others 0."""
+    full = np.zeros(size, np.int64)
+    full[first : first + len(values)] = values
+    return full
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Blocked:
     """Boxes of a variable on tiles.
@@ -44,6 +51,15 @@ class Blocked:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(int(c[-1]) for c in self.cuts)
+
+    @property
+    def tiles(self) -> np.ndarray:
+        """The tile of each box, row-major, int32[boxes]."""
+        return self.tile.ravel()
+
+    def on_tiles(self, tiles: np.ndarray) -> Blocked:
+        """The same boxes on other tiles, int[boxes]."""
+        return blocked_mapping(self.cuts, tiles)
 
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
         """Elements each tile holds, int64[num_tiles]."""
@@ -87,6 +103,10 @@ class Flat:
     starts: np.ndarray
     tiles: np.ndarray
 
+    def on_tiles(self, tiles: np.ndarray) -> Flat:
+        """The same intervals on other tiles, int[n]."""
+        return flat_mapping(self.size, self.starts, tiles)
+
     def elements_per_tile(self, num_tiles: int) -> np.ndarray:
         """Elements each tile holds, int64[num_tiles]."""
         lengths = np.diff(np.append(self.starts, self.size))
@@ -129,12 +149,8 @@ def owners(mapping: TileMapping) -> np.ndarray:
 
 def moved(mapping: TileMapping, to: np.ndarray) -> TileMapping | None:
     """The mapping with tile t renamed to `to[t]`, int32[tiles]; None where that is no tile (negative)."""
-    tiles = to[mapping.tile if isinstance(mapping, Blocked) else mapping.tiles]
-    if np.any(tiles < 0):
-        return None
-    if isinstance(mapping, Blocked):
-        return blocked_mapping(mapping.cuts, tiles)
-    return flat_mapping(mapping.size, mapping.starts, tiles)
+    tiles = to[mapping.tiles]
+    return None if np.any(tiles < 0) else mapping.on_tiles(tiles)
 
 
 def even_cuts(extent: int, blocks: int, grain: int = 1) -> np.ndarray:

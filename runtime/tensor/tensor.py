@@ -1,18 +1,15 @@
 """Tensors: views of parts of variables, with no data moved.
 
-Input: variables, and view operations with Poplar's names in snake_case or numpy's indexing. Output: `Tensor`: a shape,
-a dtype and a node of `ipujax.runtime.tensor.view` that says where each element lies; `read` and `write` move data with
-JAX.
-Source: the operations are those of poplar::Tensor (Poplar API reference, class Tensor), with the shapes of `jax.lax`.
-Limits: indexing is numpy's basic indexing; an index array is a gather, which is no view.
+Input: variables, and view operations with Poplar's names in snake_case or numpy's and JAX's (`tensor_base`). Output:
+`Tensor`; `read` and `write` move data with JAX.
+Source: poplar::Tensor (Poplar API reference, class Tensor).
+Limits: no `reinterpret`: an element is seen in the type of its variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from operator import index as as_int
 from typing import Any
 
 import jax
@@ -21,246 +18,160 @@ import numpy as np
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.access import piece_covers, read_node, write_node
 from ipujax.runtime.tensor.affine import Affine, row_major
-from ipujax.runtime.tensor.aliasing import leaves, sees_once
-from ipujax.runtime.tensor.indexing import Key, parse_key
-from ipujax.runtime.tensor.poplar_views import PoplarViews, axis_of
+from ipujax.runtime.tensor.aliasing import leaves
+from ipujax.runtime.tensor.tensor_base import TensorBase, axis_of
 from ipujax.runtime.tensor.variable import Variable, dtype_name
-from ipujax.runtime.tensor.view import (
-    Concat,
-    Indexed,
-    Node,
-    Reshaped,
-    broadcast_node,
-    concat_nodes,
-    elements,
-    reshape_node,
-    reverse_node,
-    slice_node,
-    transpose_node,
-)
-
-__all__ = ["Affine", "Concat", "Indexed", "Reshaped", "Tensor", "append", "concat", "read", "write"]
+from ipujax.runtime.tensor.view import concat_nodes
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Tensor(PoplarViews):
-    """A view of parts of variables; equal only to itself. Made by `Tensor.of`, `concat` and the methods.
+class Tensor(TensorBase):
+    """A view of parts of variables; equal only to itself. Made by `Tensor.of`, `concat` and the methods."""
 
-    Args:
-        node: where each element lies.
-        shape: sizes of its dimensions.
-        dtype: a numpy dtype, or one of JAX's extended dtypes.
-    """
-
-    node: Node
-    shape: tuple[int, ...]
-    dtype: Any
+    __slots__ = ()
 
     @staticmethod
     def of(variable: Variable) -> Tensor:
         """The whole of a variable, in its own shape."""
         return Tensor(row_major(variable), variable.shape, variable.dtype)
 
-    def __repr__(self) -> str:
-        names = ", ".join(v.name or "unnamed" for v in self.variables())
-        return f"Tensor({dtype_name(self.dtype)}{list(self.shape)} of {names})"
-
     # --- queries ---
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
+    def rank(self) -> int:
+        """Poplar's name of `ndim`."""
         return len(self.shape)
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+    def dim(self, axis: int) -> int:
+        """Size of one dimension."""
+        return self.shape[axis_of(self, axis)]
 
-    def variables(self) -> tuple[Variable, ...]:
-        """The variables seen, each once; a view without elements names one variable."""
-        return self.node.variables
+    def num_elements(self) -> int:
+        """Poplar's name of `size`."""
+        return self.size
 
-    @property
-    def affine(self) -> Affine | None:
-        """The view as one affine piece, or None."""
-        return self.node if isinstance(self.node, Affine) else None
+    def element_type(self) -> Any:
+        """Poplar's name of `dtype`."""
+        return self.dtype
 
-    @property
-    def is_whole_variable(self) -> bool:
-        """Whether it is all of one variable in row-major order; its shape may differ from the variable's."""
-        return isinstance(self.node, Affine) and self.node.is_whole
+    def contains_aliases(self) -> bool:
+        """Whether an element of memory is seen more than once."""
+        return not self.is_writable
 
-    @property
-    def contains_constant(self) -> bool:
-        """Whether one of the variables seen holds a constant."""
-        return any(variable.is_constant for variable in self.variables())
+    # --- parts ---
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether each element of memory is seen at most once: pieces disjoint, no stride 0."""
-        return sees_once(self.node)
+    def slices(self, intervals: Iterable[tuple[int, int]], axis: int = 0) -> list[Tensor]:
+        """The slices of one dimension by several `(begin, end)`."""
+        return [self.slice(begin, end, axis=axis) for begin, end in intervals]
 
-    def flat_indices(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where every element lies; lists all elements, so for small targets and tests.
-
-        Returns:
-            (which, index), int64 arrays of the tensor's shape: element i is flat element index[i] of
-            variables()[which[i]].
-        """
-        return elements(self.node, self.variables())
-
-    # --- views ---
-
-    def slice(
-        self,
-        starts: int | Sequence[int],
-        limits: int | Sequence[int],
-        strides: int | Sequence[int] | None = None,
-        *,
-        axis: int = 0,
-    ) -> Tensor:
-        """The box from `starts` up to but not including `limits`, as `lax.slice`, or such a range of one dimension.
-
-        Args:
-            starts: first index in each dimension, or one number for one dimension.
-            limits: one past the last index in each dimension, or one number.
-            strides: distance of indices in each dimension, at least 1; all 1 when None. One number is Poplar's third
-                argument, the dimension.
-            axis: the dimension that is cut when `starts` is one number.
+    def index(self, indices: Sequence[int]) -> Tensor:
+        """The sub-tensor at an index in each of the first dimensions: `t.index([1, 2])` is `t[1][2]`.
 
         Raises:
-            TensorError: another number of dimensions, a box outside the tensor, or a stride below 1.
+            TensorError: more indices than dimensions, or one out of range.
         """
-        if isinstance(starts, int | np.integer) and isinstance(limits, int | np.integer):
-            if isinstance(strides, int | np.integer):
-                axis, strides = int(strides), None
-            axis = axis_of(self, axis)
-            starts = [int(starts) if d == axis else 0 for d in range(self.ndim)]
-            limits = [int(limits) if d == axis else n for d, n in enumerate(self.shape)]
-        numbers = int | np.integer
-        if isinstance(starts, numbers) or isinstance(limits, numbers) or isinstance(strides, numbers):
-            expected = "two numbers and a dimension, or two sequences and strides"
-            raise TensorError(f"slice of {self!r}", expected=expected, got=(starts, limits, strides))
-        strides = [1] * self.ndim if strides is None else strides
-        if not len(starts) == len(limits) == len(strides) == self.ndim:
+        counts = self.shape[: len(indices)]
+        if len(indices) > self.ndim or any(not 0 <= i < n for i, n in zip(indices, counts, strict=False)):
+            raise TensorError(f"index of {self!r}", expected=f"indices below {list(self.shape)}", got=list(indices))
+        starts = [*indices, *[0] * (self.ndim - len(indices))]
+        limits = [*[i + 1 for i in indices], *self.shape[len(indices) :]]
+        return self.slice(starts, limits).reshape(self.shape[len(indices) :])
+
+    def sub_sample(self, stride: int, axis: int) -> Tensor:
+        """Every `stride`-th index of one dimension, from 0."""
+        axis = axis_of(self, axis)
+        if stride < 1:
+            raise TensorError(f"sub_sample of {self!r}", expected="stride >= 1", got=stride)
+        steps = [1] * self.ndim
+        steps[axis] = stride
+        return self.slice([0] * self.ndim, self.shape, steps)
+
+    # --- order of dimensions ---
+
+    def dim_shuffle(self, perm: Sequence[int]) -> Tensor:
+        """Poplar's name of `transpose`."""
+        return self.transpose(perm)
+
+    def dim_shuffle_partial(self, source: Sequence[int], destination: Sequence[int]) -> Tensor:
+        """Dimension source[i] becomes dimension destination[i]; the others keep their order in the places left.
+
+        Raises:
+            TensorError: numbers that differ in count, name a dimension twice, or are no dimensions.
+        """
+        given, wanted = ([axis_of(self, axis) for axis in axes] for axes in (source, destination))
+        if len(given) != len(wanted) or len(set(given)) < len(given) or len(set(wanted)) < len(wanted):
+            expected = "equally many different dimensions"
             raise TensorError(
-                f"slice of {self!r}", expected=f"{self.ndim} starts, limits and strides", got=(starts, limits, strides)
+                f"dim_shuffle_partial of {self!r}", expected=expected, got=(list(source), list(destination))
             )
-        for start, limit, stride, n in zip(starts, limits, strides, self.shape, strict=True):
-            if not 0 <= start <= limit <= n or stride < 1:
-                raise TensorError(
-                    f"slice of {self!r}",
-                    expected=f"0 <= start <= limit <= {n} and stride >= 1",
-                    got=f"start {start}, limit {limit}, stride {stride}",
-                )
-        counts = [len(range(*sls)) for sls in zip(starts, limits, strides, strict=True)]
-        return self._sliced(list(starts), counts, list(strides))
+        others = iter(axis for axis in range(self.ndim) if axis not in given)
+        return self.transpose([given[wanted.index(n)] if n in wanted else next(others) for n in range(self.ndim)])
 
-    def __getitem__(self, key: Key) -> Tensor:
-        """Numpy's basic indexing: integers, slices with any step, `...` and None.
+    def dim_roll(self, axis: int, to: int = 0) -> Tensor:
+        """Moves one dimension to another place; the others keep their order."""
+        return self.dim_shuffle_partial([axis], [to])
 
-        Raises:
-            TensorError: an integer out of range, too many indices, or an index array.
-        """
-        box = parse_key(self.shape, key)
-        return self._sliced(box.starts, box.counts, box.steps)._reshaped(box.shape)
+    # --- shape ---
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """The sub-tensors along dimension 0."""
-        if not self.shape:
-            raise TensorError(f"iteration over {self!r}", expected="at least one dimension", got="none")
-        return (self[i] for i in range(self.shape[0]))
-
-    def transpose(self, perm: Sequence[int] | None = None) -> Tensor:
-        """Dimension i of the result is dimension perm[i] of this; all in opposite order when None.
+    def flatten(self, begin: int = 0, end: int | None = None) -> Tensor:
+        """The dimensions from `begin` up to but not including `end` as one, in row-major order; all of them at first.
 
         Raises:
-            TensorError: `perm` is no permutation of the dimensions.
+            TensorError: no such range of dimensions.
         """
-        perm = tuple(range(self.ndim))[::-1] if perm is None else tuple(as_int(i) for i in perm)
-        if sorted(perm) != list(range(self.ndim)):
-            raise TensorError(f"transpose of {self!r}", expected=f"a permutation of 0…{self.ndim - 1}", got=perm)
-        if perm == tuple(range(self.ndim)):
-            return self
-        return Tensor(transpose_node(self.node, perm), tuple([self.shape[i] for i in perm]), self.dtype)
+        end = self.ndim if end is None else end
+        if not 0 <= begin <= end <= self.ndim:
+            expected = f"0 <= begin <= end <= {self.ndim}"
+            raise TensorError(f"flatten of {self!r}", expected=expected, got=(begin, end))
+        return self.reshape((*self.shape[:begin], prod(self.shape[begin:end]), *self.shape[end:]))
 
-    def reshape(self, shape: Sequence[int]) -> Tensor:
-        """The same elements in row-major order under another shape; one size may be -1.
+    def reshape_partial(self, begin: int, end: int, shape: Sequence[int]) -> Tensor:
+        """The dimensions from `begin` up to but not including `end` under another shape of as many elements.
 
         Raises:
-            TensorError: the shape has another number of elements.
+            TensorError: no such range of dimensions, or another number of elements.
         """
-        try:
-            sizes = tuple(as_int(n) for n in shape)
-        except TypeError as error:
-            raise TensorError(f"reshape of {self!r}", expected="whole numbers", got=repr(shape)) from error
-        known = prod(n for n in sizes if n != -1)
-        if sizes.count(-1) == 1 and known and self.size % known == 0:
-            sizes = tuple(self.size // known if n == -1 else n for n in sizes)
-        if any(n < 0 for n in sizes) or prod(sizes) != self.size:
-            raise TensorError(f"reshape of {self!r}", expected=f"{self.size} elements", got=f"shape {list(shape)}")
-        return self._reshaped(sizes)
+        if not 0 <= begin <= end <= self.ndim:
+            expected = f"0 <= begin <= end <= {self.ndim}"
+            raise TensorError(f"reshape_partial of {self!r}", expected=expected, got=(begin, end))
+        return self.reshape((*self.shape[:begin], *shape, *self.shape[end:]))
 
-    def broadcast_in_dim(self, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Tensor:
-        """Repeat elements to a larger shape, as `lax.broadcast_in_dim`.
-
-        Args:
-            shape: shape of the result.
-            broadcast_dimensions: for each dimension of this, in increasing order, the dimension of the result it
-                becomes; its size is 1 or that of the result.
+    def expand(self, axes: Sequence[int]) -> Tensor:
+        """New dimensions of size 1, each before a dimension of this; a number may stand several times.
 
         Raises:
-            TensorError: dimensions that do not increase, or sizes that do not match.
+            TensorError: a number outside of 0 … number of dimensions.
         """
-        shape, axes = tuple(as_int(n) for n in shape), tuple(as_int(i) for i in broadcast_dimensions)
-        increasing = all(a < b for a, b in zip((-1, *axes), (*axes, len(shape)), strict=True))
-        if len(axes) != self.ndim or not increasing or any(n < 0 for n in shape):
-            raise TensorError(
-                f"broadcast of {self!r} to {list(shape)}",
-                expected=f"{self.ndim} increasing dimensions below {len(shape)}",
-                got=axes,
-            )
-        if any(n not in (1, shape[axis]) for n, axis in zip(self.shape, axes, strict=True)):
-            raise TensorError(
-                f"broadcast of {self!r}",
-                expected=f"sizes of 1 or those of dimensions {list(axes)} of {list(shape)}",
-                got=list(self.shape),
-            )
-        return self if shape == self.shape else Tensor(broadcast_node(self.node, shape, axes), shape, self.dtype)
+        if any(not 0 <= axis <= self.ndim for axis in axes):
+            raise TensorError(f"expand of {self!r}", expected=f"0 … {self.ndim}", got=list(axes))
+        sizes = [[1] * list(axes).count(axis) + list(self.shape[axis : axis + 1]) for axis in range(self.ndim + 1)]
+        return self.reshape(tuple(n for some in sizes for n in some))
 
-    def expand_dims(self, axes: int | Iterable[int]) -> Tensor:
-        """New dimensions of size 1 at these places of the result."""
-        wanted = [axes] if isinstance(axes, int) else list(axes)
-        ndim = self.ndim + len(wanted)
-        places = {axis + ndim if axis < 0 else axis for axis in wanted}
-        if len(places) != len(wanted) or not places <= set(range(ndim)):
-            raise TensorError(f"expand_dims of {self!r}", expected=f"distinct axes below {ndim}", got=wanted)
-        sizes = iter(self.shape)
-        return self._reshaped(tuple(1 if i in places else next(sizes) for i in range(ndim)))
+    # --- repetition ---
 
-    def squeeze(self, axes: int | Iterable[int] | None = None) -> Tensor:
-        """Without these dimensions of size 1; without all of them when None."""
-        if axes is None:
-            axes = [i for i, n in enumerate(self.shape) if n == 1]
-        dropped = {axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)}
-        if any(self.shape[axis] != 1 for axis in dropped):
-            raise TensorError(f"squeeze of {self!r}", expected="dimensions of size 1", got=sorted(dropped))
-        return self._reshaped(tuple(n for i, n in enumerate(self.shape) if i not in dropped))
+    def broadcast(self, count: int, axis: int = 0) -> Tensor:
+        """This `count` times along one dimension: `[a, b]` twice is `[a, b, a, b]`.
 
-    def reverse(self, axes: int | Iterable[int]) -> Tensor:
-        """Indices along these dimensions counted from the end."""
-        turned = sorted({axis_of(self, axis) for axis in ([axes] if isinstance(axes, int) else axes)})
-        return Tensor(reverse_node(self.node, turned), self.shape, self.dtype) if turned else self
+        Raises:
+            TensorError: no such dimension, or a negative count.
+        """
+        return self._repeated("broadcast", count, axis, before=True)
 
-    def _sliced(self, starts: Sequence[int], counts: Sequence[int], steps: Sequence[int]) -> Tensor:
-        shape = tuple(counts)
-        if shape == self.shape and all(n == 1 or step == 1 for n, step in zip(shape, steps, strict=True)):
-            return self
-        return Tensor(slice_node(self.node, starts, counts, steps), shape, self.dtype)
+    def upsample(self, scale: int, axis: int) -> Tensor:
+        """Each index of one dimension `scale` times: `[a, b]` twice is `[a, a, b, b]`.
 
-    def _reshaped(self, shape: tuple[int, ...]) -> Tensor:
-        return self if shape == self.shape else Tensor(reshape_node(self.node, shape), shape, self.dtype)
+        Raises:
+            TensorError: no such dimension, or a negative scale.
+        """
+        return self._repeated("upsample", scale, axis, before=False)
+
+    def _repeated(self, name: str, count: int, axis: int, *, before: bool) -> Tensor:
+        """A new dimension of `count`, which repeats, before or after one of this, and both as one."""
+        axis = axis_of(self, axis)
+        if count < 0:
+            raise TensorError(f"{name} of {self!r}", expected="a count of at least 0", got=count)
+        new = axis if before else axis + 1
+        kept = [d for d in range(self.ndim + 1) if d != new]
+        repeated = self.broadcast_in_dim((*self.shape[:new], count, *self.shape[new:]), kept)
+        return repeated.reshape((*self.shape[:axis], count * self.shape[axis], *self.shape[axis + 1 :]))
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -352,9 +263,3 @@ def _check_value(tensor: Tensor, variable: Variable, values: Mapping[Variable, j
         raise TensorError(f"no value of {variable!r} for {tensor!r}", expected=f"an array of shape {variable.shape}")
     if tuple(values[variable].shape) != variable.shape:
         raise TensorError(f"value of {variable!r}", expected=variable.shape, got=tuple(values[variable].shape))
-
-
-def _kind(node: Node) -> str:
-    return {Concat: "a concatenation", Reshaped: "a reshape that is not affine", Indexed: "a list of elements"}[
-        type(node)
-    ]

@@ -5,5 +5,4 @@ from ipujax.runtime.timeline.timeline import (
     Recording as Recording,
     Timeline as Timeline,
     TimelineStep as TimelineStep,
-    branches as branches,
 )

@@ -32,8 +32,8 @@ from ipujax.runtime.analysis import Effects, EffectsOf
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, If, Leaf, Program, RepeatWhile, Switch, distinct
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Variable
-from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, PHASES, SYNC, ClockStep
+from ipujax.runtime.tensor import Variable, padded
+from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 
 Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]
 
@@ -111,6 +111,7 @@ def _step(
     target: Target,
     slots: _Slots,
 ) -> ClockStep:
+    everyone = tuple(range(target.num_ipus))
     match cost:
         case ComputeSetCost():
             work = _compute_set_work(cost, target)
@@ -118,13 +119,14 @@ def _step(
         case StreamCost():
             return _host_exchange(cost, target)
         case SyncCost(kind):
-            return _sync(target) if kind == "internal" else _meeting(target, target.global_sync_cycles)
+            if kind == "external":
+                return _meeting(target, target.global_sync_cycles)
+            return ClockStep(_work(target, sync=target.internal_sync_cycles), everyone)
     if not cost.is_global:
-        work = _local_copy_work(cost, target)
+        work = _copy_work(cost, target)
         return ClockStep(work, _busy(work))
     if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
-        everyone = tuple(range(target.num_ipus))
-        return ClockStep(_global_copy_work(cost, target), everyone, meets=(everyone,))
+        return ClockStep(_copy_work(cost, target), everyone, meets=(everyone,))
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work = _sender_work(cost, target, senders)
@@ -137,8 +139,7 @@ def _step(
 
 def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
     """The zones that a transfer touches meet in an external sync, unless it goes on with the exchange before it."""
-    work = _no_work(target)
-    work[:, HOST_EXCHANGE] = cost.cycles
+    work = _work(target, host_exchange=cost.cycles)
     busy = _busy(work)
     zones = () if cost.joins else tuple(zone for zone in host_sync_zones(target) if any(ipu in zone for ipu in busy))
     meets = tuple(tuple(zone) for zone in zones)
@@ -154,8 +155,12 @@ def host_sync_zones(target: Target) -> tuple[range, ...]:
     return tuple(zone for zone in zones if len(zone) > 1)
 
 
-def _no_work(target: Target) -> np.ndarray:
-    return np.zeros((target.num_ipus, len(PHASES)), np.int64)
+def _work(target: Target, **cycles: np.ndarray | int) -> np.ndarray:
+    """Cycles of each phase on each IPU, int64[num_ipus, 5], from those of some phases."""
+    work = np.zeros((target.num_ipus, len(PHASES)), np.int64)
+    for phase, values in cycles.items():
+        work[:, PHASES.index(phase)] = values
+    return work
 
 
 def _busy(work: np.ndarray) -> tuple[int, ...]:
@@ -164,47 +169,31 @@ def _busy(work: np.ndarray) -> tuple[int, ...]:
 
 def _slowest(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
     """The cycles of the slowest tile of each IPU, int64[num_ipus], from those of the tiles of some IPUs."""
-    slowest = np.zeros(target.num_ipus, np.int64)
-    by_ipu = cycles.reshape(-1, target.tiles_per_ipu).max(1)
-    slowest[first_ipu : first_ipu + len(by_ipu)] = by_ipu
-    return slowest
+    return padded(cycles.reshape(-1, target.tiles_per_ipu).max(1), first_ipu, target.num_ipus)
 
 
 def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:
-    work = _no_work(target)
     before, after, compute, vertices = (
         _slowest(cycles, cost.first_ipu, target)
         for cycles in (cost.before.cycles, cost.after.cycles, cost.compute_cycles, cost.vertices)
     )
-    taking_part = (before > 0) | (after > 0) | (vertices > 0)
-    work[:, COMPUTE] = compute
-    work[:, EXCHANGE] = before + after
-    work[:, SYNC] = target.internal_sync_cycles * (taking_part.astype(np.int64) + (after > 0))
-    return work
+    syncs = ((before > 0) | (after > 0) | (vertices > 0)).astype(np.int64) + (after > 0)
+    return _work(target, compute=compute, exchange=before + after, sync=target.internal_sync_cycles * syncs)
 
 
-def _local_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
-    work = _no_work(target)
-    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
-    work[:, EXCHANGE] = _slowest(cost.exchange.cycles, cost.first_ipu, target)
-    work[:, SYNC] = target.internal_sync_cycles * work.any(1)
-    return work
-
-
-def _global_copy_work(cost: CopyCost, target: Target) -> np.ndarray:
-    assert cost.flows is not None and cost.link_cycles is not None
-    work = _no_work(target)
-    ports = _slowest(cost.exchange.cycles, cost.first_ipu, target)
+def _copy_work(cost: CopyCost, target: Target) -> np.ndarray:
+    ports, compute = (_slowest(c, cost.first_ipu, target) for c in (cost.exchange.cycles, cost.copy_cycles))
+    if cost.flows is None or cost.link_cycles is None:
+        sync = target.internal_sync_cycles * ((ports > 0) | (compute > 0))
+        return _work(target, compute=compute, exchange=ports, sync=sync)
     crosses = cost.flows.any(0) | cost.flows.any(1)
-    work[:, COMPUTE] = _slowest(cost.copy_cycles, cost.first_ipu, target)
-    work[:, EXCHANGE] = np.where(crosses, 0, ports)
-    work[:, GLOBAL_EXCHANGE] = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
-    work[:, SYNC] = target.global_sync_cycles
-    return work
+    between = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
+    inside = np.where(crosses, 0, ports)
+    return _work(target, compute=compute, exchange=inside, global_exchange=between, sync=target.global_sync_cycles)
 
 
 def _sender_work(cost: CopyCost, target: Target, senders: tuple[int, ...]) -> np.ndarray:
-    work = _global_copy_work(cost, target)
+    work = _copy_work(cost, target)
     work[:, SYNC] = 0
     receiving_only = np.ones(target.num_ipus, bool)
     receiving_only[list(senders)] = False
@@ -218,13 +207,5 @@ def _decision(target: Target) -> ClockStep:
 
 def _meeting(target: Target, cycles: int) -> ClockStep:
     """All IPUs wait for one another, and then for a sync of some cycles."""
-    work, everyone = _no_work(target), tuple(range(target.num_ipus))
-    work[:, SYNC] = cycles
-    return ClockStep(work, everyone, meets=(everyone,))
-
-
-def _sync(target: Target) -> ClockStep:
-    """Every IPU syncs its own tiles."""
-    work = _no_work(target)
-    work[:, SYNC] = target.internal_sync_cycles
-    return ClockStep(work, tuple(range(target.num_ipus)))
+    everyone = tuple(range(target.num_ipus))
+    return ClockStep(_work(target, sync=cycles), everyone, meets=(everyone,))

@@ -189,7 +189,7 @@ class _Walker:
                 self.leaf(program.loop, state, times, into)
             case If() | Switch():
                 self.leaf(program, state, times, into)
-                self.visit(branches(program)[self.choice(program)], state, times, into)
+                self.visit(program.children()[self.choice(program)], state, times, into)
             case WriteUndef():  # tells the compiler something, and the machine nothing
                 return
             case _:
@@ -277,7 +277,7 @@ class _Walker:
             return choice if isinstance(node, Switch) else 1 - choice
         if node not in self._dearest:
             costs = []
-            for branch in branches(node):
+            for branch in node.children():
                 state = np.zeros((self.size, 1), np.int64)
                 self.visit(branch, state, 0, None)
                 costs.append(int(state.max()))
@@ -288,8 +288,3 @@ class _Walker:
         for choice in self.recorded[node]:
             return int(choice)
         raise ProfileError(f"the recording ends before {name} runs for the last time")
-
-
-def branches(node: If | Switch) -> tuple[Program, ...]:
-    """The programs a decision chooses from: `then` before `otherwise`, the default case last."""
-    return node.children()

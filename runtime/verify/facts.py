@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.exchange import Bases, Runs, box_runs
+from ipujax.runtime.exchange import Bases, Runs, box_runs, joined
 from ipujax.runtime.graph import (
     Access,
     ComputeSet,
@@ -124,15 +124,6 @@ def tensor_runs(tensor: Tensor, bases: Bases) -> Runs:
     start = np.zeros((1, tensor.ndim), np.int64)
     length = np.array([tensor.shape], np.int64).reshape(1, tensor.ndim)
     return joined(box_runs(tensor.node, np.zeros(1, np.int64), start, length, bases))
-
-
-def joined(parts: list[Runs]) -> Runs:
-    """Runs one after the other."""
-    none = np.zeros(0, np.int64)
-    box, start, length = (
-        np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in ("box", "start", "length")
-    )
-    return Runs(box, start, length)
 
 
 def element_name(flat: int, bases: Bases) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange import Bases, Runs, flat_bases
+from ipujax.runtime.exchange import Bases, Runs, flat_bases, joined
 from ipujax.runtime.graph import Dim, VertexGroup
 from ipujax.runtime.tensor import Variable, surely_disjoint
-from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name, joined
+from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name
 
 ByVariable = dict[Variable, list[Connection]]
 

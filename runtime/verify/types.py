@@ -28,6 +28,7 @@ from ipujax.runtime.graph import (
     VertexGroup,
     WriteUndef,
     boxes,
+    reads_and_writes,
 )
 from ipujax.runtime.tensor import Tensor, check_mapping, dtype_name
 from ipujax.runtime.verify.facts import Connection, Facts, where
@@ -175,9 +176,7 @@ def read_only_output(facts: Facts) -> Iterator[VerifyError]:
     written: list[tuple[Tensor, Connection | Program]] = [
         (connection.access.tensor, connection) for connection in facts.fields() if connection.field.is_written
     ]
-    for node in facts.nodes:
-        if isinstance(node, (Copy, CrossReplicaCopy, StreamIn, RemoteIn, WriteUndef)):
-            written.append((node.destination, node))
+    written += [(tensor, node) for node in facts.nodes for tensor in reads_and_writes(node)[1]]
     for tensor, what in written:
         constant = next((v for v in tensor.variables() if v.is_constant), None)
         if constant is not None:
@@ -222,10 +221,7 @@ def index_range(group: VertexGroup, dim: Dim) -> tuple[int, int]:
     for term in dim.terms:
         axis = group.axes[term.axis]
         far = term.coeff * ((axis.blocks if term.unit == "block" else axis.extent) - 1)
-        if far < 0:
-            low += far
-        else:
-            high += far
+        low, high = low + min(0, far), high + max(0, far)
     return low, high
 
 

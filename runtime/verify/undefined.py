@@ -2,7 +2,7 @@
 
 `EffectsOf` names the variables that may be read before they are written in full. Most programs have none but constants;
 the others are followed through the program by the set of elements that are surely written: both branches of a condition
-must write an element, a loop that may run not at all writes none.
+must write an element, a loop that may be skipped writes none.
 
 Limits: a function is followed anew at each call, since what is written differs.
 """
@@ -19,20 +19,15 @@ from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.exchange import flat_bases
 from ipujax.runtime.graph import (
     Call,
-    Copy,
     CrossReplicaCopy,
     Execute,
     If,
     Program,
-    RemoteIn,
-    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence,
-    StreamIn,
-    StreamOut,
     Switch,
-    WriteUndef,
+    reads_and_writes,
 )
 from ipujax.runtime.tensor import Tensor, Variable
 from ipujax.runtime.verify.facts import Connection, Facts, access_runs, element_name, tensor_runs
@@ -67,37 +62,22 @@ class _Follower:
                     yield from self.follow(child, state)
             case Execute(compute_set):
                 yield from self._execute(self._facts.connections[compute_set], state)
-            case Copy(source, destination):
-                yield from self._read(source, node, state)
-                self._write(destination, state)
-            case CrossReplicaCopy(source, destination):
-                yield from self._read(source, node, state)
-                if None not in node.sources(self._facts.graph.replication_factor):
-                    self._write(destination, state)
-            case StreamIn(_, destination) | WriteUndef(destination):
-                self._write(destination, state)
-            case StreamOut(source, _):
-                yield from self._read(source, node, state)
-            case RemoteIn(_, destination, offset):
-                if offset is not None:
-                    yield from self._read(offset, node, state)
-                self._write(destination, state)
-            case RemoteOut(source, _, offset):
-                for tensor in (source,) if offset is None else (source, offset):
-                    yield from self._read(tensor, node, state)
             case Repeat(count, body):
                 if count:
                     yield from self.follow(body, state)
-            case RepeatWhile(condition, predicate, body):
+            case RepeatWhile(condition, _, body):
                 yield from self.follow(condition, state)
-                yield from self._read(predicate, node, state)
+                yield from self._read(node, state)
                 yield from self.follow(Sequence(body, condition), state.copy())
-            case If(predicate, then, otherwise):
-                yield from self._read(predicate, node, state)
-                yield from self._branches((then, otherwise), state)
-            case Switch(selector, cases, default):
-                yield from self._read(selector, node, state)
-                yield from self._branches((*cases, default), state)
+            case If() | Switch():
+                yield from self._read(node, state)
+                yield from self._branches(node.children(), state)
+            case _:
+                yield from self._read(node, state)
+                replicas = self._facts.graph.replication_factor
+                if not (isinstance(node, CrossReplicaCopy) and None in node.sources(replicas)):
+                    for tensor in reads_and_writes(node)[1]:
+                        self._add(tensor, tensor, state)
 
     def _branches(self, branches: tuple[Program, ...], state: State) -> Iterator[VerifyError]:
         ends = [state.copy() for _ in branches]
@@ -116,11 +96,9 @@ class _Follower:
             if connection.field.is_written:
                 self._add(connection, connection.access.tensor, state)
 
-    def _read(self, tensor: Tensor, node: Program, state: State) -> Iterator[VerifyError]:
-        return self._lacking(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
-
-    def _write(self, tensor: Tensor, state: State) -> None:
-        self._add(tensor, tensor, state)
+    def _read(self, node: Program, state: State) -> Iterator[VerifyError]:
+        for tensor in reads_and_writes(node)[0]:
+            yield from self._lacking(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
 
     def _lacking(
         self, what: Connection | Tensor, tensor: Tensor, state: State, name: str, where: object

@@ -12,7 +12,6 @@ checked at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.errors import VerifyError
@@ -32,35 +31,22 @@ from ipujax.runtime.verify.types import (
 )
 from ipujax.runtime.verify.undefined import undefined_read
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A property of all sound programs.
-
-    Args:
-        name: as in `VerifyError.rule`.
-        check: yields the errors of a program, none when it is sound.
-    """
-
-    name: str
-    check: Callable[[Facts], Iterator[VerifyError]]
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("unknown-compute-set", unknown_compute_set),
-    Rule("unmapped-variable", unmapped_variable),
-    Rule("mapping", mapping),
-    Rule("type-mismatch", type_mismatch),
-    Rule("missing-tile", missing_tile),
-    Rule("read-only-output", read_only_output),
-    Rule("out-of-tensor", out_of_tensor),
-    Rule("write-race", write_race),
-    Rule("read-write-race", read_write_race),
-    Rule("undefined-read", undefined_read),
-    Rule("cross-ipu", cross_ipu),
-    Rule("cross-replica", cross_replica),
-    Rule("divergent-control", divergent_control),
-)
+# By the name in `VerifyError.rule`: yields the errors of a program, none when it is sound.
+RULES: dict[str, Callable[[Facts], Iterator[VerifyError]]] = {
+    "unknown-compute-set": unknown_compute_set,
+    "unmapped-variable": unmapped_variable,
+    "mapping": mapping,
+    "type-mismatch": type_mismatch,
+    "missing-tile": missing_tile,
+    "read-only-output": read_only_output,
+    "out-of-tensor": out_of_tensor,
+    "write-race": write_race,
+    "read-write-race": read_write_race,
+    "undefined-read": undefined_read,
+    "cross-ipu": cross_ipu,
+    "cross-replica": cross_replica,
+    "divergent-control": divergent_control,
+}
 
 
 def verify(graph: Graph, program: Program, effects: EffectsOf | None = None, *, without: Collection[str] = ()) -> None:
@@ -76,7 +62,7 @@ def verify(graph: Graph, program: Program, effects: EffectsOf | None = None, *, 
         VerifyError: the first error of the first rule broken.
     """
     facts = Facts.of(graph, program, effects or EffectsOf(graph))
-    for rule in RULES:
-        if rule.name not in without:
-            for error in rule.check(facts):
+    for name, rule in RULES.items():
+        if name not in without:
+            for error in rule(facts):
                 raise error

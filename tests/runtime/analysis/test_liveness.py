@@ -7,7 +7,6 @@ from hypothesis import given, settings, strategies as st
 
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.analysis.liveness import liveness, step_effects
-from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import (
     Call,
     Copy,
@@ -21,23 +20,8 @@ from ipujax.runtime.graph.program import (
     StreamOut,
     Switch,
 )
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
-
-F32 = np.dtype("float32")
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
-SIZE = 8
-
-
-def new_graph(count=4, target=TARGET):
-    """A graph with `count` variables of SIZE floats, variable i spread over i + 1 tiles."""
-    graph = Graph(target)
-    tensors = [graph.add_variable((SIZE,), F32, f"v{i}", grid((SIZE,), (i % 4 + 1,))) for i in range(count)]
-    return graph, tensors
-
-
-def stream(name="s"):
-    return HostStream(name, (SIZE,), F32)
+from tests.runtime.helpers import SIZE, graph_of_variables, stream
 
 
 def live_names(graph, program):
@@ -97,7 +81,7 @@ def copies(draw, tensors, partial):
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(0, 12))
 def test_straight_line_equals_simulation(data, length):
-    graph, tensors = new_graph()
+    graph, tensors = graph_of_variables()
     first = [StreamIn(stream(), tensor) for tensor in tensors if data.draw(st.booleans())]
     program = Sequence(*first, *(data.draw(copies(tensors, partial=True)) for _ in range(length)))
     effects = EffectsOf(graph)
@@ -109,7 +93,7 @@ def test_straight_line_equals_simulation(data, length):
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.booleans())
 def test_loops_equal_simulation_of_unrolled_loops(data, partial):
-    graph, tensors = new_graph()
+    graph, tensors = graph_of_variables()
 
     def block(depth):
         parts = []
@@ -130,7 +114,7 @@ def test_loops_equal_simulation_of_unrolled_loops(data, partial):
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(1, 10))
 def test_no_variable_has_overlapping_intervals(data, length):
-    graph, tensors = new_graph()
+    graph, tensors = graph_of_variables()
     body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors[:2]), Repeat(2, body), body)
     found = liveness(program, EffectsOf(graph))
@@ -143,7 +127,7 @@ def test_no_variable_has_overlapping_intervals(data, length):
 
 
 def test_loop_carried_variable_is_live_through_the_loop():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     # a carries a value from one iteration to the next; b and c are temporaries; d is read only.
     body = Sequence(Copy(a, b), Copy(b, c), Copy(d, b), Copy(c, a))
     program = Sequence(StreamIn(stream(), a), StreamIn(stream(), d), Repeat(5, body), StreamOut(a, stream()))
@@ -159,13 +143,13 @@ def test_loop_carried_variable_is_live_through_the_loop():
 
 
 def test_buffer_written_piece_by_piece_is_live_from_its_first_piece():
-    graph, (a, b, _, _) = new_graph()
+    graph, (a, b, _, _) = graph_of_variables()
     program = Sequence(StreamIn(stream(), a), Copy(a[:4], b[:4]), Copy(a[4:], b[4:]), StreamOut(b, stream()))
     assert live_names(graph, program) == [["v0"], ["v0", "v1"], ["v0", "v1"], ["v1"]]
 
 
 def test_branches_do_not_see_each_other():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     flag = graph.add_variable((), np.dtype(bool), "flag", on_one_tile(1, 0))
     decide = If(flag, Sequence(Copy(a, b), Copy(b, d)), Sequence(Copy(a, c), Copy(c, d)))
     start = Sequence(StreamIn(stream(), a), StreamIn(HostStream("f", (), np.dtype(bool)), flag))
@@ -182,7 +166,7 @@ def test_branches_do_not_see_each_other():
 
 
 def test_switch_reads_its_selector_before_any_case():
-    graph, (a, b, c, _) = new_graph()
+    graph, (a, b, c, _) = graph_of_variables()
     selector = graph.add_variable((), np.dtype("int32"), "selector", on_one_tile(1, 0))
     choose = Switch(selector, (Copy(a, c),), Copy(b, c))
     start = [StreamIn(stream(), a), StreamIn(stream(), b), StreamIn(HostStream("i", (), np.dtype("int32")), selector)]
@@ -196,7 +180,7 @@ def test_switch_reads_its_selector_before_any_case():
 
 
 def test_while_loop_keeps_what_its_condition_reads():
-    graph, (a, b, c, _) = new_graph()
+    graph, (a, b, c, _) = graph_of_variables()
     flag = graph.add_variable((SIZE,), np.dtype("float32"), "flag", grid((SIZE,), (1,)))
     loop = RepeatWhile(Copy(a, flag), flag[0], Sequence(Copy(b, c), Copy(c, a)))
     start = Sequence(StreamIn(stream(), a), StreamIn(stream(), b))
@@ -212,7 +196,7 @@ def test_while_loop_keeps_what_its_condition_reads():
 
 
 def test_function_has_one_frame_live_during_its_calls():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     function = Function(Sequence(Copy(a, c), Copy(c, b)))  # c is the function's own
     program = Sequence(
         StreamIn(stream(), a), Call(function), Copy(b, d), Copy(d, a), Call(function), StreamOut(b, stream())
@@ -231,7 +215,7 @@ def test_function_has_one_frame_live_during_its_calls():
 
 
 def test_function_that_keeps_a_value_between_calls_keeps_its_memory():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     # b is read before it is written: its value from the call before is needed.
     function = Function(Sequence(Copy(b, c), Copy(a, b), Copy(c, a)))
     program = Sequence(
@@ -242,7 +226,7 @@ def test_function_that_keeps_a_value_between_calls_keeps_its_memory():
 
 
 def test_nested_functions_hold_what_only_they_touch():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     inner = Function(Sequence(Copy(a, c), Copy(c, b)))
     outer = Function(Sequence(Call(inner), Copy(b, d), Copy(d, b)))
     program = Sequence(StreamIn(stream(), a), Call(outer), Call(inner), StreamOut(b, stream()))

@@ -16,15 +16,13 @@ from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Execute, HostStream, RemoteBuffer, Repeat, Sequence, StreamIn
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import concat
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 from ipujax.runtime.timeline.timeline import timeline
+from tests.runtime.helpers import F32, TARGET
 
-F32 = np.dtype("float32")
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
 OVERHEAD, WORKERS = TARGET.supervisor_overhead_cycles, TARGET.worker_contexts
 
 

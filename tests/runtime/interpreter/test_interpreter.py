@@ -37,18 +37,14 @@ from ipujax.runtime.interpreter.tile_memory import (
     raw_empty,
     to_raw,
 )
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts, grid, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import concat
+from tests.runtime.helpers import machine
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
 BOOL = np.dtype(bool)
 TILES = (1, 4, 7, 16)
-
-
-def new_graph(tiles):
-    return Graph(preset("mk2").replace(tiles_per_ipu=tiles))
 
 
 def codelet(compute, ins, outs=(F32,), takes=()):
@@ -111,7 +107,7 @@ def unary(graph, function, source, target, blocks=3, seed=0):
 
 @pytest.mark.parametrize("tiles", TILES)
 def test_elementwise_between_different_mappings(tiles):
-    graph = new_graph(tiles)
+    graph = Graph(machine(tiles))
     a, b = spread(graph, (6, 35)), graph.add_variable((6, 35), F32, "b", grid((6, 35), (1, min(tiles, 7))))
     out = graph.add_variable((6, 35), F32, "out", on_one_tile(210, tiles - 1))
     axes = [cut("i", 6, 2), cut("j", 35, 5)]
@@ -125,7 +121,7 @@ def test_elementwise_between_different_mappings(tiles):
 
 @pytest.mark.parametrize("tiles", TILES)
 def test_matmul_with_partials_and_reduction(tiles):
-    graph = new_graph(tiles)
+    graph = Graph(machine(tiles))
     m, n, k, parts = 6, 5, 40, 4
     a, b = spread(graph, (m, k), name="a"), spread(graph, (k, n), name="b")
     partials = spread(graph, (parts, m, n), name="partials", monoid="add")
@@ -164,7 +160,7 @@ def window(x, pads=None):
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("takes", [(), ("pads",)])
 def test_halo_with_fill(tiles, takes):
-    graph = new_graph(tiles)
+    graph = Graph(machine(tiles))
     a, out = spread(graph, (29,), name="a"), spread(graph, (29,), name="out")
     axes = [cut("i", 29, 5), Axis("window", np.array([0, 3]), "reduce")]
     hull = Dim((Term(0), Term(1)), -1)
@@ -176,7 +172,7 @@ def test_halo_with_fill(tiles, takes):
 
 
 def test_dilated_and_strided_and_reversed_reads():
-    graph = new_graph(7)
+    graph = Graph(machine(7))
     a, dilated = spread(graph, (6,), name="a"), spread(graph, (16,), name="dilated")
     strided, turned = spread(graph, (8,), name="strided"), spread(graph, (16,), name="turned")
     spreading = group(
@@ -208,7 +204,7 @@ def test_dilated_and_strided_and_reversed_reads():
 
 
 def test_broadcast_operand_partial_grid_and_concat():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, b, bias = spread(graph, (3, 8), name="a"), spread(graph, (2, 8), name="b"), spread(graph, (5,), name="bias")
     out = spread(graph, (5, 8), name="out")
     accesses = [
@@ -226,7 +222,7 @@ def test_broadcast_operand_partial_grid_and_concat():
 
 
 def test_squeezed_dimension_out_of_the_tensor_reads_fill():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (2, 6), name="a"), spread(graph, (3, 6), name="out")
     axes = [Axis("row", np.arange(4)), cut("j", 6, 2)]
     accesses = [Access(a, (block(0), element(1)), 5.0), Access(out, (block(0), element(1)))]
@@ -236,7 +232,7 @@ def test_squeezed_dimension_out_of_the_tensor_reads_fill():
 
 
 def test_origins_and_shapes():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     out = spread(graph, (11,), I32, name="out")
     code = codelet(lambda origins, shapes: origins[0] + jnp.arange(shapes[0][0]), [], [I32], ("origins", "shapes"))
     body = execute(graph, group(code, [cut("i", 11, 3)], [Access(out, (element(0),))], 4, origins=("i",)))
@@ -250,7 +246,7 @@ def bump(graph, counter):
 
 
 def test_repeat_updates_a_buffer_in_place():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     buffer, counter = spread(graph, (5, 6), name="buffer"), spread(graph, (), I32, "counter")
     code = codelet(lambda buffer, i: buffer.at[i].set(i.astype(F32)), [[F32], I32], [])
     axes = [cut("slot", 5, 1), cut("j", 6, 3)]
@@ -263,7 +259,7 @@ def test_repeat_updates_a_buffer_in_place():
 
 
 def test_while_if_switch_call_and_empty_repeat():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     counter, more = spread(graph, (), I32, "counter"), spread(graph, (), BOOL, "more")
     taken = spread(graph, (4,), I32, "taken")
 
@@ -288,7 +284,7 @@ def test_while_if_switch_call_and_empty_repeat():
 
 
 def test_copy_of_a_transposed_view():
-    graph = new_graph(7)
+    graph = Graph(machine(7))
     a, out = spread(graph, (5, 9), name="a"), spread(graph, (9, 5), name="out")
     x = numbers(5, 9)
     (got,) = run(graph, Copy(a.transpose((1, 0)), out), [(a, x)], [out])
@@ -297,7 +293,7 @@ def test_copy_of_a_transposed_view():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16, np.int8, np.bool_, np.uint32])
 def test_dtypes(dtype):
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     dtype = np.dtype(dtype)
     a, out = spread(graph, (33,), dtype, "a"), spread(graph, (33,), dtype, "out")
     x = (np.arange(33) % 2).astype(dtype)
@@ -308,7 +304,7 @@ def test_dtypes(dtype):
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys(impl):
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     keys = jax.random.split(jax.random.key(3, impl=impl), 6)
     a = graph.add_variable((6,), keys.dtype, "a", grid((6,), (4,)))
     b = graph.add_variable((6,), keys.dtype, "b", grid((6,), (2,), 1))
@@ -326,7 +322,7 @@ def test_keys(impl):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
 def test_zero_size(shape):
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, shape, name="a"), spread(graph, shape, name="out")
     axes = [cut(f"i{axis}", n, 2) for axis, n in enumerate(shape)]
     dims = tuple(element(axis) for axis in range(len(shape)))
@@ -335,7 +331,7 @@ def test_zero_size(shape):
 
 
 def test_the_order_of_vertices_does_not_matter():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (64,), name="a"), spread(graph, (64,), name="out")
     body, x = unary(graph, jnp.sin, a, out, 16), numbers(64)
     first, second = (run(graph, body, [(a, x)], [out], seed=seed)[0] for seed in (0, 1))
@@ -343,7 +339,7 @@ def test_the_order_of_vertices_does_not_matter():
 
 
 def test_memory_away_from_home_is_poisoned():
-    graph = new_graph(2)
+    graph = Graph(machine(2))
     (variable,) = graph.add_variable((3,), F32, "v", on_one_tile(3, 0)).variables()
     memory, actor, elements = TileMemory(graph, [variable]), Actor("test"), np.arange(3)
     memory.write(0, variable, elements, np.ones(3, F32))
@@ -366,7 +362,7 @@ def test_poison_is_of_the_dtype(dtype):
 
 
 def test_undefined_on_purpose_may_be_read_and_is_poison():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a = spread(graph, (4,), name="a")
     (got,) = run(graph, Sequence(WriteUndef(a), Copy(a[2:], a[:2])), [(a, numbers(4))], [a])
     assert np.isnan(got).all()
@@ -393,7 +389,7 @@ def forgetful(keep, lossy):
 @pytest.mark.parametrize("keep", [slice(0), slice(1, None)])
 @pytest.mark.parametrize("results", [False, True])
 def test_undelivered_elements_are_refused(keep, results):
-    graph = new_graph(7)
+    graph = Graph(machine(7))
     a, out = spread(graph, (70,), name="a"), spread(graph, (70,), name="out")
     body = unary(graph, jnp.sin, a, out, 7)
     with pytest.raises(InterpreterError, match=r"\[not-delivered\].*(on tile \d.*a|away from its owner.*out)"):
@@ -401,7 +397,7 @@ def test_undelivered_elements_are_refused(keep, results):
 
 
 def test_an_exchange_from_the_wrong_tile_is_refused():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (70,), name="a"), spread(graph, (70,), name="out")
 
     def exchange(graph, vertices, number, results):
@@ -413,7 +409,7 @@ def test_an_exchange_from_the_wrong_tile_is_refused():
 
 
 def test_delivered_copies_do_not_outlive_the_compute_set():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a = graph.add_variable((4,), F32, "a", on_one_tile(4, 0))
     out = graph.add_variable((4,), F32, "out", on_one_tile(4, 1))
     body = unary(graph, jnp.sin, a, out, 1, seed=0)
@@ -432,7 +428,7 @@ def test_delivered_copies_do_not_outlive_the_compute_set():
 
 
 def test_undefined_reads_are_refused():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
     body = unary(graph, jnp.sin, a, out)
     with pytest.raises(InterpreterError, match=r"\[undefined-read\] vertex .*a: float32\[40\]\)\[39\]"):
@@ -442,7 +438,7 @@ def test_undefined_reads_are_refused():
 
 
 def test_races_are_refused():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
     twice = [cut("i", 40, 4), cut("again", 2, 2)]
     accesses = [Access(a, (element(0),)), Access(out, (element(0),))]
@@ -457,7 +453,7 @@ def test_races_are_refused():
 
 
 def test_one_vertex_may_write_what_it_alone_reads():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a = spread(graph, (40,), name="a")
     x = numbers(40)
     (got,) = run(graph, unary(graph, lambda v: v + 1, a, a, 4), [(a, x)], [a])
@@ -465,7 +461,7 @@ def test_one_vertex_may_write_what_it_alone_reads():
 
 
 def test_wrong_results_of_codelets_are_refused():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
     for wrong in (lambda x: x[1:], lambda x: x.astype(jnp.int32)):
         with pytest.raises(InterpreterError, match=r"(?s)\[type-mismatch\].*expected: float32\[13\]|float32\[14\]"):
@@ -473,7 +469,7 @@ def test_wrong_results_of_codelets_are_refused():
 
 
 def test_reads_and_writes_out_of_the_tensor_are_refused():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a, out = spread(graph, (40,), name="a"), spread(graph, (40,), name="out")
     code, axis = codelet(lambda x: x, [F32]), cut("i", 40, 3)
     for reads, writes in ((1, 0), (0, 1)):
@@ -484,7 +480,7 @@ def test_reads_and_writes_out_of_the_tensor_are_refused():
 
 
 def test_constants_and_broadcasts_are_read_only():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a = spread(graph, (), name="a")
     constant = graph.add_constant(np.float32(1), "one", on_one_tile(1, 2))
     with pytest.raises(InterpreterError, match=r"\[read-only-output\]"):
@@ -496,7 +492,7 @@ def test_constants_and_broadcasts_are_read_only():
 
 
 def test_inputs_and_targets_are_checked():
-    graph = new_graph(4)
+    graph = Graph(machine(4))
     a = spread(graph, (3,))
     stream = HostStream("x", (3,), F32)
     program = StreamIn(stream, a)
@@ -505,4 +501,4 @@ def test_inputs_and_targets_are_checked():
     with pytest.raises(ArgumentError, match=r"(?s)another type.*float32\[3\].*float64\[3\]"):
         interpret(graph, program, {stream: np.zeros(3)})
     with pytest.raises(ArgumentError, match="small targets"):
-        interpret(new_graph(65), program, {stream: np.zeros(3, F32)})
+        interpret(Graph(machine(65)), program, {stream: np.zeros(3, F32)})

@@ -32,23 +32,8 @@ from ipujax.runtime.memory.always_live import (
 from ipujax.runtime.memory.arena import stacked
 from ipujax.runtime.memory.report import CATEGORIES, memory_report
 from ipujax.runtime.options import Options
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
-
-F32 = np.dtype("float32")
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
-SIZE = 8
-
-
-def new_graph(count=4, target=TARGET):
-    """A graph with `count` variables of SIZE floats, variable i spread over i + 1 tiles."""
-    graph = Graph(target)
-    tensors = [graph.add_variable((SIZE,), F32, f"v{i}", grid((SIZE,), (i % 4 + 1,))) for i in range(count)]
-    return graph, tensors
-
-
-def stream(name="s"):
-    return HostStream(name, (SIZE,), F32)
+from tests.runtime.helpers import F32, SIZE, TARGET, graph_of_variables, stream
 
 
 def report_of(graph, program):
@@ -72,7 +57,7 @@ def copies(draw, tensors):
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(0, 10))
 def test_peak_of_every_tile_equals_the_largest_live_sum(data, length):
-    graph, tensors = new_graph()
+    graph, tensors = graph_of_variables()
     body = Sequence(*(data.draw(copies(tensors)) for _ in range(length)))
     program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), Repeat(2, body))
     report = report_of(graph, program)
@@ -173,7 +158,7 @@ def test_temporaries_share_memory_and_gaps_are_told():
 
 
 def test_frame_of_a_function_counts_at_its_calls_only():
-    graph, (a, b, c, d) = new_graph()
+    graph, (a, b, c, d) = graph_of_variables()
     body = Sequence(Copy(a, c), Copy(c, b))
     called = Sequence(StreamIn(stream(), a), Call(Function(body)), Copy(b, d), StreamOut(d, stream()))
     inlined = Sequence(StreamIn(stream(), a), body, Copy(b, d), StreamOut(d, stream()))

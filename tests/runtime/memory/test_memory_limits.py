@@ -24,11 +24,8 @@ from ipujax.runtime.memory.always_live import (
 )
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile.profile import Profile
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
-
-F32 = np.dtype("float32")
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
+from tests.runtime.helpers import F32, TARGET
 
 
 def through(target, size, tiles, name="table"):

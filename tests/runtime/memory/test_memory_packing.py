@@ -13,8 +13,8 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Call, Copy, Function, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.memory.frames import frames_of
 from ipujax.runtime.memory.packing import ORDERS, classes_of, merge, pack, place, round_up
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import grid
+from tests.runtime.helpers import TARGET
 
 STEPS = 6
 
@@ -159,7 +159,7 @@ def test_rounding():
 
 
 def test_a_frame_lies_with_the_innermost_that_holds_all_its_calls():
-    graph = Graph(preset("mk2").replace(tiles_per_ipu=4))
+    graph = Graph(TARGET)
     f32 = np.dtype("float32")
     a, b, c, d, e = (graph.add_variable((8,), f32, name, grid((8,), (4,))) for name in "abcde")
     shared = Function(Sequence(Copy(a, c), Copy(c, b)), "shared")

@@ -19,12 +19,11 @@ from ipujax.runtime.graph.program import (
     StreamOut,
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
-from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
 from ipujax.runtime.tensor.variable import Origin
+from tests.runtime.helpers import F32 as F32, TARGET as TARGET
 
-F32, BOOL = np.dtype("float32"), np.dtype(bool)
-TARGET = preset("mk2").replace(tiles_per_ipu=4)
+BOOL = np.dtype(bool)
 SYNC = TARGET.internal_sync_cycles
 SIZE = 16
 

@@ -28,16 +28,9 @@ from tests.runtime.profile.profile_helpers import (
     inputs,
     looping,
     output,
-    trained_program,
     two_ipus,
     variables,
 )
-
-
-@pytest.fixture
-def trained():
-    return trained_program()
-
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 

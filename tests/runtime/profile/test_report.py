@@ -48,11 +48,6 @@ I32 = np.dtype("int32")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "profile.md"
 
 
-@pytest.fixture
-def trained():
-    return trained_program()
-
-
 def everything():
     """A program with one of everything, on two IPUs."""
     graph = Graph(TARGET.replace(num_ipus=2))

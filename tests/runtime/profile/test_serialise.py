@@ -12,7 +12,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
 from ipujax.runtime.profile.profile import Profile
 from ipujax.runtime.profile.serialise import write_cbor, write_json
-from tests.runtime.profile.profile_helpers import looping, trained_program
+from tests.runtime.profile.profile_helpers import looping
 
 # RFC 8949, appendix A: a value and its encoding.
 RFC = [
@@ -27,11 +27,6 @@ RFC = [
     ([1, [2, 3], [4, 5]], "8301820203820405"),
     ({"a": 1, "b": [2, 3]}, "a26161016162820203"),
 ]
-
-
-@pytest.fixture(scope="module")
-def profile():
-    return Profile(trained_program())
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from tests.runtime.profile.profile_helpers import (
     inputs,
     looping,
     output,
-    trained_program,
     two_ipus,
     variables,
 )
@@ -35,11 +34,6 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 def no_colour_settings(monkeypatch):
     for name in ("CLICOLOR", "CLICOLOR_FORCE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="module")
-def profile():
-    return Profile(trained_program())
 
 
 def headings(text):

@@ -16,20 +16,12 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
 
 from ipujax.runtime.errors import TensorError
-from ipujax.runtime.tensor.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write
+from ipujax.runtime.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write
 from ipujax.runtime.tensor.variable import Variable
+from tests.runtime.helpers import STRIDE, names, variable
 
-STRIDE = 10_000
 MAX_SIZE = 600
 QUIET = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-
-
-def variable(*shape: int, name: str = "v", dtype: type = np.int32) -> Variable:
-    return Variable(shape, np.dtype(dtype), name)
-
-
-def names(number: int, shape: tuple[int, ...]) -> np.ndarray:
-    return (np.arange(prod(shape), dtype=np.int32) + number * STRIDE).reshape(shape)
 
 
 # --- random chains of views -------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,9 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.errors import TensorError
-from ipujax.runtime.tensor.tensor import Concat, Indexed, Reshaped, Tensor, concat, read, write
+from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat, read, write
 from ipujax.runtime.tensor.variable import Variable
-
-
-def variable(*shape: int, dtype: type = np.int32) -> Variable:
-    return Variable(shape, np.dtype(dtype), "v")
-
-
-def names(number: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Distinct numbers, others for another `number`."""
-    return (np.arange(prod(shape), dtype=np.int32) + 10_000 * number).reshape(shape)
-
+from tests.runtime.helpers import names, variable
 
 # --- the form views take ----------------------------------------------------------------------------------------------
 

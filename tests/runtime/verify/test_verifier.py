@@ -464,8 +464,8 @@ def test_must_fail(rule, match, build):
 
 
 def test_every_rule_has_a_must_fail_program():
-    assert {case.values[0] for case in CASES} == {rule.name for rule in RULES}
+    assert {case.values[0] for case in CASES} == set(RULES)
 
 
 def test_a_rule_names_its_errors_after_itself():
-    assert [rule.check.__name__.replace("_", "-") for rule in RULES] == [rule.name for rule in RULES]
+    assert [rule.__name__.replace("_", "-") for rule in RULES.values()] == list(RULES)
