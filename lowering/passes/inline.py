@@ -11,7 +11,6 @@ is library code: JAX traces that once and shares it between callers, so that its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -39,32 +38,27 @@ PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr without calls."""
-    inside: list[Rewrite] = []
-    inside.append(once(lambda body: _inline(body, inside[0])))
-    return inside[0](jaxpr)
 
+    @once
+    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _Inliner(body, inside).run()
 
-def _inline(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
-    consts = list(jaxpr.consts)
-    body = _Inliner(jaxpr.jaxpr, consts, inside).run()
-    return ClosedJaxpr(body, consts)
+    return inside(jaxpr)
 
 
 class _Inliner:
     """Rewrites one jaxpr, those inside it by `inside`; constants of callees become constants of the whole."""
 
-    def __init__(self, jaxpr: Jaxpr, consts: list[Any], inside: Rewrite) -> None:
-        self._jaxpr, self._consts, self._inside = jaxpr, consts, inside
-        self._constvars = list(jaxpr.constvars)
+    def __init__(self, jaxpr: ClosedJaxpr, inside: Rewrite) -> None:
+        self._jaxpr, self._consts, self._inside = jaxpr.jaxpr, list(jaxpr.consts), inside
+        self._constvars = list(jaxpr.jaxpr.constvars)
         self._eqns: list[JaxprEqn] = []
 
-    def run(self) -> Jaxpr:
+    def run(self) -> ClosedJaxpr:
         same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
         outs = self._copy(self._jaxpr, same, None, fresh=False)
-        return self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs, debug_info=self._debug())
-
-    def _debug(self) -> Any:
-        return self._jaxpr.debug_info
+        body = self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs)
+        return ClosedJaxpr(body, self._consts)
 
     def _copy(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, fresh: bool) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""

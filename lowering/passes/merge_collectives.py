@@ -46,7 +46,6 @@ def _compute(*operands: jax.Array, monoid: str, axes: Any, axis_index_groups: An
 
 
 def _shapes(*operands: Any, **params: Any) -> list[jax.ShapeDtypeStruct]:
-    del params
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
 
 

@@ -62,12 +62,10 @@ class _Key(NamedTuple):
 
 
 def _compute(*operands: Any, jaxpr: ClosedJaxpr, name: str, fixed: tuple[bool, ...]) -> Sequence[Any]:
-    del name, fixed
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
-    del operands, params
     return jaxpr.out_avals
 
 

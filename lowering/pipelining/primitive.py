@@ -124,7 +124,7 @@ def fold(key: jax.Array, index: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, index)
 
 
-def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
+def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
     """What is kept of the values of micro-batches 0 … index of a result."""
     value = lax.convert_element_type(value, held.dtype)
     if kind == "last":
@@ -137,7 +137,6 @@ def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array) -> j
 
 
 def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
-    del params
     raise ArgumentError(
         f"a derivative is taken through the pipeline of {spec.name}",
         expected="a pipeline of a function that computes derivatives itself, one micro-batch at a time",

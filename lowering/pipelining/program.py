@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import lcm
 
 import jax
@@ -351,11 +352,8 @@ class _PipelineLowering:
         zero = view.add_constant(np.zeros((), dtype), "0")
         map_linearly(view, zero)
         self.prog.add(Copy(zero.broadcast_in_dim(held.shape, ()), held, f"{name}/zero", self.ipus.graph.origin))
-        if kind == "running_mean":
-            mean = [held, value, self._counter(turn)]
-            self.ipus.emit(turn.ipu, _combining(kind), mean, turn.body, name, held)
-        else:
-            self.ipus.emit(turn.ipu, _combining(kind), [held, value], turn.body, name, held)
+        values = [held, value, *([self._counter(turn)] if kind == "running_mean" else [])]
+        self.ipus.emit(turn.ipu, partial(combine, kind), values, turn.body, name, held)
 
     def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], turn: Turn) -> None:
         """Replaces the states that a stage holds, all at once."""
@@ -439,13 +437,6 @@ class _PipelineLowering:
         brought = [self.ipus.bring(part, home, self.prog) for part in parts]
         divisor = self.spec.micro_batches if kind == "mean" else None
         return self.ipus.emit(home, _finishing(divisor), brought, self.prog, f"{self.name}/result {number}")
-
-
-def _combining(kind: str) -> Callable[..., jax.Array]:
-    def fun(held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
-        return combine(kind, held, value, jnp.asarray(index))
-
-    return fun
 
 
 def _finishing(divisor: int | None) -> Callable[..., jax.Array]:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, thawed
@@ -35,12 +36,10 @@ from ipujax.runtime.graph import (
     Axis,
     BlockShapes,
     Codelet,
-    Execute,
     Extras,
     Field,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
     block,
     element,
 )
@@ -172,9 +171,7 @@ def _looked_up(
     origins = (*([axes[rank].name] if rows > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, grid, origins, graph.origin))
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, grid, prog, name, origins)
     return out if rows == 1 else reduce_partials_in_place(graph, out, prog, name)
 
 

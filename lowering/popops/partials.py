@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
 from ipujax.lowering.poputil import cut_again, mapping_like
@@ -27,11 +28,9 @@ from ipujax.runtime.graph import (
     Access,
     Axis,
     Dim,
-    Execute,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
     element,
 )
 from ipujax.runtime.target import Target
@@ -185,16 +184,11 @@ def _stage(
         out = graph.add_variable(shape, partials.dtype, name, placed)
         access = Access(out.reshape(partials.shape[1:]), tuple(elements))
     axes = (Axis("slot", cuts[0], "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts[1:])))
-    group = VertexGroup(
+    codelet, accesses = (
         reduce_codelet(monoid, partials.dtype, (0,)),
-        axes,
         (Access(partials, (element(0), *elements)), access),
-        tile,
-        origin=graph.origin,
     )
-    compute_set = graph.add_compute_set(f"{name}/reduce")
-    graph.add_vertices(compute_set, group)
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, tile, prog, f"{name}/reduce")
     return out
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
@@ -80,16 +81,9 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
     """The codelet that reduces dimensions `axes` of its block by `monoid`."""
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        ones = np.ones((), np.int64)
-        outputs = _partial_product(shapes[0], [d for d in range(len(shapes[0])) if d not in axes], ones)
-        return reduce_cycles(monoid, dtype, outputs, _partial_product(shapes[0], axes, ones), target)
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)
-
-
-def _partial_product(lengths: Sequence[np.ndarray], dims: Sequence[int], start: np.ndarray) -> np.ndarray:
-    for d in dims:
-        start = start * lengths[d]
-    return start

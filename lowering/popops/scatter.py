@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, crowding_cycles, estimated_cycles, grid_of, source_of
 from ipujax.lowering.popops.elementwise import Op, elementwise, freeze, immediate_of
@@ -45,10 +46,8 @@ from ipujax.runtime.graph import (
     Axis,
     Codelet,
     Copy,
-    Execute,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
     block,
     element,
 )
@@ -291,11 +290,8 @@ class _Form:
             written,
         )
         tile = placement.tile.reshape([axis.blocks for axis in axes])
-        origins = tuple(f"d{d}" for d in self.spec.indexed)
-        compute_set = graph.add_compute_set(self.name)
-        group = VertexGroup(self._codelet(), tuple(axes), accesses, tile, origins, graph.origin)
-        graph.add_vertices(compute_set, group)
-        prog.add(Execute(compute_set))
+        origins = [f"d{d}" for d in self.spec.indexed]
+        add_vertices(graph, self._codelet(), axes, accesses, tile, prog, self.name, origins)
         return out if slots == 1 else reduce_partials_in_place(graph, out, prog, self.name)
 
     def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import (
     along,
     block_mapping,
@@ -44,12 +45,10 @@ from ipujax.runtime.graph import (
     BlockShapes,
     Codelet,
     Dim,
-    Execute,
     Field,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
 )
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
@@ -74,6 +73,10 @@ class Windows:
     padding: tuple[tuple[int, int], ...]
     base_dilation: tuple[int, ...]
     window_dilation: tuple[int, ...]
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of primitives over windows without dilations."""
+        return {"window_dimensions": self.sizes, "window_strides": self.strides, "padding": self.padding}
 
     def result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows in each dimension of a tensor of `shape`."""
@@ -154,9 +157,7 @@ def reduce_window(
         read_by = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), *map(scalar, starts))
         accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-        prog.add(Execute(compute_set))
+        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
         return outs
 
     return add(graph, prog, choose(graph, shape, range(rank), work, [*operands, *starts], add))
@@ -182,8 +183,7 @@ def _codelet(
     out_dtypes = starts or dtypes[-1:]
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
-        inner = Windows(windows.sizes, windows.strides, tuple(pads[0]), windows.base_dilation, windows.window_dilation)
-        results = reducer(*blocks, inner)
+        results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
         return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -257,9 +257,7 @@ def select_and_scatter(
             *map(scalar, starts),
             along(out, range(rank)),
         )
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-        prog.add(Execute(compute_set))
+        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
         return out
 
     shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
@@ -311,15 +309,8 @@ def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
 
     def reducer(*arguments: Any) -> Any:
         *blocks, windows = arguments
-        return primitive.bind(
-            *blocks,
-            window_dimensions=windows.sizes,
-            window_strides=windows.strides,
-            padding=windows.padding,
-            base_dilation=windows.base_dilation,
-            window_dilation=windows.window_dilation,
-            **params,
-        )
+        dilations = {"base_dilation": windows.base_dilation, "window_dilation": windows.window_dilation}
+        return primitive.bind(*blocks, **windows.params(), **dilations, **params)
 
     return reducer
 
@@ -329,14 +320,7 @@ def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]
     """The scatter that calls a primitive like `select_and_scatter_add`, with parameters besides the geometry."""
 
     def scatter(source: jax.Array, x: jax.Array, windows: Windows) -> jax.Array:
-        return primitive.bind(
-            source,
-            x,
-            window_dimensions=windows.sizes,
-            window_strides=windows.strides,
-            padding=windows.padding,
-            **params,
-        )
+        return primitive.bind(source, x, **windows.params(), **params)
 
     return scatter
 

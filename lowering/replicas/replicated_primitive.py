@@ -85,7 +85,6 @@ def evaluate(
 
     With several instances operands and results are what their replicas here have, inside a `jax.shard_map` over them.
     """
-    del is_checked, axis_name
     everyone = Replicas(replicas, instances)
     here = everyone.here
     stacked = [
@@ -97,7 +96,6 @@ def evaluate(
 
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, **params: Any) -> list[Any]:
-    del operands, params
     return [
         jax.ShapeDtypeStruct(global_shape(aval.shape, dim, replicas), aval.dtype)
         for aval, dim in zip(jaxpr.out_avals, out_dims, strict=True)

@@ -21,14 +21,11 @@ from jax import lax
 from ipujax.lowering.gcl import COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import (
     CALLEES,
-    Atom,
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
-    Literal,
-    Var,
     closed,
     eval_equation,
+    eval_jaxpr,
     jaxprs_in_params,
 )
 from ipujax.runtime.host import ALONE, Instances
@@ -65,20 +62,8 @@ def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Re
         operands: [replicas here, …] for each input.
         replicas: how many.
     """
-    env: dict[Var, jax.Array] = dict(zip(jaxpr.jaxpr.invars, operands, strict=True))
-    for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        env[var] = _for_all(value, replicas)
-
-    def read(atom: Atom) -> jax.Array:
-        if not isinstance(atom, Literal):
-            return env[atom]
-        aval: Any = atom.aval
-        return _for_all(jnp.asarray(atom.val, aval.dtype), replicas)
-
-    for eqn in jaxpr.jaxpr.eqns:
-        results = _equation(eqn, [read(atom) for atom in eqn.invars], replicas)
-        env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar))
-    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+    equation, constant = partial(_equation, replicas=replicas), partial(_for_all, replicas=replicas)
+    return eval_jaxpr(jaxpr, operands, equation, constant)
 
 
 def meets(eqn: JaxprEqn) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 
@@ -54,6 +56,12 @@ class Context:
     def into(self, prog: ProgramSequence) -> Context:
         """The same surroundings, adding to another program."""
         return replace(self, prog=prog)
+
+
+@remembered
+def bound(primitive: Primitive, /, **params: Any) -> Callable[..., Any]:
+    """A primitive with parameters, one function for equal ones."""
+    return partial(primitive.bind, **params)
 
 
 # A rule takes the context and the operands and returns the results: one tensor, or one for each of several results.

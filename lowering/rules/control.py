@@ -41,7 +41,7 @@ def scan_rule(
     **params: Any,
 ) -> Sequence[Tensor]:
     """A loop with a fixed number of turns that reads and writes slices of stacks."""
-    del params  # `unroll` and its like are advice for XLA
+    # `unroll` and its like are advice for XLA
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name
     carries = _states(ctx, operands[num_consts : num_consts + num_carry])
@@ -106,7 +106,6 @@ def cond_rule(
     ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
 ) -> Sequence[Tensor]:
     """One of several branches; JAX has clamped the selector into range."""
-    del params
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.tasks import Kind, Task, TaskList
+from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, Task, TaskList
 from ipujax.runtime.errors import ScheduleError
 
 
@@ -165,6 +165,11 @@ def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
     kinds = np.repeat([int(part.kind) for part in parts], lengths)[order]
     micro_batches = np.concatenate([np.arange(length) for length in lengths])[order]
     return TaskList(stages, micro_batches, kinds, times[order] if as_slots else None)
+
+
+def forward_backward(stage: int, forward: np.ndarray, backward: np.ndarray, as_slots: bool = False) -> TaskList:
+    """The whole forward and backward tasks of one stage by their times, see `in_order`."""
+    return in_order((Times(stage, FORWARD, forward), Times(stage, BACKWARD, backward)), as_slots)
 
 
 def alternating(tasks: int, ahead: int) -> tuple[np.ndarray, np.ndarray]:

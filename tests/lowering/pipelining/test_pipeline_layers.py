@@ -17,8 +17,6 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.lower import LoweredProgram, lower
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, num_pieces
 from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
@@ -31,6 +29,7 @@ from ipujax.stages import Lowered
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array, no_stage
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, share_all, small_target
+from tests.lowering.pipelining.search_helpers import search_of
 
 TILES = 3
 
@@ -44,12 +43,8 @@ def gradients(name: str, length: int, schedule: str = "1f1b", **settings: Any) -
     return ipu.pipeline(jax.value_and_grad(MODELS[name](length)), schedule=schedule, **settings)
 
 
-def search_of(fun: Any, args: Any, ipus: int, make: Any = Lowering) -> Search:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, small_target(TILES, num_ipus=ipus), lambda graph, into: make(graph, into))
+def searched(fun: Any, args: Any, ipus: int, make: Any = Lowering) -> Search:
+    return search_of(fun, args, small_target(TILES, num_ipus=ipus), make)
 
 
 def cut_at(search: Search, layers: tuple[int, ...]) -> CutJaxpr:
@@ -94,7 +89,7 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(
     count, first, stages = 4 if schedules == FEW else 8, None, len(layers) + 1
     args = arguments(5, count)
     expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None, micro_batches=count))(*args))
-    found = cut_at(search_of(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
+    found = cut_at(searched(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
     for schedule in schedules:
         if (stages % 2 and schedule == "looped-1f1b") or (count % stages and schedule == "interleaved"):
             continue
@@ -118,7 +113,7 @@ def by_schedule(found: CutJaxpr, schedule: str) -> CutJaxpr:
 def test_the_engine_gives_the_numbers_of_plain_jax(name: str) -> None:
     args = arguments(5)
     expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None))(*args))
-    search = search_of(gradients(name, 5, stages=3), args, 4)
+    search = searched(gradients(name, 5, stages=3), args, 4)
     found = cut_at(search, (1, 3))
     check_jaxpr(found.jaxpr.jaxpr)
     flat = in_pieces(jax.tree.leaves(args), found.inputs)
@@ -236,7 +231,7 @@ def test_state_that_each_layer_hands_on() -> None:
 
     args = array(5, 6, 6), array(5, 6), array(8, 6)
     expected = jax.tree.leaves(quick_jit(fun(None))(*args))
-    found = cut_at(search_of(fun(2), args, 2), (3,))
+    found = cut_at(searched(fun(2), args, 2), (3,))
     assert found.inputs == ((0, 3, 5), (0, 3, 5), None) and found.outputs == (None, (0, 3, 5), (0, 3, 5))
     for run in (run_engine, run_tiles):
         _, got = run_pieces(found, args, 2, run)
@@ -249,7 +244,7 @@ def test_inference_and_what_every_layer_makes() -> None:
 
     args = array(5, 6, 6), array(8, 6)
     expected = jax.tree.leaves(quick_jit(ipu.pipeline(fun, micro_batches=4, reduce="stack"))(*args))
-    found = cut_at(search_of(ipu.pipeline(fun, micro_batches=4, reduce="stack", stages=2), args, 2), (2,))
+    found = cut_at(searched(ipu.pipeline(fun, micro_batches=4, reduce="stack", stages=2), args, 2), (2,))
     assert found.inputs == ((0, 2, 5), None) and found.outputs == (None, None)
     _, got = run_pieces(found, args, 2, run_tiles)
     assert_same(got, expected, 1e-5, 1e-6, "tile by tile")
@@ -280,7 +275,7 @@ def test_layers_of_a_stage_share_their_code() -> None:
     for length in (8, 32):
         args = arguments(length)
         before = Counting.count
-        search = search_of(gradients("checkpointed", length, stages=4), args, 4, Counting)
+        search = searched(gradients("checkpointed", length, stages=4), args, 4, Counting)
         lowered_equations.append(Counting.count - before)
         assert len(search.work.forward_cycles) >= length
         found = cut_at(search, (length // 4, length // 2, 3 * length // 4))
@@ -296,7 +291,7 @@ def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.Monkey
     args = arguments(5)
 
     def run(schedule: str) -> tuple[LoweredProgram, list[Any]]:
-        found = cut_at(search_of(gradients("plain", 5, schedule, stages=4), args, 4), (1, 2, 4))
+        found = cut_at(searched(gradients("plain", 5, schedule, stages=4), args, 4), (1, 2, 4))
         check_jaxpr(found.jaxpr.jaxpr)
         return run_pieces(found, args, 4, run_tiles)
 
@@ -327,7 +322,7 @@ class Counting(Lowering):
 
 
 def test_turns_cost_what_the_first_does_and_cuts_lie_between_them() -> None:
-    search = search_of(gradients("plain", 6, stages=3), arguments(6), 4)
+    search = searched(gradients("plain", 6, stages=3), arguments(6), 4)
     (loop,) = search.work.loops
     numbers = [search.work.piece_numbers()[loop, turn] for turn in range(6)]
     assert numbers == list(range(numbers[0], numbers[0] + 6))

@@ -13,19 +13,12 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun
-from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipelining.layers import finest, together
 from ipujax.lowering.pipelining.row_rules import rows_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_pieces, spread
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array
-
-
-def passed(fun: Any, *args: Any) -> ClosedJaxpr:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    return jaxpr
+from tests.lowering.helpers import passed
 
 
 def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
