@@ -1,7 +1,7 @@
 """Collectives of replicas, under the names of Poplar's GCL: all-reduce, reduce-scatter, all-gather, all-to-all.
 
-`schedule` says what a collective is, as data: rounds of (source, destination, chunk). `choice` takes the schedule that
-costs least on the links of the machine. `rounds` adds it to a program, `stacked` says what it comes to on the arrays of
+`collective_schedules` describes a collective as data: rounds of (source, destination, chunk). `cheapest` chooses the
+schedule that costs least on the links of the machine, `rounds` adds it to a program, `stacked` computes it on arrays of
 all replicas, and `collectives` is what lowering rules and Poplar programs call.
 """
 

@@ -1,4 +1,4 @@
-"""JAX's collective primitives as what they mean: a table from a primitive's name to its `Form`.
+"""The semantics of JAX's collective primitives: a table from a primitive's name to its `Form`.
 
 Input: an equation over the axis of replicas. Output: its groups of replicas, and how operands and results are arranged
 for `stacked` and `collectives`, which number parts by a leading dimension of ranks.
@@ -61,7 +61,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a collective equation means.
+    """The semantics of a collective equation.
 
     Args:
         kind: see the table above.
@@ -115,11 +115,7 @@ _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
 
 
 def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
-    """The groups of an equation.
-
-    Raises:
-        GraphError: for groups that leave replicas out, or have different sizes where parts go by rank.
-    """
+    """The groups of an equation; refuses those that leave replicas out, or differ in size where parts go by rank."""
     groups = stacked.whole(eqn.params.get("axis_index_groups"), replicas)
     sizes = sorted({len(group) for group in groups})
     if sorted(replica for group in groups for replica in group) != list(range(replicas)):

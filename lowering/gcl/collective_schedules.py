@@ -27,7 +27,7 @@ Pairs = tuple[tuple[int, int], ...]  # (source, destination)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is sent at one time.
+    """The sends of one round.
 
     Args:
         sends: (source, destination, chunk), int64[sends, 3]; the chunk is numbered within its level's value.
@@ -85,15 +85,15 @@ class Level:
             for swaps in self.swaps():
                 yield Round(np.array([(a, b, 0) for a, b in swaps]), combines=True)
             return
-        for turn in range(self.size - 1):
-            yield self._turn(-1 - turn, combines=True)
+        for number in range(self.size - 1):
+            yield self._round(-1 - number, combines=True)
 
     def gathering(self) -> Iterator[Round]:
         """The rounds after which all have every chunk, if the replica at position p has chunk p."""
-        for turn in range(self.size - 1 if self.kind == "ring" else 0):
-            yield self._turn(-turn, combines=False)
+        for number in range(self.size - 1 if self.kind == "ring" else 0):
+            yield self._round(-number, combines=False)
 
-    def _turn(self, offset: int, combines: bool) -> Round:
+    def _round(self, offset: int, combines: bool) -> Round:
         """Every replica sends the chunk that is so far from its position to the next one."""
         size = self.size
         sends = [(group[p], group[(p + 1) % size], (p + offset) % size) for group in self.groups for p in range(size)]

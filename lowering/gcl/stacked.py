@@ -1,4 +1,4 @@
-"""What collectives come to: functions of arrays with a leading axis of replicas.
+"""Array semantics of collectives: functions of arrays with a leading axis of replicas.
 
 They are what the engine computes, and what `ipu.jit` functions compute outside of a simulated machine.
 Input: arrays [replicas, …] and groups of replicas, all of one size; rank r of a group is its r-th replica.

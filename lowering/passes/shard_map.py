@@ -162,14 +162,7 @@ def _local_aval(aval: Any, dim: int, replicas: int) -> Any:
 
 
 def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
-    """A `shard_map` as calls: taking its parts, what it computes, gathering parts of results.
-
-    Args:
-        eqn: the equation.
-        operands: whole, or local where they come split.
-        results: the same.
-        replicas: how many.
-    """
+    """A `shard_map` as calls: slice operands that are whole, compute, gather results that are to be whole."""
     params, mesh = eqn.params, _Mesh.of(eqn.params["mesh"])
     body = closed(params["jaxpr"])
     parts: list[Atom] = []
@@ -255,7 +248,7 @@ class _Mesh:
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
-        """How equations over axes of the mesh are done over replicas, by primitive name."""
+        """Collectives over replicas for those over axes of the mesh, by primitive name."""
         return {
             "psum": self._reduce(lax.psum),
             "psum_invariant": self._reduce(lax.psum),

@@ -24,7 +24,7 @@ _VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expa
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What one kind of task of a stage computes.
+    """The jaxpr of one kind of task of a stage.
 
     Args:
         task: stage and kind.
@@ -108,7 +108,7 @@ def _with_views(part: Part, maker: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _reads(eqns: Sequence[JaxprEqn]) -> list[Var]:
-    """What equations read and do not make, in the order of first use."""
+    """Free variables of equations, in the order of first use."""
     made = {var for eqn in eqns for var in eqn.outvars}
     return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in made))
 

@@ -144,7 +144,7 @@ def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: Prog
 
 @dataclass(frozen=True, slots=True)
 class _Picking:
-    """What the choice among the slots of pairs is charged on each candidate grid of the search."""
+    """Charge of choosing among partial results, on each candidate grid of the search."""
 
     axis: int
     dtype: Any

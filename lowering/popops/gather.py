@@ -51,7 +51,7 @@ Mode = lax.GatherScatterMode
 
 @dataclass(frozen=True, slots=True)
 class GatherSpec:
-    """What to look up; the parameters of `lax.gather`, with slices whole along dimensions that are not indexed."""
+    """Parameters of a gather: those of `lax.gather`, with slices whole along dimensions that are not indexed."""
 
     numbers: lax.GatherDimensionNumbers
     slice_sizes: tuple[int, ...]
@@ -189,7 +189,7 @@ def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What putting together the answers of blocks of rows is charged on each candidate grid."""
+    """Charge of combining the answers of blocks of rows, on each candidate grid."""
 
     dtype: Any
     rank: int
@@ -303,7 +303,7 @@ def signed(indices: jax.Array) -> jax.Array:
 
 
 def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:
-    """What `lax.gather` gives for an index beyond the table: `fill`, or NaN, the lowest or the highest number."""
+    """The value for an index beyond the table: `fill`, or as `lax.gather` NaN, the lowest or the highest number."""
     value: Any = None if fill is None else thawed(fill)
     if value is None:
         if jnp.issubdtype(dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""What loops keep on tiles: states that turns overwrite, counters, and stacks of which a turn reads or writes one slot.
+"""What loops keep on tiles: states that iterations overwrite, counters, stacks of which each reads or writes one slot.
 
 A state lives in a variable of its own, written in place. A stack is one buffer, updated in place, with the stacked
 dimension whole on every tile, so that no slice moves between tiles.
@@ -25,7 +25,7 @@ _ADD = Op("add", lax.add, _COUNTER)
 
 
 def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int) -> Tensor:
-    """A variable that starts as `initial` and is overwritten turn by turn.
+    """A variable that starts as `initial` and is overwritten in each iteration.
 
     Without a layout to follow it stays unmapped, so that its first use in the loop maps it.
 

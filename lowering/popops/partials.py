@@ -53,7 +53,7 @@ _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its
 
 @remembered
 def kept_slots(slots: int) -> tuple[int, ...]:
-    """How many partials of one output each stage leaves; 1 after the last. No stage for one partial."""
+    """Partials of one output after each stage, 1 after the last; no stage for one partial."""
     if slots <= 1:
         return ()
     stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
@@ -84,7 +84,7 @@ def longest_share(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> A
 
 
 def _least_outputs(slots: int, keep: int, dtype: Any) -> int:
-    """Outputs that are worth a tile."""
+    """Fewest outputs that get a tile of their own."""
     return max(_grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
 
 
@@ -197,7 +197,7 @@ def _stage(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How the boxes of results are cut again in a stage.
+    """The division of boxes of results in a stage.
 
     Args:
         dim: which dimension, of those behind the slots.
@@ -213,7 +213,7 @@ class Parts:
 
 
 def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> int:
-    """What `reduce_partials_in_place` is charged for partials that each lie on a tile of their own.
+    """Cycles of `reduce_partials_in_place` for partials that each lie on a tile of their own.
 
     Args:
         slots: partials of each result.

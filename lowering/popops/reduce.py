@@ -70,11 +70,9 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
 
 
 def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The view to reduce, and its reduced dimensions.
-
-    Boxes of `x` are boxes of where it lies or may be placed. What lies otherwise is flat, or joins neighbouring
-    dimensions that are reduced alike, for which there are more even grids.
-    """
+    """The view to reduce, and its reduced dimensions."""
+    # Boxes of `x` are boxes of its mapping. Without such a mapping the view is flat, or joins neighbouring dimensions
+    # that are reduced alike, for which there are more even grids.
     if source_of(graph, x) == "free":
         return x, axes
     map_linearly(graph, x)
@@ -127,7 +125,7 @@ def _add_stage(
 
 @dataclass(frozen=True, slots=True)
 class _Combination:
-    """What the combination of partial results is charged on each candidate grid of the first stage."""
+    """Charge of combining partial results, on each candidate grid of the first stage."""
 
     axes: tuple[int, ...]
     dtype: Any

@@ -71,7 +71,7 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
 
 
 def neutral(monoid: str, dtype: Any) -> np.ndarray:
-    """What the reduction of nothing gives, a scalar."""
+    """The neutral element of a monoid, a scalar."""
     with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
         return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
 

@@ -88,16 +88,16 @@ class Windows:
         return tuple(sizes)
 
     def span(self, d: int, extent: int) -> Span:
-        """How dimension `d` of a tensor follows the windows."""
+        """The span of dimension `d` of a tensor over windows."""
         reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
         return Span(d, extent, self.strides[d], reach, -self.padding[d][0], self.base_dilation[d])
 
     def cell_span(self, d: int, extent: int) -> Span:
-        """How dimension `d` of a tensor follows cells of one stride, in each of which one window begins."""
+        """The span of dimension `d` of a tensor over cells of one stride, in each of which one window begins."""
         return Span(d, extent, self.strides[d], self.strides[d], -self.padding[d][0])
 
     def windows_over_cell(self, d: int, extent: int) -> Span:
-        """How the windows along dimension `d`, `extent` in number, follow the cells that they cover."""
+        """The span of the `extent` windows along dimension `d` over the cells that they cover."""
         return Span(d, extent, 1, 1 + (self.sizes[d] - 1) // self.strides[d])
 
     def halo(self, d: int) -> tuple[int, int]:
@@ -297,7 +297,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
 def _local(
     windows: Windows, d: int, count: int, size: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where the windows of a block begin and end in what it has of x, along one dimension."""
+    """Bounds of the windows of a block within its part of x, along one dimension."""
     low, _ = windows.halo(d)
     begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]

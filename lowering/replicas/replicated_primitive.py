@@ -30,7 +30,7 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What the replicas of a jaxpr compute.
+    """A jaxpr of one replica, and how its inputs and results are split.
 
     Args:
         jaxpr: the function of one replica.

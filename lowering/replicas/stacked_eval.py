@@ -50,7 +50,7 @@ class Replicas:
 
     @property
     def here(self) -> int:
-        """How many are here."""
+        """Number of local replicas."""
         return self.instances.local(self.count)
 
 
@@ -94,13 +94,13 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     num_consts, first_stack = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:num_consts]
 
-    def turn(carry: Values, slices: Values) -> tuple[Values, Values]:
+    def body(carry: Values, slices: Values) -> tuple[Values, Values]:
         results = stacked_eval(params["jaxpr"], [*consts, *carry, *slices], replicas)
         return results[: params["num_carry"]], results[params["num_carry"] :]
 
     stacks = [jnp.moveaxis(x, 1, 0) for x in operands[first_stack:]]
     carry, pushed = lax.scan(
-        turn, operands[num_consts:first_stack], stacks, length=params["length"], reverse=params["reverse"]
+        body, operands[num_consts:first_stack], stacks, length=params["length"], reverse=params["reverse"]
     )
     return [*carry, *(jnp.moveaxis(x, 0, 1) for x in pushed)]
 

@@ -32,7 +32,7 @@ _HOST = ("io_callback", "pure_callback")
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """What is known of a jaxpr's results.
+    """Which results of a jaxpr may differ between replicas.
 
     Args:
         results: for each result whether it may differ between replicas.

@@ -40,7 +40,7 @@ def scan_rule(
     num_carry: int,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """A loop with a fixed number of turns that reads and writes slices of stacks."""
+    """A loop with a fixed number of iterations that reads and writes slices of stacks."""
     # `unroll` and its like are advice for XLA
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name

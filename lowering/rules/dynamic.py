@@ -72,7 +72,7 @@ def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts) -> Tensor:
 def _places(
     shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Tensor]
 ) -> tuple[dict[int, int], dict[int, Tensor]]:
-    """Where a box begins along dimensions where that is known, and along the others."""
+    """Starts of a box: constants by dimension, and tensors by dimension."""
     known, moving = dict[int, int](), dict[int, Tensor]()
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
         value = np.zeros((), np.int32) if n == size else immediate_of(start)
@@ -84,7 +84,7 @@ def _places(
 
 
 def _within(x: Tensor, known: Mapping[int, int], sizes: Sequence[int]) -> Tensor:
-    """What a box is taken from: its own part of `x` along known dimensions, all of it along the others."""
+    """`x` sliced to the box along dimensions of known start, whole along the others."""
     ends = [known[d] + sizes[d] if d in known else n for d, n in enumerate(x.shape)]
     return x.slice([known.get(d, 0) for d in range(x.ndim)], ends)
 

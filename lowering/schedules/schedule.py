@@ -26,7 +26,7 @@ from ipujax.runtime.errors import ScheduleError
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """How many micro-batches a schedule works for.
+    """Numbers of micro-batches a schedule works for.
 
     Args:
         least: the fewest.
@@ -46,7 +46,7 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """What messages and comparisons call it."""
+        """Its name in messages and comparisons."""
         return type(self).__name__
 
     @abstractmethod
