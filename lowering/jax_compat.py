@@ -219,11 +219,6 @@ def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
     return jax.core.ShapedArray(out.shape, out.dtype)
 
 
-def new_var(aval: Any) -> Var:
-    """A fresh variable of a jaxpr."""
-    return Var(aval)
-
-
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """The shape of a variable or a literal."""
     aval: Any = atom.aval
@@ -233,11 +228,6 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
 def with_rows(aval: Any, rows: int) -> Any:
     """An abstract value with another number of rows, along its first axis."""
     return aval.update(shape=(rows, *aval.shape[1:]))
-
-
-def new_literal(value: Any, aval: Any) -> Literal:
-    """A constant scalar in a jaxpr."""
-    return Literal(value, aval)
 
 
 def closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
@@ -267,7 +257,7 @@ def argument_names(jaxpr: ClosedJaxpr) -> list[str]:
 
 
 def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
-    """The jaxpr without inputs and results of dtype float0, of which there is nothing to know or to move.
+    """The jaxpr without inputs and results of dtype float0, which hold no data.
 
     They are the gradients of whole numbers, and have no bytes. What computes them is dead code afterwards.
 

@@ -87,7 +87,7 @@ def lower(
         target: the machine, of all replicas together.
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
-        line: the user's line that equations belong to of which no line is the user's, `file:line (function)`.
+        line: line of equations whose own line is not the user's, `file:line (function)`.
 
     Returns:
         The graph and the program of one call.
@@ -118,8 +118,7 @@ def lower(
         done = program_of(found)
         return done.graph, done.program
 
-    with_stages = has_stages(jaxpr.jaxpr)
-    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if with_stages else uncut(jaxpr))
+    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
 
 
 class _Program:
@@ -134,7 +133,7 @@ class _Program:
         self._shards: list[tuple[Tensor, ...]] = []  # of each argument
 
     def lowered(self, line: str) -> LoweredProgram:
-        """The program; equations of which no line is the user's belong to `line`."""
+        """The program; equations whose line is not the user's belong to `line`."""
         whole, graph, prog, names, aliases = self._whole, self._graph, self._prog, self._names, self._aliases
         arguments, inputs = self._arguments()
         results, pipelines = self._results(arguments, line)

@@ -25,8 +25,6 @@ from ipujax.lowering.jax_compat import (
     Var,
     closed,
     jaxpr_file,
-    new_literal,
-    new_var,
     source_line,
     with_caller,
 )
@@ -67,14 +65,14 @@ class _Inliner:
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive.name == "platform_index":
-                env[eqn.outvars[0]] = new_literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
+                env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
             call = _call_of(eqn, operands)
             if call is not None:
                 results = self._call(*call, eqn)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            outvars = [v if not fresh or isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
+            outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
             params = rewritten_params(eqn.params, self._inside)
             self._eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
@@ -83,7 +81,7 @@ class _Inliner:
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
-            constant = new_var(var.aval)
+            constant = Var(var.aval)
             env[var] = constant
             self._constvars.append(constant)
             self._consts.append(value)

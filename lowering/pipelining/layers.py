@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_var, with_rows
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 from ipujax.lowering.pipelining.row_shards import (
     Bounds,
@@ -27,6 +27,7 @@ from ipujax.lowering.pipelining.row_shards import (
     cut,
     join_of,
     num_shards,
+    shards_of,
     slice_of,
     spread,
     uncut,
@@ -138,19 +139,15 @@ def _loop_of_shards(loop: ClosedJaxpr, found: CutJaxpr) -> ClosedJaxpr:
     body, invars, outvars = loop.jaxpr, list[Var](), list[Any]()
     before, behind = list[JaxprEqn](), list[JaxprEqn]()
     for var, at in zip(body.invars, found.inputs, strict=True):
-        parts = [var] if at is None else _parts(var, at)
+        parts = [var] if at is None else shards_of(var, at)
         invars += parts
         if at is not None:
             before.append(join_of(parts, var, None))
     for out, at in zip(body.outvars, found.outputs, strict=True):
-        made: Sequence[Any] = [out] if at is None else _parts(out, at)
+        made: Sequence[Any] = [out] if at is None else shards_of(out, at)
         outvars += made
         for part, (a, b) in zip(made, pairwise(at or ()), strict=False):
             behind.append(slice_of(out, part, a, b, None))
     names = body.debug_info.with_unknown_names()
     eqns = [*before, *body.eqns, *behind]
     return ClosedJaxpr(body.replace(invars=invars, outvars=outvars, eqns=eqns, debug_info=names), loop.consts)
-
-
-def _parts(atom: Any, bounds: Bounds) -> list[Var]:
-    return [new_var(with_rows(atom.aval, b - a)) for a, b in pairwise(bounds)]

@@ -45,7 +45,7 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
 
     Args:
         partition: the partition.
-        split: stages of which the gradients of parameters are tasks of their own.
+        split: stages whose parameter gradients are tasks of their own.
 
     Returns:
         The parts, in an order in which they can run one after the other.
@@ -63,7 +63,7 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
 
 
 def _wanted(partition: Partition) -> set[Var]:
-    """The variables that results and next states are made of."""
+    """The variables that results and next states need."""
     results = {var for terms in partition.results for var in variables(terms)}
     return results | set(variables(partition.jaxpr.jaxpr.outvars))
 

@@ -44,7 +44,7 @@ class PipelineSpec:
         accumulate_dtype: of sums and means of floating-point results; their own when None.
         schedule: the order in which stages work.
         device_mapping: the IPU of each stage; as the schedule has it when None.
-        stages: how many stages to find, or "auto"; those that equations are named after when None.
+        stages: number of stages to find, or "auto"; when None, equations are named after their stages.
     """
 
     name: str

@@ -7,8 +7,8 @@ shards, inputs and results too:
     h, gs = scan[length=24 reverse] h ys   h3, g3 = scan[length=6 reverse] h y3;  …;  h0, g0 = scan[…] h1 y0
     m = mul 0.9 gs                         m0 = mul 0.9 g0;  …;  m3 = mul 0.9 g3
 
-`spread` finds what goes with a stack: whatever row_rules says has the same rows. What mixes rows gets them put together
-again, and its rows are taken apart where they are needed, by equations that are views once they are lowered.
+`spread` finds what goes with a stack: whatever row_rules says has the same rows. Before an equation that mixes rows the
+shards are concatenated, behind it results are sliced where needed; both are views once they are lowered.
 
 Limits: a reduction over rows is reassociated: that of each shard, then of all.
 """
@@ -32,7 +32,6 @@ from ipujax.lowering.jax_compat import (
     Primitive,
     Var,
     new_jaxpr_eqn,
-    new_var,
     with_rows,
 )
 from ipujax.lowering.passes import all_reduce_p
@@ -64,7 +63,7 @@ class CutJaxpr:
         jaxpr: the jaxpr, with an input for each shard.
         inputs: for each input of the whole where it is cut, None where it is not.
         outputs: the same for results.
-        sources: what each of its equations is of; None of those that put shards together or take them apart.
+        sources: the origin of each of its equations; None for concatenations and slices of shards.
     """
 
     jaxpr: ClosedJaxpr
@@ -89,7 +88,7 @@ class Replacement:
 
 
 def uncut(jaxpr: ClosedJaxpr) -> CutJaxpr:
-    """A jaxpr of which nothing is cut."""
+    """A jaxpr without cuts."""
     sources = tuple(map(Source, range(len(jaxpr.jaxpr.eqns))))
     return CutJaxpr(jaxpr, (None,) * len(jaxpr.in_avals), (None,) * len(jaxpr.out_avals), sources)
 
@@ -191,7 +190,7 @@ class _Cutter:
         if bounds is None:
             self._wholes[var] = var
             return [var]
-        made = self._shards[var, bounds] = [new_var(with_rows(var.aval, b - a)) for a, b in pairwise(bounds)]
+        made = self._shards[var, bounds] = shards_of(var, bounds)
         return made
 
     def _read(self, atom: Atom, bounds: Bounds | None, like: JaxprEqn | None) -> Sequence[Atom]:
@@ -210,7 +209,7 @@ class _Cutter:
     def _whole(self, var: Var, like: JaxprEqn | None) -> Var:
         if var not in self._wholes:
             parts = next(parts for (known, _), parts in self._shards.items() if known is var)
-            self._wholes[var] = new_var(var.aval)
+            self._wholes[var] = Var(var.aval)
             self._add(join_of(parts, self._wholes[var], like), None)
         return self._wholes[var]
 
@@ -260,7 +259,7 @@ class _Cutter:
         spans = list(enumerate(pairwise(bounds)))
         for k, (a, b) in reversed(spans) if eqn.params["reverse"] else spans:
             invars = [*operands[k][:consts], *state, *operands[k][consts + carried :]]
-            following = [new_var(var.aval) for var in eqn.outvars[:carried]]
+            following = [Var(var.aval) for var in eqn.outvars[:carried]]
             outvars = [*following, *(parts[k] for parts in stacks)]
             self._add(eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a))
             state = list(following)
@@ -270,11 +269,11 @@ class _Cutter:
         (out,) = eqn.outvars
         total: Var | None = None
         for operands, (a, b) in zip(self._operands(eqn, rows, bounds), pairwise(bounds), strict=True):
-            part = new_var(out.aval)
+            part = Var(out.aval)
             self._add(eqn.replace(invars=operands, outvars=[part]), Source(n, a, b - a))
             if total is not None:
                 both = total, part
-                part = new_var(out.aval)
+                part = Var(out.aval)
                 self._add(_new(both, [part], COMBINES[eqn.primitive.name], {}, eqn), None)
             total = part
         assert total is not None, "there is at least one shard"
@@ -295,6 +294,11 @@ class _Cutter:
         invars = [x for atom, at in zip(eqn.invars, new.inputs, strict=True) for x in self._read(atom, at, eqn)]
         outvars = [x for var, at in zip(eqn.outvars, new.outputs, strict=True) for x in self._made(var, at)]
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))
+
+
+def shards_of(atom: Any, bounds: Bounds) -> list[Var]:
+    """New variables for the row shards of a value."""
+    return [Var(with_rows(atom.aval, b - a)) for a, b in pairwise(bounds)]
 
 
 def slice_of(whole: Atom, part: Var, first: int, last: int, like: JaxprEqn | None) -> JaxprEqn:

@@ -84,7 +84,7 @@ class Dependence:
 
     Args:
         same: the variables that are the same for all micro-batches.
-        trained: those that come of parameters.
+        trained: those that depend on parameters.
         is_same: for each equation whether it computes the same for all micro-batches.
         forward: for each equation whether it is a segment.
     """
@@ -122,7 +122,7 @@ def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:
 def _segments(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence[bool], same: set[Var]) -> list[int]:
     """The segment each equation goes with."""
     segments = [-1] * len(eqns)
-    last: dict[Var, int] = {}  # the last segment on whose stage a value is at hand
+    last: dict[Var, int] = {}  # the last segment that has a value
     for segment, n in enumerate(forward):
         segments[n] = segment
         for var in variables(eqns[n].invars):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, new_var
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import function_call_p, sharing_pays
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
@@ -60,8 +60,8 @@ def _calling(eqn: JaxprEqn, same: Collection[Var]) -> ClosedJaxpr:
     copied = [var for var, stays in zip(body.jaxpr.invars, fixed, strict=True) if not stays]
     if body.effects or not sharing_pays(body.jaxpr, (*copied, *body.jaxpr.outvars)):
         return body
-    invars = [new_var(var.aval) for var in body.jaxpr.invars]
-    outvars = [new_var(atom.aval) for atom in body.jaxpr.outvars]
+    invars = [Var(var.aval) for var in body.jaxpr.invars]
+    outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]
     params = {"jaxpr": body, "name": _NAME, "fixed": fixed}
     call = new_jaxpr_eqn(invars, outvars, function_call_p, params, frozenset())  # of no stage alone
     names = body.jaxpr.debug_info.with_unknown_names()

@@ -45,7 +45,7 @@ LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
 def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole) -> CutJaxpr:
-    """Gives stages to the pipelines of which stages are to be found.
+    """Finds stages for the pipelines that have none.
 
     Args:
         jaxpr: what is compiled, after all passes.

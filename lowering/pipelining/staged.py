@@ -24,11 +24,11 @@ from ipujax.runtime.errors import ArgumentError, raised_at
 
 @dataclass(frozen=True)
 class StagedPipeline:
-    """Everything about a pipeline but where its values lie.
+    """A pipeline before tile mapping.
 
     Args:
         spec: how micro-batches go through it.
-        partition: what is computed once, and what results are made of.
+        partition: equations computed once, and the terms of results.
         parts: what tasks compute, in an order in which they can run.
         plan: which task runs when.
         ipus: the IPU of each stage.
@@ -91,7 +91,7 @@ def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
-    """Makes a pipeline definite.
+    """Partitions and schedules a pipeline, and maps its stages to IPUs.
 
     Args:
         eqn: its equation; those of its micro-batch are named after stages.

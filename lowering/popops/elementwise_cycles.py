@@ -21,6 +21,7 @@ import numpy as np
 from ipujax.lowering.popops.emulation import Width, emulation, kind_of
 from ipujax.runtime.target import Target
 
+Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
 Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
 
 
@@ -183,14 +184,14 @@ def elementwise_cycles(
     return once + target.worker_contexts * (start + iterations * (means.factor * cycles + means.cast_cycles * vector))
 
 
-def ceil_div(number: np.ndarray, divisor: int) -> np.ndarray:
-    """Quotients rounded up, int64."""
+def ceil_div(number: Count, divisor: Count) -> Count:
+    """Quotients rounded up."""
     return -(-number // divisor)
 
 
-def total_elements(shape: Sequence[np.ndarray]) -> np.ndarray:
+def total_elements(shape: Sequence[Count]) -> Count:
     """Elements of a block from the lengths of its dimensions, over the grid."""
-    total = np.ones((), np.int64)
+    total: Count = np.int64(1)
     for length in shape:
         total = total * length
     return total

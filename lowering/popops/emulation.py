@@ -104,13 +104,7 @@ def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
 
 def width_of(dtype: Any) -> Width:
     """The column of the cost table a native dtype uses, or one that is only moved; 64 bits are two words."""
-    if is_key_dtype(dtype):
+    if is_key_dtype(dtype) or np.dtype(dtype).itemsize >= 8:
         return "double"
-    dtype = np.dtype(dtype)
-    if dtype.itemsize >= 8:
-        return "double"
-    if dtype.itemsize == 1:
-        return "byte"
-    if dtype.itemsize == 2:
-        return "half"
-    return "float" if dtype.kind == "f" else "int"
+    narrow: dict[int, Width] = {1: "byte", 2: "half"}
+    return narrow.get(np.dtype(dtype).itemsize, "float" if np.dtype(dtype).kind == "f" else "int")

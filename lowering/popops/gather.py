@@ -87,7 +87,7 @@ class GatherSpec:
         return tuple(d for d in range(self.out_rank) if d not in self.numbers.offset_dims)
 
     def wide_dims(self) -> list[tuple[int, int]]:
-        """Indexed dimensions of which a look-up takes several indices, each with its dimension of the result."""
+        """Indexed dimensions along which slices are longer than 1, each with its dimension of the result."""
         return [(d, out) for d, out in self._window_dims() if d in self.indexed and self.slice_sizes[d] > 1]
 
     def _window_dims(self) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ class GatherSpec:
         return list(zip(kept, self.numbers.offset_dims, strict=True))
 
     def row_dim(self) -> int | None:
-        """The longest indexed dimension of which a look-up takes one index: the one whose rows may be cut."""
+        """The longest indexed dimension along which slices have length 1: its rows may be cut."""
         rows = [d for d in self.indexed if self.slice_sizes[d] == 1]
         return max(rows, key=lambda d: self.table_shape[d], default=None)
 

@@ -1,6 +1,6 @@
 """The monoids of reductions, and the codelet that reduces dimensions of its block by one.
 
-"only" puts answers together of which all but one are made of zero bits, see `nothing`: adds them up as whole numbers.
+"only" combines answers of which all but one have all bits zero, see `nothing`: adds them up as whole numbers.
 So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
 
 "signed_add" adds from −0.0, which changes no number that it is added to, as 0.0 changes −0.0.
@@ -28,7 +28,7 @@ from ipujax.runtime.tensor import dtype_name
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The one element along some dimensions that is not made of zero bits, if there is one."""
+    """The one element along some dimensions with bits other than zero, if any."""
     if all(x.shape[axis] == 1 for axis in axes):
         return lax.squeeze(x, axes)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -46,7 +46,7 @@ def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def nothing(dtype: Any) -> jax.Array:
-    """The scalar made of zero bits."""
+    """The scalar with all bits zero."""
     if jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(np.zeros((), _bits(dtype)), dtype)
     return jnp.zeros((), dtype)

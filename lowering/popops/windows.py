@@ -154,18 +154,14 @@ def reduce_window(
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-        read_by = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), *map(scalar, starts))
+        # No codelet sees the fill: they pad by themselves.
+        read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
         accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
         add_vertices(graph, codelet, axes, accesses, tile, prog, name)
         return outs
 
     return add(graph, prog, choose(graph, shape, range(rank), work, [*operands, *starts], add))
-
-
-def _zero(dtype: Any) -> np.ndarray:
-    """A fill that no codelet sees, for they pad by themselves."""
-    return np.zeros((), dtype)
 
 
 def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
@@ -250,7 +246,7 @@ def select_and_scatter(
                 axes.append(whole_axis(f"halo{d}", 1 + low + high))
             source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
             x_dims.append(Dim(tuple(reached), -low))
-        fill, tile = _zero(x.dtype), tile_grid(boxes, len(axes) - rank)
+        fill, tile = np.zeros((), x.dtype), tile_grid(boxes, len(axes) - rank)
         accesses = (
             Access(source, tuple(source_dims), fill),
             Access(x, tuple(x_dims), fill),

@@ -68,7 +68,7 @@ def per_key(
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
         prog: program the compute set is added to.
         name: debug name.
-        cut_results: whether the result of one key, of which there is one then, may be cut.
+        cut_results: whether the result of one key may be cut; there is one result then.
 
     Returns:
         New tensors, one for each result.

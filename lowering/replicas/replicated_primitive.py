@@ -124,8 +124,5 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     )
     consts = [*inner.consts, *(values[eqn.invars[n]] for n in constants)]
     in_dims = tuple(eqn.params["in_dims"][n] for n in order)
-    params = eqn.params
-    closed_whole = ClosedJaxpr(whole, consts)
-    return Replicated(
-        closed_whole, params["replicas"], in_dims, params["out_dims"], params["is_checked"], params["axis_name"]
-    )
+    replicas, *ends = (eqn.params[key] for key in ("replicas", "out_dims", "is_checked", "axis_name"))
+    return Replicated(ClosedJaxpr(whole, consts), replicas, in_dims, *ends)

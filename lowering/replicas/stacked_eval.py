@@ -42,7 +42,7 @@ class Replicas:
 
     Args:
         count: how many there are, of all instances.
-        instances: processes among which they are shared; those that are here are the leading axis of every value.
+        instances: processes among which they are shared; the local ones are the leading axis of every value.
     """
 
     count: int

@@ -30,7 +30,7 @@ class Context:
         equation: the equation itself.
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
-        functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
+        functions: lowered functions by callee, kept for the rule of calls.
         into_tensor: where the result may be written at once; a rule that does so returns it.
     """
 

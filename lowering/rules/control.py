@@ -122,11 +122,8 @@ def cond_rule(
 
 
 def _mapping_of_any(graph: Graph, candidates: Sequence[Tensor]) -> TileMapping:
-    for value in candidates:
-        mapping = mapping_like(graph, value)
-        if mapping is not None:
-            return mapping
-    return linear_mapping(graph, candidates[0].size, candidates[0].dtype)
+    mappings = (mapping for value in candidates if (mapping := mapping_like(graph, value)) is not None)
+    return next(mappings, None) or linear_mapping(graph, candidates[0].size, candidates[0].dtype)
 
 
 RULES: dict[str, Rule] = {"scan": scan_rule, "while": while_rule, "cond": cond_rule}

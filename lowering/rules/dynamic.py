@@ -143,7 +143,7 @@ def _updated(
 
 
 def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[int]:
-    """The moving dimensions of which a tile cannot hold one row, as much as planners may use."""
+    """The moving dimensions with rows that exceed what planners may use of a tile."""
     target, long, shape = graph.target, list[int](), list(x.shape)
     for d in sorted(moving, key=lambda d: sizes[d] / x.shape[d]):
         rows = -(-prod(shape) // (shape[d] * target.tiles_per_ipu))

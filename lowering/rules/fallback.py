@@ -233,7 +233,7 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
 def _work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the fields of which the one with most elements counts."""
+    """Estimated operations an element, and the fields whose largest block gives the elements."""
     own = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
     size = prod(own) if name == "fft" else min(own, default=1)
     columns = [f for f, n in enumerate(connected) if name in _COLUMNS and n in (len(shapes) - 2, len(shapes) - 1)]

@@ -41,7 +41,7 @@ def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
 
 
 def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequence[Tensor]:
-    """The next state, which one tile computes, and bits, of which each tile computes those it keeps."""
+    """The next state, computed by one tile, and bits, computed by each tile for its own block."""
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
     outs = []
@@ -57,7 +57,7 @@ def _one_result(primitive: Primitive, number: int, /, **params: Any) -> Callable
 
 
 def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`rng_uniform`: numbers of XLA's own generator, never the same twice, of which each tile draws its own."""
+    """`rng_uniform`: numbers of XLA's own generator, never the same twice; each tile draws its own."""
     return _draw(ctx, [low, high], 0, params, cut_results=True)
 
 

@@ -60,8 +60,7 @@ def concatenate_rule(ctx: Context, *operands: Tensor, dimension: int) -> Tensor:
 
 
 def stack_rule(ctx: Context, *operands: Tensor, axis: int) -> Tensor:
-    shape = operands[0].shape
-    return concat([x.reshape((*shape[:axis], 1, *shape[axis:])) for x in operands], axis)
+    return concat([x.expand_dims(axis) for x in operands], axis)
 
 
 def unstack_rule(ctx: Context, x: Tensor, *, axis: int) -> Sequence[Tensor]:

@@ -56,7 +56,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
 
 
 def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
-    """The largest or smallest elements along one dimension, of which XLA may miss some: those it finds."""
+    """The largest or smallest elements along one dimension, approximately: XLA may miss some."""
     if not x.size or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, x)
     axis = reduction_dimension % x.ndim
