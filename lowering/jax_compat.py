@@ -6,10 +6,11 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.lax.linalg
+import numpy as np
 from jax.extend import core as _core
 from jax.extend.core import primitives as _primitives
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -25,6 +26,8 @@ Primitive = _core.Primitive
 Var = _core.Var
 DropVar = _core.DropVar
 Atom = Var | Literal
+
+_T = TypeVar("_T")
 
 # Parameter that holds the callee, by primitive name.
 CALLEES: dict[str, str] = {
@@ -61,13 +64,18 @@ def make_primitive(
         batched: from operands, the batch axis of each (None without) and parameters to results and their axes; without
             it, vmap refuses.
     """
+    primitive = _computed_primitive(name, compute)
+    primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
+    if batched is not None:
+        batching.primitive_batchers[primitive] = batched
+    return primitive
+
+
+def _computed_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compute)
-    primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
     mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
-    if batched is not None:
-        batching.primitive_batchers[primitive] = batched
     return primitive
 
 
@@ -79,8 +87,6 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
         body: the parameter that holds the `ClosedJaxpr`; its effects are the primitive's.
         refuse_derivative: called with the parameters where one is asked for; raises.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
 
     def compute(*operands: Any, **params: Any) -> list[Any]:
         return list(jaxpr_as_fun(params[body])(*operands))
@@ -94,12 +100,10 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
         return results, [0] * len(results)
 
     def derivative(primals: Any, tangents: Any, **params: Any) -> None:
-        del primals, tangents
         refuse_derivative(**params)
 
-    primitive.def_impl(compute)
+    primitive = _computed_primitive(name, compute)
     primitive.def_effectful_abstract_eval(abstract)
-    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
     batching.fancy_primitive_batchers[primitive] = batched
     ad.primitive_jvps[primitive] = derivative
     return primitive
@@ -117,16 +121,13 @@ def make_holding_primitive(
         callee: the parameter that holds the jaxpr, a `ClosedJaxpr`, with an input for each operand and an output for
             each result; those that nothing needs are dropped from it with the results.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(compute)
+    primitive = _computed_primitive(name, compute)
     primitive.def_effectful_abstract_eval(
         lambda *avals, **params: (
             [_core_aval(out) for out in abstract(*avals, **params)],
             without_axes(params[callee].jaxpr.effects),
         )
     )
-    mlir.register_lowering(primitive, mlir.lower_fun(compute, multiple_results=True))
 
     def drop_dead_code(used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
         if not any(used) and not eqn.effects:
@@ -155,6 +156,34 @@ def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     """The results of one equation on arrays, a list."""
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
+
+
+def eval_jaxpr(
+    jaxpr: ClosedJaxpr,
+    operands: Sequence[_T],
+    equation: Callable[[JaxprEqn, list[_T]], Sequence[_T]],
+    constant: Callable[[Any], _T],
+) -> list[_T]:
+    """The results of a jaxpr in an interpretation of its equations, one after the other.
+
+    Args:
+        jaxpr: what is evaluated.
+        operands: a value for each input.
+        equation: from an equation and the values of its operands to those of its results.
+        constant: from a constant or a literal, an array, to its value.
+    """
+    body = jaxpr.jaxpr
+    env: dict[Var, _T] = dict(zip(body.invars, operands, strict=True))
+    env.update(zip(body.constvars, map(constant, jaxpr.consts), strict=True))
+
+    def read(atom: Atom) -> _T:
+        aval: Any = atom.aval
+        return constant(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in body.eqns:
+        results = equation(eqn, [read(atom) for atom in eqn.invars])
+        env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar))
+    return [read(atom) for atom in body.outvars]
 
 
 def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -190,11 +219,6 @@ def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
     return jax.core.ShapedArray(out.shape, out.dtype)
 
 
-def new_var(aval: Any) -> Var:
-    """A fresh variable of a jaxpr."""
-    return Var(aval)
-
-
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """The shape of a variable or a literal."""
     aval: Any = atom.aval
@@ -204,11 +228,6 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
 def with_rows(aval: Any, rows: int) -> Any:
     """An abstract value with another number of rows, along its first axis."""
     return aval.update(shape=(rows, *aval.shape[1:]))
-
-
-def new_literal(value: Any, aval: Any) -> Literal:
-    """A constant scalar in a jaxpr."""
-    return Literal(value, aval)
 
 
 def closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
@@ -238,7 +257,7 @@ def argument_names(jaxpr: ClosedJaxpr) -> list[str]:
 
 
 def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
-    """The jaxpr without inputs and results of dtype float0, of which there is nothing to know or to move.
+    """The jaxpr without inputs and results of dtype float0, which hold no data.
 
     They are the gradients of whole numbers, and have no bytes. What computes them is dead code afterwards.
 

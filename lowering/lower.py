@@ -19,7 +19,7 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import has_stages
-from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_pieces, uncut
+from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
@@ -87,7 +87,7 @@ def lower(
         target: the machine, of all replicas together.
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
-        line: the user's line that equations belong to of which no line is the user's, `file:line (function)`.
+        line: line of equations whose own line is not the user's, `file:line (function)`.
 
     Returns:
         The graph and the program of one call.
@@ -118,20 +118,11 @@ def lower(
         done = program_of(found)
         return done.graph, done.program
 
-    with_stages = has_stages(jaxpr.jaxpr)
-    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if with_stages else uncut(jaxpr))
+    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
 
 
 class _Program:
-    """The program of one call, around what a jaxpr computes.
-
-    Args:
-        whole: what is called, and how its ends are split over replicas.
-        found: the same, with arguments and results that may be in pieces.
-        graph: an empty graph.
-        donated: for each argument whether its buffer may be reused.
-        names: debug name of each.
-    """
+    """The program of one call; `found` is `whole` with arguments and results that may be in row shards."""
 
     def __init__(
         self, whole: Replicated, found: CutJaxpr, graph: Graph, donated: Sequence[bool], names: Sequence[str]
@@ -139,10 +130,10 @@ class _Program:
         self._whole, self._found, self._graph, self._names = whole, found, graph, names
         self._prog = ProgramSequence()
         self._aliases = donated_aliases(whole, donated)
-        self._pieces: list[tuple[Tensor, ...]] = []  # of each argument
+        self._shards: list[tuple[Tensor, ...]] = []  # of each argument
 
     def lowered(self, line: str) -> LoweredProgram:
-        """The program; equations of which no line is the user's belong to `line`."""
+        """The program; equations whose line is not the user's belong to `line`."""
         whole, graph, prog, names, aliases = self._whole, self._graph, self._prog, self._names, self._aliases
         arguments, inputs = self._arguments()
         results, pipelines = self._results(arguments, line)
@@ -173,9 +164,9 @@ class _Program:
                 if bounds is not None:
                     spans = pairwise(bounds)
                     shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
-                pieces = tuple(graph.add_variable(shape, aval.dtype, name) for name, shape in shapes.items())
-            self._pieces.append(pieces)
-            arguments.append(_joined(pieces))
+                shards = tuple(graph.add_variable(shape, aval.dtype, name) for name, shape in shapes.items())
+            self._shards.append(shards)
+            arguments.append(_joined(shards))
             inputs.append(stream)
             self._prog.add(StreamIn(stream, arguments[-1]))
         return arguments, inputs
@@ -183,22 +174,22 @@ class _Program:
     def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """The tensors of all results."""
         jaxpr, graph = self._found.jaxpr, self._graph
-        given, pipelines = [piece for pieces in self._pieces for piece in pieces], tuple[PipelineRun, ...]()
+        given, pipelines = [shard for shards in self._shards for shard in shards], tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
                 made, pipelines = lower_staged(graph, Lowering, jaxpr, given, self._prog)
             else:
                 made = Lowering(graph).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()
-        whole_of = dict(zip(self._pieces, arguments, strict=True))
+        whole_of = dict(zip(self._shards, arguments, strict=True))
         for bounds in self._found.outputs:
-            pieces = tuple(next(remaining) for _ in range(num_pieces(bounds)))
-            results.append(whole_of.get(pieces) or _joined(pieces))
+            shards = tuple(next(remaining) for _ in range(num_shards(bounds)))
+            results.append(whole_of.get(shards) or _joined(shards))
         return results, pipelines
 
 
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else concat(pieces, 0)
+def _joined(shards: Sequence[Tensor]) -> Tensor:
+    return shards[0] if len(shards) == 1 else concat(shards, 0)
 
 
 def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
@@ -207,15 +198,15 @@ def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | N
     jaxpr, in_dims = whole.jaxpr, whole.in_dims
     aliases: list[int | None] = []
     for aval, dim in zip(jaxpr.out_avals, whole.out_dims, strict=True):
-        match = next((n for n in free if _same_buffer(jaxpr.in_avals[n], aval) and in_dims[n] == dim), None)
+        match = next((n for n in free if _buffer(jaxpr.in_avals[n], in_dims[n]) == _buffer(aval, dim)), None)
         if match is not None:
             free.remove(match)
         aliases.append(match)
     return tuple(aliases)
 
 
-def _same_buffer(a: Any, b: Any) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype
+def _buffer(aval: Any, dim: int | None) -> tuple[Any, ...]:
+    return aval.shape, aval.dtype, dim
 
 
 def _set_aside_arguments(

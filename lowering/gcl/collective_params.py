@@ -1,4 +1,4 @@
-"""JAX's collective primitives as what they mean: a table from a primitive's name to its `Form`.
+"""The semantics of JAX's collective primitives: a table from a primitive's name to its `Form`.
 
 Input: an equation over the axis of replicas. Output: its groups of replicas, and how operands and results are arranged
 for `stacked` and `collectives`, which number parts by a leading dimension of ranks.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ import numpy as np
 
 from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
-from ipujax.lowering.jax_compat import JaxprEqn, source_line
+from ipujax.lowering.jax_compat import JaxprEqn, shape_of, source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 
@@ -61,7 +61,7 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a collective equation means.
+    """The semantics of a collective equation.
 
     Args:
         kind: see the table above.
@@ -115,11 +115,7 @@ _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
 
 
 def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
-    """The groups of an equation.
-
-    Raises:
-        GraphError: for groups that leave replicas out, or have different sizes where parts go by rank.
-    """
+    """The groups of an equation; refuses those that leave replicas out, or differ in size where parts go by rank."""
     groups = stacked.whole(eqn.params.get("axis_index_groups"), replicas)
     sizes = sorted({len(group) for group in groups})
     if sorted(replica for group in groups for replica in group) != list(range(replicas)):
@@ -145,27 +141,27 @@ def _reduce(eqn: JaxprEqn, replicas: int) -> Form:
 
 def _gather(eqn: JaxprEqn, replicas: int) -> Form:
     groups, dim = _groups(eqn, replicas), eqn.params["all_gather_dimension"]
-    shape, out = (len(groups[0]), *_aval(eqn.invars[0]).shape), _aval(eqn.outvars[0]).shape
+    shape, out = (len(groups[0]), *shape_of(eqn.invars[0])), shape_of(eqn.outvars[0])
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
-    return Form("gather", groups, after=Arrangement(shape, order, tuple(out)))
+    return Form("gather", groups, after=Arrangement(shape, order, out))
 
 
 def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
     groups, dim = _groups(eqn, replicas), eqn.params["scatter_dimension"]
-    shape, ranks = _aval(eqn.invars[0]).shape, len(groups[0])
+    shape, ranks = shape_of(eqn.invars[0]), len(groups[0])
     cut = _cut(shape, dim, ranks)
-    part = tuple(_aval(eqn.outvars[0]).shape)
-    return Form("scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), (ranks, *part)))
+    joined = (ranks, *shape_of(eqn.outvars[0]))
+    return Form("scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), joined))
 
 
 def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
     groups = _groups(eqn, replicas)
     split, concat, ranks = eqn.params["split_axis"], eqn.params["concat_axis"], len(groups[0])
-    cut = _cut(_aval(eqn.invars[0]).shape, split, ranks)
+    cut = _cut(shape_of(eqn.invars[0]), split, ranks)
     order = _to_front(split, len(cut))
     parts = tuple(cut[n] for n in order)
     back = (*range(1, concat + 1), 0, *range(concat + 1, len(parts)))
-    after = Arrangement(parts, back, tuple(_aval(eqn.outvars[0]).shape))
+    after = Arrangement(parts, back, shape_of(eqn.outvars[0]))
     return Form("exchange", groups, before=Arrangement(cut, order, parts), after=after)
 
 
@@ -179,7 +175,6 @@ def _broadcast(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _index(eqn: JaxprEqn, replicas: int) -> Form:
-    del eqn
     return Form("index", stacked.whole(None, replicas))
 
 
@@ -190,10 +185,6 @@ def _cut(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
 
 def _to_front(dim: int, rank: int) -> tuple[int, ...]:
     return (dim, *(n for n in range(rank) if n != dim))
-
-
-def _aval(atom: Any) -> Any:
-    return atom.aval
 
 
 COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {

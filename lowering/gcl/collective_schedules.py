@@ -1,4 +1,4 @@
-"""Schedules of collectives as data: rounds of (source replica, destination replica, chunk).
+"""Schedules of collectives as data: levels of groups of replicas.
 
     schedule ::= level…                 outermost last
     level    ::= ring | doubling        of groups of replicas, all at the same time
@@ -23,19 +23,6 @@ import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]  # of replicas, each in order
 Pairs = tuple[tuple[int, int], ...]  # (source, destination)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What is sent at one time.
-
-    Args:
-        sends: (source, destination, chunk), int64[sends, 3]; the chunk is numbered within its level's value.
-        combines: whether the receiver adds what comes to what it has, instead of storing it.
-    """
-
-    sends: np.ndarray
-    combines: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +65,6 @@ class Level:
         for group in self.groups:
             found[list(group)] = np.arange(self.size)
         return found
-
-    def reducing(self) -> Iterator[Round]:
-        """The rounds after which the replica at position p of a ring has the sum of chunk p, of doubling all."""
-        if self.kind == "doubling":
-            for swaps in self.swaps():
-                yield Round(np.array([(a, b, 0) for a, b in swaps]), combines=True)
-            return
-        for turn in range(self.size - 1):
-            yield self._turn(-1 - turn, combines=True)
-
-    def gathering(self) -> Iterator[Round]:
-        """The rounds after which all have every chunk, if the replica at position p has chunk p."""
-        for turn in range(self.size - 1 if self.kind == "ring" else 0):
-            yield self._turn(-turn, combines=False)
-
-    def _turn(self, offset: int, combines: bool) -> Round:
-        """Every replica sends the chunk that is so far from its position to the next one."""
-        size = self.size
-        sends = [(group[p], group[(p + 1) % size], (p + offset) % size) for group in self.groups for p in range(size)]
-        return Round(np.array(sends), combines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Limits: groups have one size and cover all replicas; for sums over others see `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import jax
@@ -102,11 +102,10 @@ def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: P
     (reduced,) = rounds.reduce([Part(graph, value)], schedule, monoid, body, name)
     held = reduced.tensor
 
-    def compute(values: list[jax.Array]) -> list[jax.Array]:
-        replicas = values[0].shape[0]
-        return [stacked.reduce_scatter(values[0], monoid, groups).reshape((replicas, *held.shape))]
+    def compute(v: jax.Array) -> jax.Array:
+        return stacked.reduce_scatter(v, monoid, groups).reshape((len(v), *held.shape))
 
-    prog.add(Collective(body, (x,), (held,), compute, is_same=False, name=name, origin=graph.origin))
+    _add(graph, prog, body, x, held, compute, name)
     return held.reshape(x.shape[1:])
 
 
@@ -139,12 +138,10 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     places = schedule.places(groups).ravel()
     at = np.argsort(places)
 
-    def compute(values: list[jax.Array]) -> list[jax.Array]:
-        replicas = values[0].shape[0]
-        return [stacked.all_gather(values[0], groups)[:, places].reshape((replicas, *value.shape))]
+    def compute(v: jax.Array) -> jax.Array:
+        return stacked.all_gather(v, groups)[:, places].reshape((len(v), *value.shape))
 
-    is_same = len(groups) == 1
-    prog.add(Collective(body, (x,), (value,), compute, is_same=is_same, name=name, origin=graph.origin))
+    _add(graph, prog, body, x, value, compute, name, is_same=len(groups) == 1)
     if (at == np.arange(ranks)).all():
         return gathered.reshape((ranks, *x.shape))
     return concat([gathered[int(n) : int(n) + 1] for n in at]).reshape((ranks, *x.shape))
@@ -170,11 +167,7 @@ def all_to_all(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     value = rounds.add_value(graph, shape[:1], shape[1], x.dtype, f"{name}/value")
     body.add(Copy(x.reshape(shape), value, f"{name}/pack", graph.origin))
     out = rounds.exchange(graph, value, groups, body, name)
-
-    def compute(values: list[jax.Array]) -> list[jax.Array]:
-        return [stacked.all_to_all(values[0], groups).reshape((-1, *shape))]
-
-    prog.add(Collective(body, (x,), (out,), compute, is_same=False, name=name, origin=graph.origin))
+    _add(graph, prog, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)), name)
     return out.reshape(x.shape)
 
 
@@ -196,12 +189,23 @@ def permute(graph: Graph, x: Tensor, pairs: Pairs, prog: Program, name: str) -> 
     map_linearly(graph, x)
     body, out = Program(), _like(graph, x, name)
     rounds.permute(graph, x, out, pairs, body, name)
-
-    def compute(values: list[jax.Array]) -> list[jax.Array]:
-        return [stacked.permute(values[0], pairs)]
-
-    prog.add(Collective(body, (x,), (out,), compute, is_same=False, name=name, origin=graph.origin))
+    _add(graph, prog, body, x, out, lambda v: stacked.permute(v, pairs), name)
     return out
+
+
+def _add(
+    graph: Graph,
+    prog: Program,
+    body: Program,
+    x: Tensor,
+    out: Tensor,
+    compute: Callable[[jax.Array], jax.Array],
+    name: str,
+    is_same: bool = False,
+) -> None:
+    """Adds a collective of one tensor."""
+    node = Collective(body, (x,), (out,), lambda v: [compute(v[0])], is_same=is_same, name=name, origin=graph.origin)
+    prog.add(node)
 
 
 def _in_order_of_memory(x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def add_value(graph: Graph, chunks: tuple[int, ...], elements: int, dtype: np.dt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one IPU of a replica has of a value; all of them take part in the same rounds.
+    """The part of a value on one IPU of a replica; all parts go through the same rounds.
 
     Args:
         graph: the IPU's view of the graph.

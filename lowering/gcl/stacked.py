@@ -1,4 +1,4 @@
-"""What collectives come to: functions of arrays with a leading axis of replicas.
+"""Array semantics of collectives: functions of arrays with a leading axis of replicas.
 
 They are what the engine computes, and what `ipu.jit` functions compute outside of a simulated machine.
 Input: arrays [replicas, …] and groups of replicas, all of one size; rank r of a group is its r-th replica.
@@ -7,13 +7,13 @@ Input: arrays [replicas, …] and groups of replicas, all of one size; rank r of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
+from ipujax.lowering.popops import neutral
 
 _REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"add": jnp.sum, "max": jnp.max, "min": jnp.min}
 
@@ -30,10 +30,8 @@ def group_places(groups: Groups) -> tuple[np.ndarray, np.ndarray]:
 def all_reduce(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
     """Every replica gets the sum, or the like, over its group; groups may differ in size."""
     if len({len(group) for group in groups}) > 1:
-        chosen = jnp.where(
-            of_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:])), x, neutral(monoid, x.dtype)
-        )
-        return reduced(chosen, monoid, (1,))
+        own = of_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+        return reduced(jnp.where(own, x, neutral(monoid, x.dtype)), monoid, (1,))
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)[0]]
 
 
@@ -44,16 +42,6 @@ def of_group(groups: Groups) -> np.ndarray:
     for group in groups:
         together[np.ix_(group, group)] = True
     return together
-
-
-def neutral(monoid: str, dtype: Any) -> np.ndarray:
-    """What changes nothing when it is combined."""
-    if monoid == "add":
-        return np.zeros((), dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(-np.inf if monoid == "max" else np.inf, dtype)
-    limits = jnp.iinfo(dtype)
-    return np.asarray(limits.min if monoid == "max" else limits.max, dtype)
 
 
 def all_gather(x: jax.Array, groups: Groups) -> jax.Array:

@@ -33,7 +33,7 @@ class IpuView(Graph):
 
     @property
     def origin(self) -> Origin:
-        """Where what is being added comes from: what was said of this view, else of the whole graph."""
+        """Where what is being added comes from: the origin of this view if it has one, else of the whole graph."""
         return self.whole.origin if self._origin == Origin() else self._origin
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:

@@ -61,7 +61,7 @@ class Ipus:
         return self._views[ipu]
 
     def lowering(self, ipu: int) -> LowersEquations:
-        """What lowers equations on one IPU."""
+        """The lowering of one IPU."""
         if ipu not in self._lowerings:
             self._lowerings[ipu] = self._make(self.view(ipu), {})
         return self._lowerings[ipu]
@@ -118,11 +118,10 @@ class Ipus:
         prog.add(Copy(result, into, name, self.graph.origin))
         return into
 
-    def home_of(self, tensor: Tensor, default: int) -> int:
-        """The IPU that all of a tensor lies on; the default if it lies on several, or nowhere."""
+    def home_of(self, tensor: Tensor) -> int | None:
+        """The IPU that all of a tensor lies on; None if it lies on several, or nowhere."""
         homes = {self.home(variable) for variable in tensor.variables()}
-        (home,) = homes if len(homes) == 1 else (None,)
-        return default if home is None else home
+        return homes.pop() if len(homes) == 1 else None
 
     def bring(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
         """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
@@ -187,7 +186,6 @@ class Ipus:
 
     def _layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
         """A shape and a mapping on one IPU that follow a tensor as far as it lies on one IPU."""
-        homes = {self.home(v) for v in tensor.variables()}
-        (home,) = homes if len(homes) == 1 else (None,)
+        home = self.home_of(tensor)
         found = None if home is None else layout_like(self.view(home), tensor)
         return found or (tensor.shape, linear_mapping(self.view(0), tensor.size, tensor.dtype))

@@ -87,7 +87,7 @@ def named_stage(eqn: JaxprEqn) -> int | None:
             f"a pipeline with stages is inside a {eqn.primitive.name}",
             where=source_line(eqn) or None,
             expected="a pipeline that runs once in a call",
-            hint="jit one turn of the loop"
+            hint="jit one iteration of the loop"
             if eqn.primitive.name in ("scan", "while")
             else "jit the pipeline apart from what is around it",
         )
@@ -100,7 +100,7 @@ def named_stage(eqn: JaxprEqn) -> int | None:
             where=source_line(first) or None,
             expected="loops and branches that lie in one stage",
             got=f"stages {', '.join(map(str, sorted(stages)))} in the one at {source_line(eqn) or 'no known line'}",
-            hint="ipu.pipeline(fun, micro_batches=...) for a loop over micro-batches, or jit one turn of the loop",
+            hint="ipu.pipeline(fun, micro_batches=...) for a loop over micro-batches, or jit one iteration of the loop",
         )
     return next(iter(stages), None)
 

@@ -2,6 +2,7 @@
 
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
+    equations as equations,
     once as once,
     primitive_names as primitive_names,
     rewritten_params as rewritten_params,
@@ -10,7 +11,6 @@ from ipujax.lowering.jaxpr.op_counts import elements_of as elements_of, work_of 
 from ipujax.lowering.jaxpr.stage_names import (
     PIPELINE as PIPELINE,
     StageName as StageName,
-    equations as equations,
     has_stages as has_stages,
     holds_pipeline as holds_pipeline,
     named_stages as named_stages,

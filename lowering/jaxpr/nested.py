@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, closed, jaxprs_in_params
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, closed, jaxprs_in_params
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -49,7 +49,17 @@ def once(rewrite: Rewrite) -> Rewrite:
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """The names of the primitives of a jaxpr and of the jaxprs inside it."""
+    return (eqn.primitive.name for eqn in equations(jaxpr))
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
     for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for inner in jaxprs_in_params(eqn.params):
-            yield from primitive_names(getattr(inner, "jaxpr", inner))
+        yield eqn
+        yield from equations_inside(eqn)
+
+
+def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The equations of the jaxprs that an equation holds, and of those inside them."""
+    for inner in jaxprs_in_params(eqn.params):
+        yield from equations(getattr(inner, "jaxpr", inner))

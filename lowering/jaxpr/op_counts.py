@@ -44,13 +44,13 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.steps + other.steps, self.weight + other.weight, self.elements + other.elements)
 
-    def times(self, turns: int) -> Work:
+    def times(self, iterations: int) -> Work:
         """The work of a loop, whose code is there once."""
-        return Work(self.steps, self.weight * turns, self.elements * turns)
+        return Work(self.steps, self.weight * iterations, self.elements * iterations)
 
 
 def work_of(jaxpr: Jaxpr) -> Work:
-    """The work of evaluating a jaxpr once; of all branches together, and of one turn of a loop that may have any."""
+    """The work of evaluating a jaxpr once; of all branches together, of one iteration of a `while`."""
     return reduce(add, map(_of_equation, jaxpr.eqns), Work())
 
 

@@ -7,10 +7,10 @@ and whether it is the stage's backward part: the gradients of what is traced ins
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, name_stack
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, name_stack
+from ipujax.lowering.jaxpr.nested import equations, equations_inside
 from ipujax.runtime.cache import remembered
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
@@ -52,11 +52,10 @@ def stage_name(eqn: JaxprEqn) -> StageName:
 def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:
     """The stages named inside the jaxprs that an equation holds, each with the first equation that names it."""
     found: dict[int, JaxprEqn] = {}
-    for body in jaxprs_in_params(eqn.params):
-        for inner in equations(getattr(body, "jaxpr", body)):
-            stage = stage_name(inner).stage
-            if stage is not None:
-                found.setdefault(stage, inner)
+    for inner in equations_inside(eqn):
+        stage = stage_name(inner).stage
+        if stage is not None:
+            found.setdefault(stage, inner)
     return found
 
 
@@ -67,18 +66,9 @@ def has_stages(jaxpr: Jaxpr) -> bool:
 
 def holds_pipeline(eqn: JaxprEqn) -> bool:
     """Whether the jaxprs that an equation holds have a pipeline with stages in them."""
-    inside = (getattr(body, "jaxpr", body) for body in jaxprs_in_params(eqn.params))
-    return any(inner.primitive.name == PIPELINE for body in inside for inner in equations(body))
+    return any(inner.primitive.name == PIPELINE for inner in equations_inside(eqn))
 
 
 def named_stages(jaxpr: Jaxpr) -> set[int]:
     """The stages that equations are named after, however deep."""
     return {stage for eqn in equations(jaxpr) if (stage := stage_name(eqn).stage) is not None}
-
-
-def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for body in jaxprs_in_params(eqn.params):
-            yield from equations(getattr(body, "jaxpr", body))

@@ -11,7 +11,6 @@ is library code: JAX traces that once and shares it between callers, so that its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,6 @@ from ipujax.lowering.jax_compat import (
     Var,
     closed,
     jaxpr_file,
-    new_literal,
-    new_var,
     source_line,
     with_caller,
 )
@@ -39,32 +36,27 @@ PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr without calls."""
-    inside: list[Rewrite] = []
-    inside.append(once(lambda body: _inline(body, inside[0])))
-    return inside[0](jaxpr)
 
+    @once
+    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _Inliner(body, inside).run()
 
-def _inline(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
-    consts = list(jaxpr.consts)
-    body = _Inliner(jaxpr.jaxpr, consts, inside).run()
-    return ClosedJaxpr(body, consts)
+    return inside(jaxpr)
 
 
 class _Inliner:
     """Rewrites one jaxpr, those inside it by `inside`; constants of callees become constants of the whole."""
 
-    def __init__(self, jaxpr: Jaxpr, consts: list[Any], inside: Rewrite) -> None:
-        self._jaxpr, self._consts, self._inside = jaxpr, consts, inside
-        self._constvars = list(jaxpr.constvars)
+    def __init__(self, jaxpr: ClosedJaxpr, inside: Rewrite) -> None:
+        self._jaxpr, self._consts, self._inside = jaxpr.jaxpr, list(jaxpr.consts), inside
+        self._constvars = list(jaxpr.jaxpr.constvars)
         self._eqns: list[JaxprEqn] = []
 
-    def run(self) -> Jaxpr:
+    def run(self) -> ClosedJaxpr:
         same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
         outs = self._copy(self._jaxpr, same, None, fresh=False)
-        return self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs, debug_info=self._debug())
-
-    def _debug(self) -> Any:
-        return self._jaxpr.debug_info
+        body = self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs)
+        return ClosedJaxpr(body, self._consts)
 
     def _copy(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, fresh: bool) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
@@ -73,14 +65,14 @@ class _Inliner:
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive.name == "platform_index":
-                env[eqn.outvars[0]] = new_literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
+                env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
             call = _call_of(eqn, operands)
             if call is not None:
                 results = self._call(*call, eqn)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
-            outvars = [v if not fresh or isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
+            outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
             params = rewritten_params(eqn.params, self._inside)
             self._eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
@@ -89,7 +81,7 @@ class _Inliner:
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
-            constant = new_var(var.aval)
+            constant = Var(var.aval)
             env[var] = constant
             self._constvars.append(constant)
             self._consts.append(value)

@@ -31,7 +31,6 @@ from ipujax.lowering.jax_compat import (
     at_source_of,
     make_primitive,
     new_jaxpr_eqn,
-    new_literal,
     source_line,
 )
 from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
@@ -46,7 +45,6 @@ def _compute(*operands: jax.Array, monoid: str, axes: Any, axis_index_groups: An
 
 
 def _shapes(*operands: Any, **params: Any) -> list[jax.ShapeDtypeStruct]:
-    del params
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
 
 
@@ -58,7 +56,7 @@ all_reduce_p = make_primitive("all_reduce", _compute, _shapes, _batched)
 
 
 def merge_collectives(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr with fewer collectives; those that there are stand inside of `replicated` equations."""
+    """Returns an equal jaxpr with fewer collectives, which are inside of `replicated` equations."""
     eqns = [_merged_replicas(eqn) for eqn in jaxpr.jaxpr.eqns]
     return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
 
@@ -96,7 +94,7 @@ def _is_sum(eqn: JaxprEqn) -> bool:
 
 
 def _is_known(eqn: JaxprEqn, replicas: int, known: dict[Var, Atom]) -> bool:
-    """Whether an equation is the sum of a literal, of which the result is then known."""
+    """Whether an equation is the sum of a literal; adds its result to `known`."""
     (literal,), (out,) = (eqn.invars, eqn.outvars) if _is_sum(eqn) else ((None,), (None,))
     if not isinstance(literal, Literal) or out is None:
         return False
@@ -106,7 +104,7 @@ def _is_known(eqn: JaxprEqn, replicas: int, known: dict[Var, Atom]) -> bool:
     elif others:
         return False
     aval: Any = out.aval
-    known[out] = new_literal(np.asarray(literal.val * times, aval.dtype)[()], aval)
+    known[out] = Literal(np.asarray(literal.val * times, aval.dtype)[()], aval)
     return True
 
 

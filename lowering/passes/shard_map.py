@@ -31,14 +31,12 @@ from ipujax.lowering.jax_compat import (
     Var,
     call_equation,
     closed,
-    jaxprs_in_params,
     new_jaxpr_eqn,
-    new_var,
     shape_of,
     source_line,
     trace_over_axis,
 )
-from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, equations, once, rewritten_params
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import AXIS, Dims, global_shape, replicated_p
 from ipujax.runtime.errors import GraphError
@@ -64,11 +62,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "shard_map":
-            yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _shard_maps(inner)
+    return (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "shard_map")
 
 
 def _size(eqn: JaxprEqn) -> int:
@@ -140,7 +134,7 @@ def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ())
 
     split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
     leaving = {v: d for v, d in zip(jaxpr.outvars, out_dims, strict=False) if d is not None and isinstance(v, Var)}
-    new = {v: new_var(_local_aval(v.aval, d, replicas)) for v, d in {**split, **leaving}.items()}
+    new = {v: Var(_local_aval(v.aval, d, replicas)) for v, d in {**split, **leaving}.items()}
 
     def renamed(atom: Any) -> Any:
         return new.get(atom, atom) if isinstance(atom, Var) else atom
@@ -162,24 +156,17 @@ def _local_aval(aval: Any, dim: int, replicas: int) -> Any:
 
 
 def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int) -> Iterator[JaxprEqn]:
-    """A `shard_map` as calls: taking its parts, what it computes, gathering parts of results.
-
-    Args:
-        eqn: the equation.
-        operands: whole, or local where they come split.
-        results: the same.
-        replicas: how many.
-    """
+    """A `shard_map` as calls: slice operands that are whole, compute, gather results that are to be whole."""
     params, mesh = eqn.params, _Mesh.of(eqn.params["mesh"])
     body = closed(params["jaxpr"])
     parts: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         parts.append(atom)
         if shape_of(atom) != shape_of(inner):
-            parts[-1] = new_var(inner.aval)
+            parts[-1] = Var(inner.aval)
             yield _call(eqn, partial(mesh.part, spec=spec), [atom], [parts[-1]], replicas)
     own = [
-        var if shape_of(var) == shape_of(inner) else new_var(inner.aval)
+        var if shape_of(var) == shape_of(inner) else Var(inner.aval)
         for var, inner in zip(results, body.jaxpr.outvars, strict=True)
     ]
     yield call_equation(parts, own, _over_replicas(mesh, replicas)(body), eqn)
@@ -255,7 +242,7 @@ class _Mesh:
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
-        """How equations over axes of the mesh are done over replicas, by primitive name."""
+        """Collectives over replicas for those over axes of the mesh, by primitive name."""
         return {
             "psum": self._reduce(lax.psum),
             "psum_invariant": self._reduce(lax.psum),
@@ -307,7 +294,7 @@ def _wrapped(inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Dim
         aval.update(shape=global_shape(aval.shape, d, replicas))
         for aval, d in zip(inner.out_avals, out_dims, strict=True)
     ]
-    results: list[Atom] = [new_var(aval) for aval in avals]
+    results: list[Atom] = [Var(aval) for aval in avals]
     # What leaves whole is equal on all replicas: JAX has checked that, or was told not to.
     params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims}
     params |= {"is_checked": True, "axis_name": AXIS}

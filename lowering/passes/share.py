@@ -53,7 +53,7 @@ _WORK_PER_ELEMENT = 2  # elements that steps read and write, for each element th
 
 
 class _Key(NamedTuple):
-    """What calls of one function have in common: the callee, by identity, the stage, and of library code the line."""
+    """Key of calls that share a function: the callee by identity, the stage, and of library code the line."""
 
     callee: int
     consts: tuple[int, ...]
@@ -62,12 +62,10 @@ class _Key(NamedTuple):
 
 
 def _compute(*operands: Any, jaxpr: ClosedJaxpr, name: str, fixed: tuple[bool, ...]) -> Sequence[Any]:
-    del name, fixed
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
-    del operands, params
     return jaxpr.out_avals
 
 
@@ -76,21 +74,13 @@ function_call_p = make_primitive("function_call", _compute, _shapes, None)
 
 @dataclass(slots=True, eq=False)
 class _Callee:
-    """A callee and the places it is called from.
-
-    Args:
-        jaxpr: what is called.
-        first: the first call.
-        stacks: the whole name stack of each call.
-        scopes: for each call the evaluation of a jaxpr that it is part of.
-        operands: what each call gives.
-    """
+    """A callee and its calls."""
 
     jaxpr: ClosedJaxpr
-    first: JaxprEqn
-    stacks: list[Any] = field(default_factory=list)
-    scopes: list[object] = field(default_factory=list)
-    operands: list[Sequence[Atom]] = field(default_factory=list)
+    first: JaxprEqn  # the first call
+    stacks: list[Any] = field(default_factory=list)  # the whole name stack of each call
+    scopes: list[object] = field(default_factory=list)  # the evaluation of a jaxpr that each call is part of
+    operands: list[Sequence[Atom]] = field(default_factory=list)  # of each call
 
     @property
     def name(self) -> str:
@@ -110,7 +100,7 @@ class _Callee:
 
 
 def sharing_pays(callee: Jaxpr, copied: Sequence[Atom]) -> bool:
-    """Whether what a callee does is much more than copying its operands and results.
+    """Whether a callee costs much more than copying its operands and results.
 
     Args:
         callee: what is called.

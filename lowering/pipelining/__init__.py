@@ -14,5 +14,5 @@ from ipujax.lowering.pipelining.primitive import (
     staged_pipeline_p as staged_pipeline_p,
 )
 from ipujax.lowering.pipelining.program import PipelineRun as PipelineRun
-from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_pieces as num_pieces, uncut as uncut
+from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_shards as num_shards, uncut as uncut
 from ipujax.lowering.pipelining.stage_search import find_stages as find_stages

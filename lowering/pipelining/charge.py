@@ -1,4 +1,4 @@
-"""What a pipeline costs on the machine, with what lies beside it.
+"""Cost model of a pipeline: memory of the fullest tile, with all arguments of the program, and cycles.
 
 Input: a jaxpr of which one equation is a pipeline with stages. Output: the memory of the fullest tile, and cycles: the
 pipeline is lowered into a graph of its own and charged by the cost model. The other arguments of the jaxpr, as the
@@ -25,7 +25,7 @@ from ipujax.runtime.tensor import Tensor
 
 
 def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> tuple[int, int]:
-    """What a pipeline costs, with what lies beside it.
+    """The cost of a pipeline, with the memory of arguments that it does not read.
 
     Args:
         jaxpr: what is compiled.

@@ -9,8 +9,8 @@ which is exact for stages of one ratio of forward to backward time. They are ran
 such stages. Stages whose parameters, accumulators, stashes and optimiser's state exceed an IPU are left out.
 
 Source: the form of alpa's stage construction (reference parallel.md §1.2, §1.5).
-Limits: no cut inside a branch, nor inside a loop but one over layers, between its turns. Of very many places to cut,
-64 with the least to send are tried.
+Limits: no cut inside a branch; none inside a loop, but between iterations of one over layers. Of very many places to
+cut, 64 with the least to send are tried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, in_scope
 from ipujax.lowering.jaxpr import stage_scope
-from ipujax.lowering.pipelining.layers import in_pieces, together
+from ipujax.lowering.pipelining.layers import into_shards, together
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.stage_costs import Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
@@ -39,14 +39,14 @@ _PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
 def best_cuts(
     work: Work, plan: SchedulePlan, target: Target, few: int, resident: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, ...]]:
-    """The most promising ways to cut: for each the first numbers of all stages but the first.
+    """The most promising ways to cut: for each the first segments of all stages but the first.
 
     Args:
         work: what is cut.
         plan: the schedule, for as many stages.
         target: one IPU.
         few: how many ways, at most.
-        resident: what lies there besides: the number it goes with, and bytes.
+        resident: what lies there besides: the segment it goes with, and bytes.
 
     Raises:
         ArgumentError: if there are fewer places to cut than needed, or no way that fits the machine.
@@ -95,7 +95,7 @@ def _balanced(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan)
 
 
 def _cost(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
-    """Cycles that a schedule takes with stages of these numbers."""
+    """Cycles that a schedule takes with stages of these segments."""
     cycles: dict[tuple[int, Kind], float] = {}
     for stage, (a, b) in enumerate(ranges):
         keeps = plan.training and plan.in_flight(stage) > 1
@@ -129,17 +129,17 @@ def all_cuts(work: Work, num_stages: int, most: int) -> Iterator[tuple[int, ...]
 
 
 def places(work: Work) -> list[int]:
-    """Numbers before which to cut: all, or of very many those with the least to send among some of equal work."""
-    count = len(work.forward_cycles)
-    if count - 1 <= _MOST_CUTS:
-        return list(range(1, count))
+    """Segments before which to cut: all, or of very many those with the least to send among some of equal work."""
+    num_segments = len(work.forward_cycles)
+    if num_segments - 1 <= _MOST_CUTS:
+        return list(range(1, num_segments))
     done = np.cumsum(work.forward_cycles + work.backward_cycles)
     bins = np.minimum((done / done[-1] * _MOST_CUTS).astype(int), _MOST_CUTS - 1)
     best: dict[int, int] = {}
-    for number in range(1, count):
-        chosen = best.get(bins[number - 1])
-        if chosen is None or work.crossing_bytes[number] < work.crossing_bytes[chosen]:
-            best[bins[number - 1]] = number
+    for segment in range(1, num_segments):
+        chosen = best.get(bins[segment - 1])
+        if chosen is None or work.crossing_bytes[segment] < work.crossing_bytes[chosen]:
+            best[bins[segment - 1]] = segment
     return sorted(best.values())
 
 
@@ -164,10 +164,10 @@ def _fits(
 ) -> np.ndarray:
     """Whether the stage between any two bounds fits an IPU as stage number `stage`, bool[bounds, bounds]."""
     own = np.zeros(len(work.forward_cycles))
-    for number, size in work.parameter_bytes:
-        own[number] += _PARAMETER_COPIES * size
-    for number, size in resident:
-        own[number] += size
+    for segment, size in work.parameter_bytes:
+        own[segment] += _PARAMETER_COPIES * size
+    for segment, size in resident:
+        own[segment] += size
     in_flight = plan.in_flight(stage) if plan.training else 1
     need = np.concatenate([[0], np.cumsum(own + in_flight * work.residual_bytes)])[bounds]
     capacity = target.num_tiles * target.bytes_per_tile
@@ -195,12 +195,12 @@ def _least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -
 
 def named(work: Work, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with its equations named after the stages between cuts, and its loops over layers cut there."""
-    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.piece_numbers().items() if n >= 0}
+    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.shard_segments().items() if n >= 0}
     loops: dict[int, Bounds] = {}
     for n, finest in work.loops.items():
         changes = [b for a, b in pairwise(finest[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, finest[-1])} if changes else {}
-    found = in_pieces(work.whole, work.whole_spec, together(work.whole.jaxpr, loops))
+    found = into_shards(work.whole, work.whole_spec, together(work.whole.jaxpr, loops))
     eqns = []
     for eqn, source in zip(found.jaxpr.jaxpr.eqns, found.sources, strict=True):
         stage = None if source is None else stage_of.get((source.number, source.first))

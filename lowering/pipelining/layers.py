@@ -1,9 +1,9 @@
-"""Loops over layers in a micro-batch: a `lax.scan` over stacked parameters may be cut into stages between its turns.
+"""Loops over layers in a micro-batch: a `lax.scan` over stacked parameters may be cut between iterations.
 
     h, _ = lax.scan(layer, h, params)      params {"w": f32[24, 512, 512], …}
 
-Input: the jaxpr of a micro-batch. Output: the same in pieces, loop and gradient loop alike, with the parameters, and
-with what is kept for the gradients, of each piece; and the pipeline's equation, with operands and results in pieces.
+Input: the jaxpr of a micro-batch. Output: the same in shards, loop and gradient loop alike, with the parameters, and
+with what is kept for the gradients, of each shard; and the pipeline's equation, with operands and results in shards.
 
 Limits: loops that carry no gradient to a parameter stack are not cut, as those of a recurrent network over time; nor
 are `lax.fori_loop`s that index their parameters.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_var, with_rows
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 from ipujax.lowering.pipelining.row_shards import (
     Bounds,
@@ -26,13 +26,14 @@ from ipujax.lowering.pipelining.row_shards import (
     Replacement,
     cut,
     join_of,
-    num_pieces,
+    num_shards,
+    shards_of,
     slice_of,
     spread,
     uncut,
 )
 
-_MOST_PIECES = 32  # of a loop of more turns, several make one piece
+_MOST_SHARDS = 32  # of a loop of more iterations, several make one shard
 
 
 def is_layer_loop(eqn: JaxprEqn, trained: Collection[Var]) -> bool:
@@ -48,11 +49,11 @@ def is_layer_loop(eqn: JaxprEqn, trained: Collection[Var]) -> bool:
 
 
 def finest(length: int) -> Bounds:
-    """Where a loop may be cut at most: between all turns, or evenly between some of many."""
-    return tuple(np.unique(np.linspace(0, length, min(length, _MOST_PIECES) + 1).round().astype(int)).tolist())
+    """The finest cut of a loop: between all iterations, or evenly into the most shards."""
+    return tuple(np.unique(np.linspace(0, length, min(length, _MOST_SHARDS) + 1).round().astype(int)).tolist())
 
 
-def in_pieces(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Bounds]) -> CutJaxpr:
+def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Bounds]) -> CutJaxpr:
     """Cuts loops over layers, and all that has the same rows.
 
     Args:
@@ -106,51 +107,47 @@ def replacement(eqn: JaxprEqn, found: CutJaxpr) -> Replacement:
 
     Args:
         eqn: the pipeline.
-        found: its micro-batch in pieces, with equations named after stages.
+        found: its micro-batch in shards, with equations named after stages.
     """
     params = {
         **eqn.params,
-        "spec": spec_in_pieces(eqn.params["spec"], found, stages=None),
+        "spec": spec_of_shards(eqn.params["spec"], found, stages=None),
         "micro_batch": MicroBatch(found.jaxpr, is_ready=True),
-        "loop": _loop_in_pieces(eqn.params["loop"], found),
+        "loop": _loop_of_shards(eqn.params["loop"], found),
     }
     return Replacement(found.inputs, found.outputs, params)
 
 
-def spec_in_pieces(spec: PipelineSpec, found: CutJaxpr, **changes: Any) -> PipelineSpec:
-    """How micro-batches go through a function that is cut."""
-    first_in = list(accumulate(map(num_pieces, found.inputs), initial=0))
-    first_out = list(accumulate(map(num_pieces, found.outputs), initial=0))
-    roles = [role for role, at in zip(spec.roles, found.inputs, strict=True) for _ in range(num_pieces(at))]
-    kinds = [kind for kind, at in zip(spec.reduce, found.outputs, strict=True) for _ in range(num_pieces(at))]
+def spec_of_shards(spec: PipelineSpec, found: CutJaxpr, **changes: Any) -> PipelineSpec:
+    """The spec of a function that is cut into row shards."""
+    first_in = list(accumulate(map(num_shards, found.inputs), initial=0))
+    first_out = list(accumulate(map(num_shards, found.outputs), initial=0))
+    roles = [role for role, at in zip(spec.roles, found.inputs, strict=True) for _ in range(num_shards(at))]
+    kinds = [kind for kind, at in zip(spec.reduce, found.outputs, strict=True) for _ in range(num_shards(at))]
     carries = [
         (first_in[operand] + k, first_out[result] + k)
         for operand, result in spec.carries
-        for k in range(num_pieces(found.inputs[operand]))
+        for k in range(num_shards(found.inputs[operand]))
     ]
     return replace(spec, roles=tuple(roles), reduce=tuple(kinds), carries=tuple(carries), **changes)
 
 
-def _loop_in_pieces(loop: ClosedJaxpr, found: CutJaxpr) -> ClosedJaxpr:
-    """What a pipeline means, of operands and results in pieces: put together before it, taken apart behind it."""
+def _loop_of_shards(loop: ClosedJaxpr, found: CutJaxpr) -> ClosedJaxpr:
+    """The loop of a pipeline on row shards: operands are concatenated before it, results sliced after it."""
     if all(at is None for at in (*found.inputs, *found.outputs)):
         return loop
     body, invars, outvars = loop.jaxpr, list[Var](), list[Any]()
     before, behind = list[JaxprEqn](), list[JaxprEqn]()
     for var, at in zip(body.invars, found.inputs, strict=True):
-        parts = [var] if at is None else _parts(var, at)
+        parts = [var] if at is None else shards_of(var, at)
         invars += parts
         if at is not None:
             before.append(join_of(parts, var, None))
     for out, at in zip(body.outvars, found.outputs, strict=True):
-        made: Sequence[Any] = [out] if at is None else _parts(out, at)
+        made: Sequence[Any] = [out] if at is None else shards_of(out, at)
         outvars += made
         for part, (a, b) in zip(made, pairwise(at or ()), strict=False):
             behind.append(slice_of(out, part, a, b, None))
     names = body.debug_info.with_unknown_names()
     eqns = [*before, *body.eqns, *behind]
     return ClosedJaxpr(body.replace(invars=invars, outvars=outvars, eqns=eqns, debug_info=names), loop.consts)
-
-
-def _parts(atom: Any, bounds: Bounds) -> list[Var]:
-    return [new_var(with_rows(atom.aval, b - a)) for a, b in pairwise(bounds)]

@@ -57,7 +57,8 @@ def lower_staged(
                 results, run = lower_pipeline(ipus, pipelines[n], read, prog, pipelines[n].spec.name)
                 runs.append(run)
             elif is_reduction(eqn):
-                homes = [ipus.view(ipus.home_of(x, default=ipu)) for x in read]
+                places = [ipus.home_of(x) for x in read]
+                homes = [ipus.view(ipu if place is None else place) for place in places]
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
@@ -67,11 +68,7 @@ def lower_staged(
 
 
 def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:
-    """Refuses more stages than IPUs.
-
-    Raises:
-        ArgumentError: with the line of the first stage that has none.
-    """
+    """Refuses more stages than IPUs, with the line of the first stage that has none."""
     num_stages = 1 + max(stages)
     if num_stages > num_ipus:
         first = next(eqn for eqn in jaxpr.jaxpr.eqns if (stage_name(eqn).stage or 0) >= num_ipus)

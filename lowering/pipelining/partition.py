@@ -17,6 +17,7 @@ Limits: state handed from micro-batch to micro-batch is found by the stage that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.pipelining.primitive import PipelineSpec
+from ipujax.lowering.pipelining.segments import dependence
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
 from ipujax.runtime.errors import ArgumentError
 
@@ -41,7 +43,7 @@ TaskKind = tuple[int, Kind]  # stage and kind of tasks that run the same part
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one kind of task of a stage computes.
+    """The equations of one kind of task of a stage.
 
     Args:
         task: stage and kind.
@@ -50,11 +52,6 @@ class Part:
 
     task: TaskKind
     eqns: tuple[JaxprEqn, ...]
-
-    @property
-    def stage(self) -> int:
-        """Number of its stage."""
-        return self.task[0]
 
     def made(self) -> set[Var]:
         """The variables that its equations define."""
@@ -108,9 +105,7 @@ class _Partitioner:
         check_gaps(self.body.eqns, self.named)
         check_flow(self.body, self.named)
         self.num_stages = 1 + max(stage for stage in self.named if stage is not None)
-        roles = dict(zip(self.body.invars, spec.roles, strict=True))
-        self.states = [var for var, role in roles.items() if role == "carry"]
-        self.same = {var for var, role in roles.items() if role == "same"} | set(self.body.constvars)
+        self.is_same = dependence(self.body, spec).is_same  # of each equation
         self.maker: dict[Var, int] = {var: n for n, eqn in enumerate(self.body.eqns) for var in eqn.outvars}
         self.users: dict[Var, list[int]] = {}
         for n, eqn in enumerate(self.body.eqns):
@@ -119,71 +114,51 @@ class _Partitioner:
         self.ranks: list[int | None] = [None] * len(self.body.eqns)
 
     def run(self) -> Partition:
-        is_same = self._find_what_is_the_same()
-        carried = self._holders_of_states(is_same)
-        self._rank(is_same, carried)
-        removed, results = self._split_sums(is_same)
-        stages, num = self.num_stages, 2 * self.num_stages
-        parts: list[list[JaxprEqn]] = [[] for _ in range(num)]
+        carried = self._holders_of_states()
+        self._rank(carried)
+        removed, results = self._split_sums()
+        stages = self.num_stages
+        parts: list[list[JaxprEqn]] = [[] for _ in range(2 * stages)]
         for n, (eqn, rank) in enumerate(zip(self.body.eqns, self.ranks, strict=True)):
             if rank is not None and n not in removed:
                 parts[rank].append(eqn)
-        training = any(parts[stages:])
         order: list[TaskKind] = [(s, FORWARD) for s in range(stages)] + [(s, BACKWARD) for s in reversed(range(stages))]
-        return Partition(
-            self.jaxpr,
-            stages,
-            training,
-            self._before(is_same),
-            tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))[
-                : num if training else stages
-            ],
-            tuple(results),
-            carried,
-        )
+        training = any(parts[stages:])
+        found = tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))
+        found = found if training else found[:stages]
+        return Partition(self.jaxpr, stages, training, self._before(), found, tuple(results), carried)
 
     # --- what is the same for all micro-batches ---
 
-    def _find_what_is_the_same(self) -> list[bool]:
-        """For each equation whether it computes the same for all micro-batches."""
-        found = []
-        for eqn in self.body.eqns:
-            is_same = not eqn.effects and all(var in self.same for var in variables(eqn.invars))
-            if is_same:
-                self.same.update(eqn.outvars)
-            found.append(is_same)
-        return found
-
-    def _before(self, is_same: Sequence[bool]) -> tuple[tuple[JaxprEqn, int], ...]:
-        """What is computed once, each at the stage it is named after, or that uses it first."""
+    def _before(self) -> tuple[tuple[JaxprEqn, int], ...]:
+        """Equations computed once, each at the stage it is named after, or that uses it first."""
         stages: dict[int, int] = {}
-        for n in reversed(range(len(is_same))):
-            if is_same[n]:
+        for n, named in reversed(list(enumerate(self.named))):
+            if self.is_same[n]:
                 uses = [m for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
-                used = [stages[m] if is_same[m] else self.stage(self.ranks[m]) for m in uses]
-                named = self.named[n]
+                used = [stages[m] if self.is_same[m] else self.stage(self.ranks[m]) for m in uses]
                 stages[n] = named if named is not None else min(used, default=0)
         return tuple((self.body.eqns[n], stages[n]) for n in sorted(stages))
 
     # --- state ---
 
-    def _holders_of_states(self, is_same: Sequence[bool]) -> dict[Var, int]:
+    def _holders_of_states(self) -> dict[Var, int]:
         """The stage that holds each state: the one that finds its next value; else where it is used first."""
         held = {}
         for operand, result in self.spec.carries:
             state, following = self.body.invars[operand], self.body.outvars[result]
             n = self.maker.get(following) if isinstance(following, Var) else None
-            named = self._forward_stage(n, is_same) if n is not None else None
+            named = self._forward_stage(n) if n is not None else None
             uses = [stage for m in self.users.get(state, ()) if (stage := self.named[m]) is not None]
             held[state] = named if named is not None else min(uses, default=0)
         return held
 
-    def _forward_stage(self, n: int, is_same: Sequence[bool]) -> int | None:
+    def _forward_stage(self, n: int) -> int | None:
         """The latest stage among an equation and those it depends on."""
         seen, waiting, latest = set[int](), [n], None
         while waiting:
             m = waiting.pop()
-            if m in seen or is_same[m]:
+            if m in seen or self.is_same[m]:
                 continue
             seen.add(m)
             stage = self.named[m]
@@ -199,11 +174,11 @@ class _Partitioner:
         assert rank is not None, "every equation that differs between micro-batches has a rank"
         return rank if rank < self.num_stages else 2 * self.num_stages - 1 - rank
 
-    def _rank(self, is_same: Sequence[bool], carried: Mapping[Var, int]) -> None:
+    def _rank(self, carried: Mapping[Var, int]) -> None:
         """Gives each equation that is not the same for all its part."""
         last = 2 * self.num_stages - 1
         for n, eqn in enumerate(self.body.eqns):
-            if is_same[n]:
+            if self.is_same[n]:
                 continue
             name, stage = stage_name(eqn), self.named[n]
             before = [self.ranks[self.maker[var]] for var in variables(eqn.invars) if var in self.maker]
@@ -218,7 +193,7 @@ class _Partitioner:
             elif least is not None:
                 self.ranks[n] = max(least, self.num_stages) if name.is_backward else least
         for n in reversed(range(len(self.ranks))):
-            if self.ranks[n] is None and not is_same[n]:
+            if self.ranks[n] is None and not self.is_same[n]:
                 uses = [self.ranks[m] for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
                 self.ranks[n] = min((rank for rank in uses if rank is not None), default=0)
         self._check_states(carried)
@@ -259,23 +234,17 @@ class _Partitioner:
 
     # --- sums over stages ---
 
-    def _split_sums(self, is_same: Sequence[bool]) -> tuple[set[int], list[tuple[Atom, ...]]]:
-        """For each result its parts; sums of gradients of several stages become several accumulators.
-
-        Returns:
-            The equations that are no longer needed, and the parts.
-        """
+    def _split_sums(self) -> tuple[set[int], list[tuple[Atom, ...]]]:
+        """Sums of gradients of several stages become several accumulators: equations to remove, terms of results."""
         removed: set[int] = set()
-        counts: dict[Var, int] = {}
-        for var in variables(self.body.outvars):
-            counts[var] = counts.get(var, 0) + 1
+        counts = Counter(variables(self.body.outvars))
 
         def sides(atom: Atom) -> Sequence[Atom]:
-            """What a sum is of, if nothing else needs it."""
+            """The operands of a sum, if nothing else needs the sum."""
             n = None if isinstance(atom, Literal) else self.maker.get(atom)
-            if n is None or is_same[n] or self.body.eqns[n].primitive.name != "add_any":
+            if n is None or self.is_same[n] or self.body.eqns[n].primitive.name != "add_any":
                 return ()
-            alone = len(self.users.get(atom, ())) + counts.get(atom, 0) == 1  # type: ignore[arg-type]
+            alone = len(self.users.get(atom, ())) + counts[atom] == 1  # type: ignore[arg-type, index]
             return self.body.eqns[n].invars if alone else ()
 
         def stages(atom: Atom) -> set[int | None]:
@@ -288,10 +257,8 @@ class _Partitioner:
             removed.add(self.maker[atom])  # type: ignore[index]
             return tuple(term for side in sides(atom) for term in terms(side))
 
-        results = []
-        for kind, atom in zip(self.spec.reduce, self.body.outvars, strict=True):
-            results.append(terms(atom) if kind in ("mean", "sum") else (atom,))
-        return removed, results
+        pairs = zip(self.spec.reduce, self.body.outvars, strict=True)
+        return removed, [terms(atom) if kind in ("mean", "sum") else (atom,) for kind, atom in pairs]
 
     def _stage_of(self, atom: Atom) -> int | None:
         n = None if isinstance(atom, Literal) else self.maker.get(atom)

@@ -24,7 +24,7 @@ _VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expa
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What one kind of task of a stage computes.
+    """The jaxpr of one kind of task of a stage.
 
     Args:
         task: stage and kind.
@@ -45,7 +45,7 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
 
     Args:
         partition: the partition.
-        split: stages of which the gradients of parameters are tasks of their own.
+        split: stages whose parameter gradients are tasks of their own.
 
     Returns:
         The parts, in an order in which they can run one after the other.
@@ -63,7 +63,7 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
 
 
 def _wanted(partition: Partition) -> set[Var]:
-    """The variables that results and next states are made of."""
+    """The variables that results and next states need."""
     results = {var for terms in partition.results for var in variables(terms)}
     return results | set(variables(partition.jaxpr.jaxpr.outvars))
 
@@ -108,7 +108,7 @@ def _with_views(part: Part, maker: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _reads(eqns: Sequence[JaxprEqn]) -> list[Var]:
-    """What equations read and do not make, in the order of first use."""
+    """Free variables of equations, in the order of first use."""
     made = {var for eqn in eqns for var in eqn.outvars}
     return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in made))
 

@@ -40,11 +40,11 @@ class PipelineSpec:
         roles: of each operand: the same for all, split along its first axis, a key folded with the micro-batch's
             number, or state handed from one to the next.
         carries: (operand, result) pairs: the operand's next value is that result.
-        reduce: of each result, what becomes of its values.
+        reduce: the reduction of each result over micro-batches.
         accumulate_dtype: of sums and means of floating-point results; their own when None.
         schedule: the order in which stages work.
         device_mapping: the IPU of each stage; as the schedule has it when None.
-        stages: how many stages to find, or "auto"; those that equations are named after when None.
+        stages: number of stages to find, or "auto"; when None, equations are named after their stages.
     """
 
     name: str
@@ -56,6 +56,15 @@ class PipelineSpec:
     schedule: Schedule = OneForwardOneBackward()
     device_mapping: tuple[int, ...] | None = None
     stages: int | Literal["auto"] | None = None
+
+    @property
+    def states(self) -> dict[int, int]:
+        """The operand of each result that is the next value of a state."""
+        return {result: operand for operand, result in self.carries}
+
+    def kind_of(self, number: int) -> str:
+        """The reduction of a result, or "carry" for a state after the last micro-batch."""
+        return "carry" if self.reduce[number] == "last" and number in self.states else self.reduce[number]
 
     def accumulator_dtype(self, aval: Any) -> Any:
         """The dtype in which the values of a result are summed."""
@@ -72,14 +81,10 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
     """
     one = jaxpr_as_fun(jaxpr)
     carried = dict(spec.carries)
-    ends_in_carry = {result: operand for operand, result in spec.carries}
-    kinds = [
-        "none" if is_float0(aval) else "carry" if kind == "last" and number in ends_in_carry else kind
-        for number, (kind, aval) in enumerate(zip(spec.reduce, jaxpr.out_avals, strict=True))
-    ]
+    kinds = ["none" if is_float0(aval) else spec.kind_of(n) for n, aval in enumerate(jaxpr.out_avals)]
 
     def loop(*operands: jax.Array) -> list[Any]:
-        def turn(state: Any, rows: dict[int, jax.Array]) -> Any:
+        def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, kept = state
             values = [
                 rows[n] if role == "batch" else states[n] if role == "carry" else fold(x, index) if role == "key" else x
@@ -97,14 +102,14 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
             if kind in ("mean", "running_mean", "sum", "last")
         }
         batches = {n: split(operands[n], spec.micro_batches) for n, role in enumerate(spec.roles) if role == "batch"}
-        (_, states, kept), stacks = lax.scan(turn, (jnp.int32(0), starts, kept), batches, spec.micro_batches)
+        (_, states, kept), stacks = lax.scan(iteration, (jnp.int32(0), starts, kept), batches, spec.micro_batches)
         results: list[Any] = []
         for n, kind in enumerate(kinds):
             if kind == "none":
                 shape = jaxpr.out_avals[n].shape
                 results.append(jnp.zeros((spec.micro_batches, *shape) if spec.reduce[n] == "stack" else shape, bool))
             elif kind == "carry":
-                results.append(states[ends_in_carry[n]])
+                results.append(states[spec.states[n]])
             elif kind == "stack":
                 results.append(stacks[n])
             else:
@@ -124,8 +129,8 @@ def fold(key: jax.Array, index: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, index)
 
 
-def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
-    """What is kept of the values of micro-batches 0 … index of a result."""
+def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
+    """The reduction of a result over micro-batches 0 … index."""
     value = lax.convert_element_type(value, held.dtype)
     if kind == "last":
         return value
@@ -137,7 +142,6 @@ def combine(kind: str, held: jax.Array, value: jax.Array, index: jax.Array) -> j
 
 
 def _refuse_derivative(*, spec: PipelineSpec, **params: Any) -> None:
-    del params
     raise ArgumentError(
         f"a derivative is taken through the pipeline of {spec.name}",
         expected="a pipeline of a function that computes derivatives itself, one micro-batch at a time",

@@ -17,8 +17,9 @@ Source: PopART's pipeline transform, whose stashes are rings with counters too (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import lcm
 
 import jax
@@ -30,7 +31,7 @@ from ipujax.lowering.jax_compat import Atom, Var, is_float0
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
-from ipujax.lowering.pipelining.staged import StagedPipeline, result_kind
+from ipujax.lowering.pipelining.staged import StagedPipeline
 from ipujax.lowering.popops import (
     advance,
     advance_around,
@@ -48,12 +49,12 @@ from ipujax.lowering.schedules import SchedulePlan, Slot
 from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
 
-_MOST_ARRIVALS = 3  # variables that values take turns in; where more can be on their way, they wait in a ring
+_MOST_ARRIVALS = 3  # variables that values use in turn; where more can be on their way, they wait in a ring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineRun:
-    """Where a pipeline is in a program.
+    """The part of a program that runs a pipeline.
 
     Args:
         program: its blocks: from its first task to its last.
@@ -70,10 +71,10 @@ class PipelineRun:
 
 @dataclass(eq=False)
 class Arrival:
-    """Where values of another stage arrive.
+    """Variables that receive a value of another stage.
 
     Args:
-        landing: the variables that they are copied to, in turns.
+        landing: the variables that they are copied to, in turn.
         read: the variable that the part reads; the landing itself where there is one.
         receive: what puts what has landed in a ring, where more values can be on their way.
         ring: that ring.
@@ -96,7 +97,7 @@ class Send:
 
 
 @dataclass(eq=False)
-class Turn:
+class PartBuilder:
     """One part while its function is built.
 
     Args:
@@ -187,7 +188,7 @@ class _PipelineLowering:
             self.volatile.update(self.states[var].variables())
 
     def _place_initial_states(self) -> None:
-        """What states start as lies where they do, if it lies nowhere yet."""
+        """Maps the initial values of states like the states, if they are unmapped."""
         for var, stage in self.staged.partition.carried.items():
             view, initial = self.ipus.view(self.staged.ipus[stage]), self.operands[var]
             map_linearly(view, self.states[var])
@@ -200,87 +201,89 @@ class _PipelineLowering:
     def _part(self, part: StagePart) -> None:
         """Builds the function of a part."""
         ipu, (stage, kind) = self.staged.ipus[part.stage], part.task
-        turn = Turn(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
+        builder = PartBuilder(part, ipu, ProgramSequence(), f"{self.name}/stage {stage} {kind.name.lower()}")
         invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
-        given = [self._input(var, turn) for var in invars]
+        given = [self._input(var, builder) for var in invars]
         env = dict(zip(invars, given, strict=True))
-        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, turn.body)
-        states = [var for var, holder in self.staged.partition.carried.items() if self._holds(turn, holder)]
+        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, builder.body)
+        states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):
-            self._hand_on(var, env[var], turn)
+            self._hand_on(var, env[var], builder)
         for number, terms in enumerate(self.staged.partition.results):
             for place, term in enumerate(terms):
                 if self.staged.part_with(term) is part:
-                    self._reduce(number, place, self._value(term, env, turn), turn)
-        self._next_states(states, env, turn)
-        self._count(turn)
-        if turn.body.children():
-            self.functions[part.task] = self.ipus.graph.add_function(turn.body, turn.name)
+                    self._reduce(number, place, self._value(term, env, builder), builder)
+        self._next_states(states, env, builder)
+        self._count(builder)
+        if builder.body.children():
+            self.functions[part.task] = self.ipus.graph.add_function(builder.body, builder.name)
 
-    def _holds(self, turn: Turn, holder: int) -> bool:
-        return turn.part is self.staged.parts[holder]
+    def _holds(self, builder: PartBuilder, holder: int) -> bool:
+        return builder.part is self.staged.parts[holder]
 
-    def _value(self, atom: Atom, env: dict[Var, Tensor], turn: Turn) -> Tensor:
+    def _value(self, atom: Atom, env: dict[Var, Tensor], builder: PartBuilder) -> Tensor:
         """The value of a result in a part."""
         if not isinstance(atom, Var):
-            return self.ipus.lowering(turn.ipu).read({}, atom)
-        return env[atom] if atom in env else self._input(atom, turn)
+            return self.ipus.lowering(builder.ipu).read({}, atom)
+        return env[atom] if atom in env else self._input(atom, builder)
 
-    def _counter(self, turn: Turn) -> Tensor:
+    def _counter(self, builder: PartBuilder) -> Tensor:
         """The number of the micro-batch a part works on."""
-        if turn.counter is None:
-            turn.counter = new_counter(self.ipus.view(turn.ipu), 0, self.prog, turn.name)
-        return turn.counter
+        if builder.counter is None:
+            builder.counter = new_counter(self.ipus.view(builder.ipu), 0, self.prog, builder.name)
+        return builder.counter
 
-    def _slot(self, turn: Turn, depth: int) -> Tensor | None:
+    def _slot(self, builder: PartBuilder, depth: int) -> Tensor | None:
         """The slot of that micro-batch in a ring; None where there is but one."""
         if depth == 1:
             return None
-        if depth not in turn.slots:
-            turn.slots[depth] = new_counter(self.ipus.view(turn.ipu), 0, self.prog, f"{turn.name}/slot of {depth}")
-        return turn.slots[depth]
+        if depth not in builder.slots:
+            builder.slots[depth] = new_counter(
+                self.ipus.view(builder.ipu), 0, self.prog, f"{builder.name}/slot of {depth}"
+            )
+        return builder.slots[depth]
 
-    def _count(self, turn: Turn) -> None:
+    def _count(self, builder: PartBuilder) -> None:
         """Counts a micro-batch, at the end of its part."""
-        view = self.ipus.view(turn.ipu)
-        if turn.counter is not None:
-            advance(view, turn.counter, 1, turn.body, turn.name)
-        for depth, slot in turn.slots.items():
-            advance_around(view, slot, depth, turn.body, turn.name)
+        view = self.ipus.view(builder.ipu)
+        if builder.counter is not None:
+            advance(view, builder.counter, 1, builder.body, builder.name)
+        for depth, slot in builder.slots.items():
+            advance_around(view, slot, depth, builder.body, builder.name)
 
-    def _input(self, var: Var, turn: Turn) -> Tensor:
+    def _input(self, var: Var, builder: PartBuilder) -> Tensor:
         """A value where a part reads it."""
-        view, stage, role = self.ipus.view(turn.ipu), turn.part.stage, self.roles.get(var)
+        view, stage, role = self.ipus.view(builder.ipu), builder.part.stage, self.roles.get(var)
         if var in self.same:
-            return self.ipus.bring(self.same[var], turn.ipu, self.prog)
+            return self.ipus.bring(self.same[var], builder.ipu, self.prog)
         if role == "batch":
             if var not in self.stacks:
                 shape = self.operands[var].shape
                 count = self.spec.micro_batches
                 self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
-            stack = self.ipus.bring(self.stacks[var], turn.ipu, self.prog)
+            stack = self.ipus.bring(self.stacks[var], builder.ipu, self.prog)
             map_for_slicing(view, stack, (0,))
-            return slot_of(view, stack, self._counter(turn), turn.body, turn.name)
+            return slot_of(view, stack, self._counter(builder), builder.body, builder.name)
         if role == "key":
-            key = self.ipus.bring(self.operands[var], turn.ipu, self.prog)
-            return self.ipus.emit(turn.ipu, fold, [key, self._counter(turn)], turn.body, turn.name)
-        if var in self.states and self._holds(turn, self.staged.partition.carried[var]):
+            key = self.ipus.bring(self.operands[var], builder.ipu, self.prog)
+            return self.ipus.emit(builder.ipu, fold, [key, self._counter(builder)], builder.body, builder.name)
+        if var in self.states and self._holds(builder, self.staged.partition.carried[var]):
             return self.states[var]
         if (var, stage) in self.kept:
-            return self._from_ring(self.kept[var, stage], turn)
+            return self._from_ring(self.kept[var, stage], builder)
         arrival = self.arrivals[var, stage]
-        return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, turn)
+        return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, builder)
 
-    def _from_ring(self, ring: Tensor, turn: Turn) -> Tensor:
-        view, depth = self.ipus.view(turn.ipu), ring.shape[0]
-        return slot_of(view, ring, self._slot(turn, depth), turn.body, turn.name)
+    def _from_ring(self, ring: Tensor, builder: PartBuilder) -> Tensor:
+        view, depth = self.ipus.view(builder.ipu), ring.shape[0]
+        return slot_of(view, ring, self._slot(builder, depth), builder.body, builder.name)
 
-    def _hand_on(self, var: Var, tensor: Tensor, turn: Turn) -> None:
+    def _hand_on(self, var: Var, tensor: Tensor, builder: PartBuilder) -> None:
         """Keeps a value for later parts of its stage, and has it sent to other stages, from the first part with it."""
         if var in self.same or self.roles.get(var) in ("batch", "key"):
             return
-        part, view = turn.part, self.ipus.view(turn.ipu)
+        part, view = builder.part, self.ipus.view(builder.ipu)
         is_maker = self.staged.made_in[var] is part
         later = [q for q in self.readers.get((var, part.stage), ()) if q is not part and self._is_after(q, part)]
         elsewhere = [stage for other, stage in self.readers if other is var and stage != part.stage] if is_maker else []
@@ -290,20 +293,20 @@ class _PipelineLowering:
         map_linearly(view, tensor)
         if later:
             depth = max(self.plan.depth(part.task, q.task) for q in later)
-            ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, turn.name)
-            push(view, ring, tensor, self._slot(turn, depth), turn.body, turn.name)
+            ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
+            push(view, ring, tensor, self._slot(builder, depth), builder.body, builder.name)
         if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
-            tensor = set_aside(view, tensor, turn.body, turn.name)
+            tensor = set_aside(view, tensor, builder.body, builder.name)
         for stage in elsewhere:
-            self._send(var, tensor, turn, self.readers[var, stage][0])
+            self._send(var, tensor, builder, self.readers[var, stage][0])
 
     def _is_after(self, part: StagePart, other: StagePart) -> bool:
         return self.staged.parts.index(part) > self.staged.parts.index(other)
 
-    def _send(self, var: Var, tensor: Tensor, turn: Turn, reader: StagePart) -> None:
+    def _send(self, var: Var, tensor: Tensor, builder: PartBuilder, reader: StagePart) -> None:
         """Has a value copied to another stage, to be read there first by a part."""
-        ipu, written, read = self.staged.ipus[reader.stage], turn.part.task, reader.task
-        view, name = self.ipus.view(ipu), f"{turn.name}/to stage {reader.stage}"
+        ipu, written, read = self.staged.ipus[reader.stage], builder.part.task, reader.task
+        view, name = self.ipus.view(ipu), f"{builder.name}/to stage {reader.stage}"
         buffered = self.ipus.graph.target.global_exchange == "buffered"
         on_their_way = self.plan.buffers(written, read) if buffered else self.plan.depth(written, read)
         count = min(on_their_way, self.spec.micro_batches)
@@ -320,7 +323,7 @@ class _PipelineLowering:
         else:
             landing = [variable()]
             ring = new_stack(view, landing[0], self.plan.depth(written, read), self.prog, name)
-            receiving = Turn(reader, ipu, ProgramSequence(), f"{name}/receive")
+            receiving = PartBuilder(reader, ipu, ProgramSequence(), f"{name}/receive")
             slot = self._slot(receiving, ring.shape[0])
             push(view, ring, landing[0], slot, receiving.body, receiving.name)
             self._count(receiving)
@@ -329,49 +332,46 @@ class _PipelineLowering:
         self.volatile.update(arrival.read.variables())
         self.arrivals[var, reader.stage] = arrival
         self.arriving.setdefault(read, []).append(arrival)
-        self.sends.setdefault(written, []).append(Send(tensor, arrival, turn.ipu, ipu))
+        self.sends.setdefault(written, []).append(Send(tensor, arrival, builder.ipu, ipu))
 
-    def _reduce(self, number: int, place: int, value: Tensor, turn: Turn) -> None:
+    def _reduce(self, number: int, place: int, value: Tensor, builder: PartBuilder) -> None:
         """Adds the value of a result to what is kept of it."""
-        kind, view, aval = result_kind(self.spec, number), self.ipus.view(turn.ipu), self.jaxpr.out_avals[number]
+        kind, view, aval = self.spec.kind_of(number), self.ipus.view(builder.ipu), self.jaxpr.out_avals[number]
         if kind == "carry" or is_float0(aval):
             return
-        name = f"{turn.name}/result {number}"
+        name = f"{builder.name}/result {number}"
         map_linearly(view, value)
         if kind == "stack":
             stack = new_stack(view, value, self.spec.micro_batches, self.prog, name)
-            push(view, stack, value, self._counter(turn), turn.body, name)
+            push(view, stack, value, self._counter(builder), builder.body, name)
             self.accumulators[number, place] = stack
             return
         dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
-        held = self.accumulators[number, place] = self.ipus.like(value, turn.ipu, f"{name}/{kind}", dtype)
+        held = self.accumulators[number, place] = self.ipus.like(value, builder.ipu, f"{name}/{kind}", dtype)
         if kind == "last":
-            turn.body.add(Copy(value, held, name, self.ipus.graph.origin))
+            builder.body.add(Copy(value, held, name, self.ipus.graph.origin))
             return
         zero = view.add_constant(np.zeros((), dtype), "0")
         map_linearly(view, zero)
         self.prog.add(Copy(zero.broadcast_in_dim(held.shape, ()), held, f"{name}/zero", self.ipus.graph.origin))
-        if kind == "running_mean":
-            mean = [held, value, self._counter(turn)]
-            self.ipus.emit(turn.ipu, _combining(kind), mean, turn.body, name, held)
-        else:
-            self.ipus.emit(turn.ipu, _combining(kind), [held, value], turn.body, name, held)
+        values = [held, value, *([self._counter(builder)] if kind == "running_mean" else [])]
+        self.ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, held)
 
-    def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], turn: Turn) -> None:
+    def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], builder: PartBuilder) -> None:
         """Replaces the states that a stage holds, all at once."""
         body = self.jaxpr.jaxpr
         following = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
-        pairs = [(self._value(following[var], env, turn), self.states[var]) for var in states]
+        pairs = [(self._value(following[var], env, builder), self.states[var]) for var in states]
         if pairs:
             values, variables = zip(*pairs, strict=True)
-            assign(self.ipus.view(turn.ipu), values, variables, turn.body, turn.name)
+            assign(self.ipus.view(builder.ipu), values, variables, builder.body, builder.name)
 
     # --- blocks ---
 
     def _blocks(self) -> None:
         """Calls and copies in the order of the schedule."""
-        turns = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
-        for block in self.plan.blocks_by(turns):
+        period = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
+        for block in self.plan.blocks_by(period):
             steps = ProgramSequence()
             for slot in block.slots:
                 self._add_slot(slot, steps)
@@ -424,35 +424,22 @@ class _PipelineLowering:
     # --- after ---
 
     def _result(self, number: int) -> Tensor:
-        kind, aval = result_kind(self.spec, number), self.jaxpr.out_avals[number]
+        kind, aval = self.spec.kind_of(number), self.jaxpr.out_avals[number]
         terms, body = self.staged.partition.results[number], self.jaxpr.jaxpr
         if is_float0(aval):
             shape = (self.spec.micro_batches, *aval.shape) if kind == "stack" else aval.shape
             return self.ipus.graph.add_constant(np.zeros((), bool), "float0").broadcast_in_dim(shape, ())
         if kind == "carry":
-            (operand,) = [operand for operand, result in self.spec.carries if result == number]
-            return self.states[body.invars[operand]]
+            return self.states[body.invars[self.spec.states[number]]]
         home = self.staged.home(terms)
         parts = [self.accumulators[number, place] for place in range(len(terms))]
         if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
             return parts[0]
         brought = [self.ipus.bring(part, home, self.prog) for part in parts]
         divisor = self.spec.micro_batches if kind == "mean" else None
-        return self.ipus.emit(home, _finishing(divisor), brought, self.prog, f"{self.name}/result {number}")
 
+        def finished(*parts: jax.Array) -> jax.Array:
+            total = sum(parts[1:], parts[0])
+            return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
 
-def _combining(kind: str) -> Callable[..., jax.Array]:
-    def fun(held: jax.Array, value: jax.Array, index: jax.Array | int = 0) -> jax.Array:
-        return combine(kind, held, value, jnp.asarray(index))
-
-    return fun
-
-
-def _finishing(divisor: int | None) -> Callable[..., jax.Array]:
-    """The sum of accumulators, divided if they are to be a mean."""
-
-    def fun(*parts: jax.Array) -> jax.Array:
-        total = sum(parts[1:], parts[0])
-        return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
-
-    return fun
+        return self.ipus.emit(home, finished, brought, self.prog, f"{self.name}/result {number}")

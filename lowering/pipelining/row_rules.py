@@ -1,12 +1,12 @@
 """Which equations go row by row along the first axis of what they read and make: stacks of layers.
 
     each      row i of the result comes from row i of the operands: x * y, casts, transposes of the other axes
-    chain     a `lax.scan`: rows are its turns, and what it carries goes from row to row
+    chain     a `lax.scan`: rows are its iterations, and what it carries goes from row to row
     combine   a reduction over rows: that of parts of them, combined
     sums      a sum over replicas of several values, each by itself
 
 Input: an equation. Output: its `Rows`, None where rows are mixed, and the parameters of the equation for some rows.
-Limits: what is not in the table mixes rows; so do loops and branches, but for a scan of as many turns.
+Limits: what is not in the table mixes rows; so do loops and branches, but for a scan of as many iterations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMBINES: dict[str, Primitive] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What of an equation has rows.
+    """Which operands and results of an equation have rows.
 
     Args:
         kind: how it goes over them.

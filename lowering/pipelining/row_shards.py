@@ -1,21 +1,21 @@
-"""Cuts stacks along their first axis, and all that is computed of them row by row, into pieces.
+"""Cuts stacks along their first axis, and all that is computed of them row by row, into shards.
 
 Input: a jaxpr, and at which rows some of its values are cut. Output: a jaxpr of the same numbers in which they come in
-pieces, inputs and results too:
+shards, inputs and results too:
 
     h, ys = scan[length=24] h p            h0, y0 = scan[length=6] h p0;  h1, y1 = scan[length=6] h0 p1;  …
     h, gs = scan[length=24 reverse] h ys   h3, g3 = scan[length=6 reverse] h y3;  …;  h0, g0 = scan[…] h1 y0
     m = mul 0.9 gs                         m0 = mul 0.9 g0;  …;  m3 = mul 0.9 g3
 
-`spread` finds what goes with a stack: whatever row_rules says has the same rows. What mixes rows gets them put together
-again, and its rows are taken apart where they are needed, by equations that are views once they are lowered.
+`spread` finds what goes with a stack: whatever row_rules says has the same rows. Before an equation that mixes rows the
+shards are concatenated, behind it results are sliced where needed; both are views once they are lowered.
 
-Limits: a reduction over rows is reassociated: that of each piece, then of all.
+Limits: a reduction over rows is reassociated: that of each shard, then of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,6 @@ from ipujax.lowering.jax_compat import (
     Primitive,
     Var,
     new_jaxpr_eqn,
-    new_var,
     with_rows,
 )
 from ipujax.lowering.passes import all_reduce_p
@@ -43,7 +42,7 @@ Bounds = tuple[int, ...]  # 0 = first row, …, number of rows
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What an equation in a cut jaxpr is of.
+    """The origin of an equation in a cut jaxpr.
 
     Args:
         number: the equation of the whole.
@@ -58,13 +57,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CutJaxpr:
-    """A jaxpr whose inputs and results may come in pieces, one after the other.
+    """A jaxpr whose inputs and results may come in shards, one after the other.
 
     Args:
-        jaxpr: the jaxpr, with an input for each piece.
+        jaxpr: the jaxpr, with an input for each shard.
         inputs: for each input of the whole where it is cut, None where it is not.
         outputs: the same for results.
-        sources: what each of its equations is of; None of those that put pieces together or take them apart.
+        sources: the origin of each of its equations; None for concatenations and slices of shards.
     """
 
     jaxpr: ClosedJaxpr
@@ -75,7 +74,7 @@ class CutJaxpr:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """An equation that takes the place of another, with operands and results in pieces.
+    """An equation that takes the place of another, with operands and results in shards.
 
     Args:
         inputs: for each operand of the other where it is cut.
@@ -89,18 +88,18 @@ class Replacement:
 
 
 def uncut(jaxpr: ClosedJaxpr) -> CutJaxpr:
-    """A jaxpr of which nothing is cut."""
+    """A jaxpr without cuts."""
     sources = tuple(map(Source, range(len(jaxpr.jaxpr.eqns))))
     return CutJaxpr(jaxpr, (None,) * len(jaxpr.in_avals), (None,) * len(jaxpr.out_avals), sources)
 
 
-def num_pieces(bounds: Bounds | None) -> int:
-    """How many pieces there are."""
+def num_shards(bounds: Bounds | None) -> int:
+    """Number of row shards."""
     return 1 if bounds is None else len(bounds) - 1
 
 
 def spread(jaxpr: Jaxpr, seeds: Mapping[Var, Bounds]) -> dict[Var, Bounds]:
-    """Where values are cut if some are: all that has the same rows, forth and back; the first come where two would do.
+    """Bounds of all values with the same rows as some that are cut; of several bounds the first found.
 
     Args:
         jaxpr: what computes them.
@@ -140,7 +139,7 @@ def cut(
     whole: Collection[Var] = (),
     replaced: Mapping[int, Replacement] | None = None,
 ) -> CutJaxpr:
-    """Cuts values of a jaxpr into pieces.
+    """Cuts values of a jaxpr into shards.
 
     Args:
         jaxpr: what computes them.
@@ -152,14 +151,14 @@ def cut(
 
 
 class _Cutter:
-    """Cuts one jaxpr; a value is known whole, in pieces, or both."""
+    """Cuts one jaxpr; a value is known whole, in shards, or both."""
 
     def __init__(
         self, jaxpr: ClosedJaxpr, bounds: Mapping[Var, Bounds], whole: set[Var], replaced: Mapping[int, Replacement]
     ) -> None:
         self._jaxpr, self._bounds, self._keep, self._replaced = jaxpr, bounds, whole, replaced
         self._wholes: dict[Var, Var] = {var: var for var in jaxpr.jaxpr.constvars}
-        self._pieces: dict[tuple[Var, Bounds], list[Var]] = {}
+        self._shards: dict[tuple[Var, Bounds], list[Var]] = {}
         self._eqns: list[JaxprEqn] = []
         self._sources: list[Source | None] = []
 
@@ -175,13 +174,9 @@ class _Cutter:
         outputs = tuple(map(self._cut_at, body.outvars))
         last = body.eqns[-1] if body.eqns else None
         outvars = [atom for each, at in zip(body.outvars, outputs, strict=True) for atom in self._read(each, at, last)]
-        names = body.debug_info if all(at is None for at in (*inputs, *outputs)) else None
-        done = body.replace(
-            invars=invars,
-            outvars=outvars,
-            eqns=self._eqns,
-            debug_info=body.debug_info.with_unknown_names() if names is None else names,
-        )
+        is_whole = all(at is None for at in (*inputs, *outputs))
+        names = body.debug_info if is_whole else body.debug_info.with_unknown_names()
+        done = body.replace(invars=invars, outvars=outvars, eqns=self._eqns, debug_info=names)
         return CutJaxpr(ClosedJaxpr(done, self._jaxpr.consts), inputs, outputs, tuple(self._sources))
 
     def _cut_at(self, atom: Atom) -> Bounds | None:
@@ -191,30 +186,30 @@ class _Cutter:
     # --- values ---
 
     def _made(self, var: Var, bounds: Bounds | None) -> list[Var]:
-        """New variables for a value that is made in pieces, or whole."""
+        """New variables for a value that is made in shards, or whole."""
         if bounds is None:
             self._wholes[var] = var
             return [var]
-        made = self._pieces[var, bounds] = [new_var(with_rows(var.aval, b - a)) for a, b in pairwise(bounds)]
+        made = self._shards[var, bounds] = shards_of(var, bounds)
         return made
 
     def _read(self, atom: Atom, bounds: Bounds | None, like: JaxprEqn | None) -> Sequence[Atom]:
-        """A value in pieces, or whole; what puts it together or takes it apart comes from where `like` does."""
+        """A value in shards, or whole; what puts it together or takes it apart comes from where `like` does."""
         if isinstance(atom, Literal):
             return [atom]
         if bounds is None:
             return [self._whole(atom, like)]
-        if (atom, bounds) not in self._pieces:
+        if (atom, bounds) not in self._shards:
             whole = self._whole(atom, like)
             parts = self._made(atom, bounds)
             for part, (a, b) in zip(parts, pairwise(bounds), strict=True):
                 self._add(slice_of(whole, part, a, b, like), None)
-        return self._pieces[atom, bounds]
+        return self._shards[atom, bounds]
 
     def _whole(self, var: Var, like: JaxprEqn | None) -> Var:
         if var not in self._wholes:
-            parts = next(parts for (known, _), parts in self._pieces.items() if known is var)
-            self._wholes[var] = new_var(var.aval)
+            parts = next(parts for (known, _), parts in self._shards.items() if known is var)
+            self._wholes[var] = Var(var.aval)
             self._add(join_of(parts, self._wholes[var], like), None)
         return self._wholes[var]
 
@@ -225,7 +220,7 @@ class _Cutter:
         self._sources.append(source)
 
     def _equation(self, eqn: JaxprEqn, rows: Rows | None, n: int) -> None:
-        """Adds an equation, or one for each piece."""
+        """Adds an equation, or one for each shard."""
         if rows is not None and rows.kind == "sums":
             self._sums(eqn, n)
             return
@@ -242,7 +237,7 @@ class _Cutter:
         return next((self._bounds[x] for x in atoms if not isinstance(x, Literal) and x in self._bounds), None)
 
     def _operands(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds) -> list[list[Atom]]:
-        """The operands of each piece."""
+        """The operands of each shard."""
         flags = zip(eqn.invars, rows.operands, strict=True)
         given = [self._read(atom, bounds if has else None, eqn) for atom, has in flags]
         return [[x[k] if len(x) > 1 else x[0] for x in given] for k in range(len(bounds) - 1)]
@@ -264,7 +259,7 @@ class _Cutter:
         spans = list(enumerate(pairwise(bounds)))
         for k, (a, b) in reversed(spans) if eqn.params["reverse"] else spans:
             invars = [*operands[k][:consts], *state, *operands[k][consts + carried :]]
-            following = [new_var(var.aval) for var in eqn.outvars[:carried]]
+            following = [Var(var.aval) for var in eqn.outvars[:carried]]
             outvars = [*following, *(parts[k] for parts in stacks)]
             self._add(eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a))
             state = list(following)
@@ -274,14 +269,14 @@ class _Cutter:
         (out,) = eqn.outvars
         total: Var | None = None
         for operands, (a, b) in zip(self._operands(eqn, rows, bounds), pairwise(bounds), strict=True):
-            part = new_var(out.aval)
+            part = Var(out.aval)
             self._add(eqn.replace(invars=operands, outvars=[part]), Source(n, a, b - a))
             if total is not None:
                 both = total, part
-                part = new_var(out.aval)
+                part = Var(out.aval)
                 self._add(_new(both, [part], COMBINES[eqn.primitive.name], {}, eqn), None)
             total = part
-        assert total is not None, "there is at least one piece"
+        assert total is not None, "there is at least one shard"
         self._wholes[out] = total
 
     def _sums(self, eqn: JaxprEqn, n: int) -> None:
@@ -301,6 +296,11 @@ class _Cutter:
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))
 
 
+def shards_of(atom: Any, bounds: Bounds) -> list[Var]:
+    """New variables for the row shards of a value."""
+    return [Var(with_rows(atom.aval, b - a)) for a, b in pairwise(bounds)]
+
+
 def slice_of(whole: Atom, part: Var, first: int, last: int, like: JaxprEqn | None) -> JaxprEqn:
     """The equation that takes rows out of a stack."""
     shape = whole.aval.shape  # type: ignore[attr-defined]
@@ -310,7 +310,7 @@ def slice_of(whole: Atom, part: Var, first: int, last: int, like: JaxprEqn | Non
 
 
 def join_of(parts: Sequence[Atom], whole: Var, like: JaxprEqn | None) -> JaxprEqn:
-    """The equation that puts pieces of a stack together."""
+    """The equation that puts shards of a stack together."""
     return _new(parts, [whole], lax.concatenate_p, {"dimension": 0}, like)
 
 
@@ -321,6 +321,5 @@ def _new(
     params: dict[str, Any],
     like: JaxprEqn | None,
 ) -> JaxprEqn:
-    where: Callable[..., JaxprEqn] = new_jaxpr_eqn
-    args = list(invars), list(outvars), primitive, params, frozenset[Any]()
-    return where(*args) if like is None else where(*args, like.source_info)
+    info = () if like is None else (like.source_info,)
+    return new_jaxpr_eqn(list(invars), list(outvars), primitive, params, frozenset(), *info)

@@ -1,7 +1,7 @@
 """Layers of several stages on one IPU share their code: the body of their loops becomes a function.
 
 Input: a micro-batch whose loops over layers are cut, and the IPU of each stage. Output: the same, where loops of which
-an IPU runs several pieces call a function in each turn, if that pays as it does for other callees, see the pass
+an IPU runs several shards call a function in each iteration, if that pays as it does for other callees, see the pass
 `share`. What is the same for all layers and all micro-batches is read where it lies; all else is copied, a layer's
 parameters too, of which there is one more on the IPU while it runs.
 
@@ -14,27 +14,28 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn, new_var
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import function_call_p, sharing_pays
-from ipujax.lowering.pipelining.row_shards import CutJaxpr
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
 
 _NAME = "layer"
 
 
 def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var]) -> CutJaxpr:
-    """Makes functions of the bodies of loops that an IPU runs several pieces of.
+    """Makes functions of the bodies of loops that an IPU runs several shards of.
 
     Args:
-        found: a micro-batch in pieces, its equations named after stages.
+        found: a micro-batch in shards, its equations named after stages.
         ipus: the IPU of each stage.
         same: the variables that are the same for all micro-batches.
     """
-    places = [_loop_and_ipu(eqn, number, ipus) for eqn, number in _numbered(found)]
+    pairs = zip(found.jaxpr.eqns, found.sources, strict=True)
+    places = [_loop_and_ipu(eqn, source, ipus) for eqn, source in pairs]
     several = {place[0] for place, count in Counter(places).items() if place is not None and count > 1}
     bodies: dict[int, ClosedJaxpr] = {}
     eqns = []
-    for (eqn, _), place in zip(_numbered(found), places, strict=True):
+    for eqn, place in zip(found.jaxpr.eqns, places, strict=True):
         if place is not None and place[0] in several:
             body = bodies.setdefault(place[0], _calling(eqn, same))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
@@ -42,16 +43,12 @@ def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var]) ->
     return replace(found, jaxpr=ClosedJaxpr(found.jaxpr.jaxpr.replace(eqns=eqns), found.jaxpr.consts))
 
 
-def _numbered(found: CutJaxpr) -> list[tuple[JaxprEqn, int | None]]:
-    """The equations, each with the number of the one that it is a piece of."""
-    numbers = [source.number if source is not None and source.rows else None for source in found.sources]
-    return list(zip(found.jaxpr.jaxpr.eqns, numbers, strict=True))
-
-
-def _loop_and_ipu(eqn: JaxprEqn, number: int | None, ipus: Sequence[int]) -> tuple[int, int] | None:
-    """Which loop an equation is a piece of, and where it runs; None for what is none."""
+def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> tuple[int, int] | None:
+    """Which loop an equation is a shard of, and where it runs; None for what is none."""
     stage = stage_name(eqn).stage
-    return None if number is None or stage is None or eqn.primitive.name != "scan" else (number, ipus[stage])
+    if source is None or not source.rows or stage is None or eqn.primitive.name != "scan":
+        return None
+    return source.number, ipus[stage]
 
 
 def _calling(eqn: JaxprEqn, same: Collection[Var]) -> ClosedJaxpr:
@@ -63,8 +60,8 @@ def _calling(eqn: JaxprEqn, same: Collection[Var]) -> ClosedJaxpr:
     copied = [var for var, stays in zip(body.jaxpr.invars, fixed, strict=True) if not stays]
     if body.effects or not sharing_pays(body.jaxpr, (*copied, *body.jaxpr.outvars)):
         return body
-    invars = [new_var(var.aval) for var in body.jaxpr.invars]
-    outvars = [new_var(atom.aval) for atom in body.jaxpr.outvars]
+    invars = [Var(var.aval) for var in body.jaxpr.invars]
+    outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]
     params = {"jaxpr": body, "name": _NAME, "fixed": fixed}
     call = new_jaxpr_eqn(invars, outvars, function_call_p, params, frozenset())  # of no stage alone
     names = body.jaxpr.debug_info.with_unknown_names()

@@ -1,7 +1,7 @@
 """Finds stages for pipelines that have none: the best of the ways to cut them.
 
 Input: a jaxpr with pipelines, and the machine. Output: an equal jaxpr whose pipelines have stages, with the arguments
-and results of loops over layers in pieces, each to lie with its stage. The most promising cuts are each lowered into a
+and results of loops over layers in shards, each to lie with its stage. The most promising cuts are each lowered into a
 graph of their own and charged by the cost model, memory included: also that of arguments which a stage's results need
 later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. What is chosen
 is lowered with all around it, and has to fit the machine if any of those that are tried does.
@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 
 from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
 from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
-from ipujax.lowering.pipelining.layers import replacement, spec_in_pieces
-from ipujax.lowering.pipelining.numbering import same_values
+from ipujax.lowering.pipelining.layers import replacement, spec_of_shards
 from ipujax.lowering.pipelining.primitive import PipelineSpec
-from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_pieces, spread, uncut
+from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_shards, spread, uncut
+from ipujax.lowering.pipelining.segments import same_values
 from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
@@ -40,18 +40,18 @@ _MOST_TRIED = 256  # and then as many of all cuts
 _MOST_WHOLE = 24  # cuts that are lowered with all around them
 _MOST_MOVES = 24  # cuts that are tried to make the best of these better
 
-Cuts = tuple[int, ...]  # the first number of each stage but the first
+Cuts = tuple[int, ...]  # the first segment of each stage but the first
 LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
 def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole) -> CutJaxpr:
-    """Gives stages to the pipelines of which stages are to be found.
+    """Finds stages for the pipelines that have none.
 
     Args:
         jaxpr: what is compiled, after all passes.
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
-        whole: lowers what is compiled, with arguments and results in pieces.
+        whole: lowers what is compiled, with arguments and results in shards.
 
     Raises:
         ArgumentError: for stages that make no sense, or none to be found.
@@ -103,18 +103,19 @@ class Search:
     # --- one way ---
 
     def rewritten(self, cuts: Cuts) -> CutJaxpr:
-        """What is compiled, with the stages between some cuts."""
+        """The program with the stages between some cuts."""
         if cuts not in self._rewritten:
             found, spec = named(self.work, cuts), self._spec
             plan = schedule_plan(spec.schedule, len(cuts) + 1, spec.micro_batches, self.work.has_gradients)
-            same = same_values(found.jaxpr.jaxpr, spec_in_pieces(spec, found))
+            same = same_values(found.jaxpr.jaxpr, spec_of_shards(spec, found))
             found = share_layers(found, ipus_of_stages(self._eqn, plan, self._target.num_ipus), same)
             self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
         return self._rewritten[cuts]
 
-    def charge(self, cuts: Cuts) -> tuple[int, int]:
-        """By how many bytes it exceeds the memory of a tile, and its cycles."""
-        return self._expected(cuts, 0)
+    def charge(self, cuts: Cuts, more: int = 0) -> tuple[int, int]:
+        """By how many bytes it exceeds the memory of a tile, with some `more` beside it, and its cycles."""
+        need, cycles = self._charged(cuts)
+        return max(0, need + more - self._target.bytes_per_tile), cycles
 
     def _charged(self, cuts: Cuts) -> tuple[int, int]:
         """Bytes of its fullest tile, and its cycles."""
@@ -139,22 +140,19 @@ class Search:
         Raises:
             ArgumentError: if there is no way to cut.
         """
-        best = self._best(self._promising())
+        best = min(self._promising(), key=self.charge)
         if self.charge(best)[0]:  # none fits
-            others = chain(self._roomier(), self._all(len(best) + 1))
+            others = chain(self._roomier(), all_cuts(self.work, len(best) + 1, _MOST_TRIED))
             best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
         best = self._climbed(best)
         return best if whole is None else self._fitting(best, whole)
 
     def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
-        """The best way that fits with all that is compiled, or else the best.
-
-        What one of them needs more than was charged is expected of others too.
-        """
-        tried, more = set[Cuts](), 0
+        """The best cuts whose whole program fits, or else the best."""
+        tried, more = set[Cuts](), 0  # what whole programs need beyond their charge, expected of all
         for ways in self._from_best_to_all(best):
             while len(tried) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in tried]):
-                cuts = min(left, key=lambda each: self._expected(each, more))
+                cuts = min(left, key=lambda each: self.charge(each, more))
                 need = worst_tile_bytes(*whole(self.rewritten(cuts)))
                 if need <= self._target.bytes_per_tile:
                     return cuts
@@ -166,19 +164,7 @@ class Search:
         """Ways to try one after the other: the best, what was charged and what needs less memory, and all."""
         yield [best]
         yield [*self._charges, *self._roomier()]
-        yield list(self._all(len(best) + 1))
-
-    def _expected(self, cuts: Cuts, more: int) -> tuple[int, int]:
-        need, cycles = self._charged(cuts)
-        return max(0, need + more - self._target.bytes_per_tile), cycles
-
-    def _best(self, ways: Sequence[Cuts]) -> Cuts:
-        """The best of some cuts, the first of equals."""
-        return min(ways, key=self.charge)
-
-    def _all(self, num_stages: int) -> Iterator[Cuts]:
-        """All cuts into as many stages, up to a number."""
-        return all_cuts(self.work, num_stages, _MOST_TRIED)
+        yield list(all_cuts(self.work, len(best) + 1, _MOST_TRIED))
 
     def _roomier(self) -> Iterator[Cuts]:
         """The best ways for machines of less and less memory."""
@@ -188,7 +174,7 @@ class Search:
                 less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
                 try:
                     yield from best_cuts(self.work, plan, less, 1, self.resident)
-                except ArgumentError:  # none is so small
+                except ArgumentError:  # no cut is so small
                     break
 
     def _climbed(self, best: Cuts) -> Cuts:
@@ -196,7 +182,7 @@ class Search:
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:
             moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
-            step = self._best([best, *moved])
+            step = min([best, *moved], key=self.charge)
             if step == best:
                 break
             best = step
@@ -224,7 +210,7 @@ class Search:
         for count in range(2, self._target.num_ipus + 1):
             try:
                 plans.append(schedule_plan(spec.schedule, count, spec.micro_batches, training))
-            except ArgumentError as error:  # this number will not do
+            except ArgumentError as error:  # impossible with this number of stages
                 refused = refused or error
         if not plans:
             raise refused or ArgumentError(
@@ -242,7 +228,7 @@ class Search:
         for plan in self._plans:
             try:
                 ways += best_cuts(self.work, plan, one, few, self.resident)
-            except ArgumentError as error:  # this number will not do
+            except ArgumentError as error:  # impossible with this number of stages
                 refused.append(error)
         if not ways:
             raise refused[0]
@@ -250,43 +236,42 @@ class Search:
 
     @cached_property
     def resident(self) -> list[tuple[int, int]]:
-        """What lies with the parameters of each number besides: the number, and bytes.
+        """Other arguments that lie with the parameters of a segment: the segment, and bytes.
 
-        Found by placing what is compiled as if each number were a stage.
+        Found by placing what is compiled as if each segment were a stage.
         """
-        around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.pieces)).jaxpr
-        place = self._place_in(around)
-        span = _span_of_numbers(self.work)
-        return [(home, value_bytes(var.aval)) for var, home in beside(around, place, span)]
+        around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.shards)).jaxpr
+        others = beside(around, self._place_in(around), _span_of_segments(self.work))
+        return [(home, value_bytes(var.aval)) for var, home in others]
 
 
 # --- around the pipeline ----------------------------------------------------------------------------------------------
 
 
 def _around(jaxpr: ClosedJaxpr, number: int, new: Replacement) -> CutJaxpr:
-    """What is compiled with a pipeline replaced, and all that has the same rows as its operands in as many pieces."""
+    """The program with a pipeline replaced, and all values with the rows of its operands cut alike."""
     eqn = jaxpr.jaxpr.eqns[number]
     atoms = zip((*eqn.outvars, *eqn.invars), (*new.outputs, *new.inputs), strict=True)
     seeds = {atom: at for atom, at in atoms if at is not None and not isinstance(atom, Literal)}
     return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: new})
 
 
-def _span_of_numbers(work: Work) -> Span:
-    """A pipeline as if each number were a stage on an IPU of its own."""
-    body = work.pieces.jaxpr.jaxpr
+def _span_of_segments(work: Work) -> Span:
+    """A pipeline as if each segment were a stage on an IPU of its own."""
+    body = work.shards.jaxpr.jaxpr
     first: dict[Var, int] = {}
     made: dict[Var, int] = {}
-    for eqn, number in zip(body.eqns, work.numbers, strict=True):
-        made.update(dict.fromkeys(eqn.outvars, max(number, 0)))
+    for eqn, segment in zip(body.eqns, work.segments, strict=True):
+        made.update(dict.fromkeys(eqn.outvars, max(segment, 0)))
         for atom in eqn.invars:
-            if number >= 0 and not isinstance(atom, Literal):
-                first[atom] = min(first.get(atom, number), number)
+            if segment >= 0 and not isinstance(atom, Literal):
+                first[atom] = min(first.get(atom, segment), segment)
     results = tuple(0 if isinstance(atom, Literal) else made.get(atom, 0) for atom in body.outvars)
     return Span(tuple(map(first.get, body.invars)), results, len(work.forward_cycles))
 
 
 def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
-    """A jaxpr whose pieces are cut once more."""
+    """A jaxpr whose shards are cut once more."""
     ends = _composed_bounds(outer.inputs, inner.inputs), _composed_bounds(outer.outputs, inner.outputs)
     return CutJaxpr(inner.jaxpr, *ends, inner.sources)
 
@@ -294,14 +279,11 @@ def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
 def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
     remaining, found = iter(inner), list[Bounds | None]()
     for at in outer:
-        parts = [next(remaining) for _ in range(num_pieces(at))]
+        parts = [next(remaining) for _ in range(num_shards(at))]
         if at is None:
             found += parts
             continue
-        rows = [n for (a, b), part in zip(pairwise(at), parts, strict=True) for n in _lengths(part or (0, b - a))]
-        found.append(tuple(accumulate(rows, initial=0)))
+        spans = zip(pairwise(at), parts, strict=True)
+        inside = [[a + row for row in (part or (0, b - a))[1:]] for (a, b), part in spans]
+        found.append((0, *chain.from_iterable(inside)))
     return tuple(found)
-
-
-def _lengths(bounds: Bounds) -> list[int]:
-    return [b - a for a, b in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""A pipeline made definite: its parts, its schedule, and the IPU of each stage.
+"""A pipeline with all choices made: its parts, its schedule, and the IPU of each stage.
 
 Input: an equation of the primitive of pipelines with stages. Output: `StagedPipeline`, which `program` lowers.
 """
@@ -24,11 +24,11 @@ from ipujax.runtime.errors import ArgumentError, raised_at
 
 @dataclass(frozen=True)
 class StagedPipeline:
-    """Everything about a pipeline but where its values lie.
+    """A pipeline before tile mapping.
 
     Args:
         spec: how micro-batches go through it.
-        partition: what is computed once, and what results are made of.
+        partition: equations computed once, and the terms of results.
         parts: what tasks compute, in an order in which they can run.
         plan: which task runs when.
         ipus: the IPU of each stage.
@@ -71,7 +71,7 @@ class StagedPipeline:
         return tuple(self.home(terms) for terms in self.partition.results)
 
     def span(self) -> Span:
-        """What placement has to know."""
+        """Where its operands and results are, for placement."""
         return Span(self.input_ipus(), self.result_ipus(), self.partition.num_stages)
 
     def home(self, terms: Sequence[object]) -> int:
@@ -91,7 +91,7 @@ def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
-    """Makes a pipeline definite.
+    """Partitions and schedules a pipeline, and maps its stages to IPUs.
 
     Args:
         eqn: its equation; those of its micro-batch are named after stages.
@@ -145,9 +145,3 @@ def ipus_of_stages(
             hint=f"num_ipus={1 << max(ipus).bit_length()}, or device_mapping=[...] for several stages on an IPU",
         )
     return tuple(ipus)
-
-
-def result_kind(spec: PipelineSpec, number: int) -> str:
-    """How a result is found: its reduction, or "carry" for what is a state at the end."""
-    ends_in_state = {result for _, result in spec.carries}
-    return "carry" if spec.reduce[number] == "last" and number in ends_in_state else spec.reduce[number]

@@ -104,11 +104,9 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Whether XLA may end the process over an input of one element along a dimension that is dilated along another.
-
-    Its algebraic simplifier makes a window of the input that does not fit (`Window dimensions do not match RHS shape`,
-    jax 0.10.2): 5 of 200 random convolutions of this kind, none of 260 others. Padded beforehand, and kept so, all run.
-    """
+    """Whether XLA may abort: an input of one element along a dimension that is dilated along another."""
+    # Its simplifier makes a window that does not fit (`Window dimensions do not match RHS shape`, jax 0.10.2):
+    # 5 of 200 random convolutions of this kind, none of 260 others. Padded beforehand, and kept so, all run.
     sizes = list(zip(lengths, windows, dilation, strict=True))
     is_point = any(length == 1 and window > 1 for length, window, _ in sizes)
     return is_point and any(step > 1 and length > 1 for length, _, step in sizes)
@@ -170,11 +168,9 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
 
 
 def _one_by_one(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that a few replicas do one after the other where both operands are their own.
-
-    JAX maps it to one convolution in as many groups, which XLA's CPU backend does three times slower (measured with the
-    gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
-    """
+    """A convolution that a few replicas do one after the other where both operands are their own."""
+    # JAX's batching rule makes one convolution in groups, which XLA's CPU backend does three times slower (measured
+    # with the gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
     mapped = jax.custom_batching.custom_vmap(convolve)
 
     @mapped.def_vmap

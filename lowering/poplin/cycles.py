@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from ipujax.lowering.popops.elementwise_cycles import Count as Count, ceil_div as ceil_div, total_elements
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.target import Target
 
 Precision = Literal["half", "float"]
-Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
+product = total_elements  # of lengths that broadcast to one grid
 
 # A weight chain of one conv unit holds 32 bytes: 16 half or 8 float input channels (reference 1.1).
 _CHAIN_BYTES = 32
@@ -59,19 +60,6 @@ class WorkerPass:
 _HALF_PASS = WorkerPass((22, 33, 42), 38, -1, 0, 7, 3)
 _HALF_SUMS_PASS = WorkerPass((24, 39, 40), 41, 2, 2, 0, 0)
 _FLOAT_PASS = WorkerPass((24, 47, 46), 46, 2, 8, 0, 0)
-
-
-def ceil_div(a: Count, b: Count) -> Count:
-    """Quotient rounded up."""
-    return -(-a // b)
-
-
-def product(lengths: Sequence[Count]) -> Count:
-    """Product of lengths that broadcast to one grid."""
-    total: Count = np.int64(1)
-    for length in lengths:
-        total = total * length
-    return total
 
 
 @dataclass(frozen=True, slots=True)

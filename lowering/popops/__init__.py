@@ -1,5 +1,6 @@
 """Operations on tensors: elementwise, reductions, slices, windows, sorting."""
 
+from ipujax.lowering.popops.add_vertices import add_vertices as add_vertices
 from ipujax.lowering.popops.blocks import (
     along as along,
     mapped_variable as mapped_variable,
@@ -39,6 +40,7 @@ from ipujax.lowering.popops.partials import (
     longest_share as longest_share,
     reduce_partials as reduce_partials,
 )
+from ipujax.lowering.popops.reducers import neutral as neutral
 from ipujax.lowering.popops.row_functions import (
     RowFunction as RowFunction,
     each_row as each_row,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise_cycles import total_elements
@@ -31,11 +33,9 @@ from ipujax.runtime.graph import (
     Axis,
     BlockShapes,
     Codelet,
-    Execute,
     Field,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
     block,
     element,
 )
@@ -99,7 +99,7 @@ def _searched(
     if slots == 1:
         out = mapped_variable(graph, shape, index_dtype, name, kept, placement)
         codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
-        _add(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, (), prog, name)
+        add_vertices(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, prog, name)
         return out
     values, indices = (
         _partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)
@@ -107,7 +107,7 @@ def _searched(
     dims = (block(axis), *map(element, kept))
     accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
     codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
-    _add(graph, codelet, axes, accesses, placement.tile, (axes[axis].name,), prog, name)
+    add_vertices(graph, codelet, axes, accesses, placement.tile, prog, name, [axes[axis].name])
     return _pick(graph, values, indices, monoid, prog, name)
 
 
@@ -138,13 +138,13 @@ def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: Prog
     axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
     pairs = (along(t, range(t.ndim)) for t in (values, indices))
     codelet = _pick_codelet(monoid, values.dtype, indices.dtype)
-    _add(graph, codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile, (), prog, f"{name}/pick")
+    add_vertices(graph, codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile, prog, f"{name}/pick")
     return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Picking:
-    """What the choice among the slots of pairs is charged on each candidate grid of the search."""
+    """Charge of choosing among partial results, on each candidate grid of the search."""
 
     axis: int
     dtype: Any
@@ -164,21 +164,6 @@ class _Picking:
         return np.where(slots > 1, fixed + payload + copied + compute, 0.0)
 
 
-def _add(
-    graph: Graph,
-    codelet: Codelet,
-    axes: list[Axis],
-    accesses: tuple[Access, ...],
-    tile: np.ndarray,
-    origins: tuple[str, ...],
-    prog: ProgramSequence,
-    name: str,
-) -> None:
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origins, graph.origin))
-    prog.add(Execute(compute_set))
-
-
 def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
     lengths = shapes[0]
     outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
@@ -192,9 +177,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return _search_cycles(monoid, dtype, axis, shapes, target)
-
+    cycles = partial(_search_cycles, monoid, dtype, axis)
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
     return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500)
 
@@ -207,9 +190,7 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
         index = search(x, axis, index_dtype)
         return reducer(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return _search_cycles(monoid, dtype, axis, shapes, target)
-
+    cycles = partial(_search_cycles, monoid, dtype, axis)
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
     return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",))
@@ -225,8 +206,6 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
         slot = search(values, 0, np.dtype(np.int32))
         return jnp.take_along_axis(indices, slot[None], 0)[0]
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return _search_cycles(monoid, dtype, 0, shapes, target)
-
+    cycles = partial(_search_cycles, monoid, dtype, 0)
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
     return Codelet(f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>", fields, compute, cycles, 28, 500)

@@ -9,12 +9,14 @@ Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import (
     along,
     follow,
@@ -35,11 +37,9 @@ from ipujax.runtime.graph import (
     BlockShapes,
     Codelet,
     Copy,
-    Execute,
     Field,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
 )
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
@@ -179,9 +179,7 @@ def _add(
     box_dims = [whole.ndim + dims.index(d) if d in dims else d for d in range(whole.ndim)]
     accesses = (along(whole, range(whole.ndim)), along(box, box_dims), *map(scalar, starts))
     tile = tile_grid(placement, len(dims))
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, tile, prog, name)
 
 
 def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -> list[jax.Array]:
@@ -189,7 +187,7 @@ def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -
     return [at.get(d, lax.full((), 0, starts[0].dtype)) for d in range(rank)]
 
 
-def _box_cycles(shapes: BlockShapes, dims: tuple[int, ...], dtype: Any, target: Target) -> np.ndarray:
+def _box_cycles(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
     """Cost of copying the box, field 1: rows are what is contiguous behind the last sliced dimension."""
     box, last = shapes[1], max(dims)
     return slice_cycles(total_elements(box[: last + 1]), total_elements(box[last + 1 :]), dtype, target)
@@ -201,9 +199,7 @@ def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: An
         # A negative start is clamped: what counts from the end was resolved where the equation was traced.
         return lax.dynamic_slice(x, _all_starts(starts, dims, rank), shapes[0], allow_negative_indices=False)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return _box_cycles(shapes, dims, dtype, target)
-
+    cycles = partial(_box_cycles, dims, dtype)
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
     return Codelet(
@@ -216,9 +212,7 @@ def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: A
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return _box_cycles(shapes, dims, dtype, target)
-
+    cycles = partial(_box_cycles, dims, dtype)
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
     return Codelet(f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, moves=True)

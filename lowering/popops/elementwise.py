@@ -47,7 +47,7 @@ class Op:
         name: row of `OP_COSTS`, a JAX primitive name.
         fun: hashable function of arrays of one shape (a memoised partial, a `lax` function).
         out_dtype: dtype of the result.
-        key: what tells two functions of one name apart.
+        key: distinguishes two functions of one name.
     """
 
     name: str
@@ -112,7 +112,7 @@ def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequ
 def _layout(
     graph: Graph, op: Op, operands: Sequence[Tensor], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], TileMapping]:
-    """Where to compute: where an operand lies, unless it is so crowded that spreading all is cheaper."""
+    """The layout to compute in: an operand's, unless spreading all linearly is cheaper."""
     size, target = operands[0].size, graph.target
     linear = linear_mapping(graph, size, op.out_dtype)
 
@@ -161,12 +161,12 @@ def add_elementwise(
 
 
 def _layouts_of(graph: Graph, tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], TileMapping]]:
-    """Where those operands lie that lie in a simple form."""
+    """The layouts of operands that have a simple form."""
     return [layout for t in tensors if (layout := layout_like(graph, t)) is not None]
 
 
 class _Spread(NamedTuple):
-    """Of a mapping: elements of the fullest tile, tiles that have some, pieces of the tile with most of them."""
+    """Spread of a mapping: elements of the fullest tile, tiles in use, most pieces on one tile."""
 
     worst: int
     tiles: int

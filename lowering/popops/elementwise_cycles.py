@@ -1,11 +1,11 @@
 """Cycle costs of elementwise codelets, by operation and dtype.
 
-One worker spends `start + turns · cycles`; six share the vertex. A row gives the cycles of one turn of the loop, loads,
-stores and the loop itself included, and how many elements that is, for 32-bit floats, 16-bit floats, integers and
+One worker spends `start + iterations · cycles`; six share the vertex. A row gives the cycles of one iteration, loads,
+stores and the loop itself included, and how many elements it handles, for 32-bit floats, 16-bit floats, integers and
 bytes. Source: poplibs `popops/popopsCycleEstimators.{hpp,cpp}` (reference machine.md §1.3): its rows without a natural
-vector width are whole turns; to those with one it adds 4 cycles (unary), 2 (binary assembly: float add, sub, mul) or 5.
-Rows marked `assumed` have no public figure and are set like their nearest relative. Dtypes that the machine lacks cost
-what stands for them, see `emulation`.
+vector width are whole iterations; to those with one it adds 4 cycles (unary), 2 (binary assembly: float add, sub, mul)
+or 5. Rows marked `assumed` have no public figure and are set like their nearest relative. Dtypes that the machine lacks
+are emulated, see `emulation`.
 
 Known limit: data dependent costs (transcendentals) are the averages of that source; unsigned integers cost as signed.
 """
@@ -21,12 +21,13 @@ import numpy as np
 from ipujax.lowering.popops.emulation import Width, emulation, kind_of
 from ipujax.runtime.target import Target
 
-Turn = tuple[int, int]  # cycles and elements of one turn of the loop
+Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
+Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """One turn of an operation's loop, for 32-bit floats, 16-bit floats, integers and bytes.
+    """One iteration of an operation's loop, for 32-bit floats, 16-bit floats, integers and bytes.
 
     Args:
         on_float: of two words for a 64-bit type (assumed).
@@ -36,13 +37,13 @@ class OpCost:
         start: cycles of a worker before its loop; by the number of operands where None.
     """
 
-    on_float: Turn
-    on_half: Turn
-    on_int: Turn
-    on_byte: Turn | None = None
+    on_float: Iteration
+    on_half: Iteration
+    on_int: Iteration
+    on_byte: Iteration | None = None
     start: int | None = None
 
-    def of(self, width: Width) -> Turn:
+    def of(self, width: Width) -> Iteration:
         """Row for a width."""
         if width == "double":
             return 2 * self.on_float[0], self.on_float[1]
@@ -50,7 +51,7 @@ class OpCost:
         return by_width.get(width, self.on_int)
 
 
-def _floats(on_float: Turn, on_half: Turn, start: int | None = None) -> OpCost:
+def _floats(on_float: Iteration, on_half: Iteration, start: int | None = None) -> OpCost:
     """Costs of what only floats have."""
     return OpCost(on_float, on_half, on_float, start=start)
 
@@ -154,7 +155,7 @@ OP_COSTS: dict[str, OpCost] = {
 
 _START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
-_SAVED_BY_SCALAR = 1  # in add, sub, mul and bitwise operations: a scalar operand is loaded once, not every turn
+_SAVED_BY_SCALAR = 1  # in add, sub, mul and bitwise operations: a scalar operand is loaded once, not in every iteration
 
 
 def elementwise_cycles(
@@ -179,18 +180,18 @@ def elementwise_cycles(
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
     start = _START_CYCLES[loop] if cost.start is None else cost.start
     once = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
-    turns = ceil_div(ceil_div(elements, vector), target.worker_contexts)
-    return once + target.worker_contexts * (start + turns * (means.factor * cycles + means.cast_cycles * vector))
+    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
+    return once + target.worker_contexts * (start + iterations * (means.factor * cycles + means.cast_cycles * vector))
 
 
-def ceil_div(number: np.ndarray, divisor: int) -> np.ndarray:
-    """Quotients rounded up, int64."""
+def ceil_div(number: Count, divisor: Count) -> Count:
+    """Quotients rounded up."""
     return -(-number // divisor)
 
 
-def total_elements(shape: Sequence[np.ndarray]) -> np.ndarray:
+def total_elements(shape: Sequence[Count]) -> Count:
     """Elements of a block from the lengths of its dimensions, over the grid."""
-    total = np.ones((), np.int64)
+    total: Count = np.int64(1)
     for length in shape:
         total = total * length
     return total

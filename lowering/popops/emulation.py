@@ -1,4 +1,4 @@
-"""What arithmetic costs in dtypes that a target does not have: instructions of others that stand for one of theirs.
+"""Cost of emulated arithmetic: dtypes that a target does not have are computed by instructions of others.
 
 `Target.native_dtypes` says what a machine has. Moving elements is no arithmetic: any dtype is moved as words. All else
 of another dtype is emulated:
@@ -43,7 +43,7 @@ _DOUBLE_FACTOR = 16  # assumed: 64 instructions for a multiply-add, where a floa
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What stands for one operation of a dtype.
+    """The instructions that emulate one operation of a dtype.
 
     Args:
         width: column of the cost table of the operations that are done instead, or of the dtype itself.
@@ -72,7 +72,7 @@ _WIDE: dict[str, tuple[Width, dict[Kind, int]]] = {
 
 
 def kind_of(op: str) -> Kind:
-    """What an elementwise operation asks of an emulation."""
+    """The kind of work of an elementwise operation."""
     if op in _MOVES:
         return "move"
     return "add" if op in _SUMS else "multiply" if op in _PRODUCTS else "function"
@@ -84,7 +84,7 @@ def is_native(dtype: Any, target: Target) -> bool:
 
 
 def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
-    """What stands for an operation of a kind on a target; one of its own where the dtype is native.
+    """The emulation of an operation on a target; the operation itself where the dtype is native.
 
     Args:
         dtype: what the operation computes in.
@@ -104,13 +104,7 @@ def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
 
 def width_of(dtype: Any) -> Width:
     """The column of the cost table a native dtype uses, or one that is only moved; 64 bits are two words."""
-    if is_key_dtype(dtype):
+    if is_key_dtype(dtype) or np.dtype(dtype).itemsize >= 8:
         return "double"
-    dtype = np.dtype(dtype)
-    if dtype.itemsize >= 8:
-        return "double"
-    if dtype.itemsize == 1:
-        return "byte"
-    if dtype.itemsize == 2:
-        return "half"
-    return "float" if dtype.kind == "f" else "int"
+    narrow: dict[int, Width] = {1: "byte", 2: "half"}
+    return narrow.get(np.dtype(dtype).itemsize, "float" if np.dtype(dtype).kind == "f" else "int")

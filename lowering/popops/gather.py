@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, thawed
@@ -35,12 +36,10 @@ from ipujax.runtime.graph import (
     Axis,
     BlockShapes,
     Codelet,
-    Execute,
     Extras,
     Field,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
     block,
     element,
 )
@@ -52,7 +51,7 @@ Mode = lax.GatherScatterMode
 
 @dataclass(frozen=True, slots=True)
 class GatherSpec:
-    """What to look up; the parameters of `lax.gather`, with slices whole along dimensions that are not indexed."""
+    """Parameters of a gather: those of `lax.gather`, with slices whole along dimensions that are not indexed."""
 
     numbers: lax.GatherDimensionNumbers
     slice_sizes: tuple[int, ...]
@@ -88,7 +87,7 @@ class GatherSpec:
         return tuple(d for d in range(self.out_rank) if d not in self.numbers.offset_dims)
 
     def wide_dims(self) -> list[tuple[int, int]]:
-        """Indexed dimensions of which a look-up takes several indices, each with its dimension of the result."""
+        """Indexed dimensions along which slices are longer than 1, each with its dimension of the result."""
         return [(d, out) for d, out in self._window_dims() if d in self.indexed and self.slice_sizes[d] > 1]
 
     def _window_dims(self) -> list[tuple[int, int]]:
@@ -98,7 +97,7 @@ class GatherSpec:
         return list(zip(kept, self.numbers.offset_dims, strict=True))
 
     def row_dim(self) -> int | None:
-        """The longest indexed dimension of which a look-up takes one index: the one whose rows may be cut."""
+        """The longest indexed dimension along which slices have length 1: its rows may be cut."""
         rows = [d for d in self.indexed if self.slice_sizes[d] == 1]
         return max(rows, key=lambda d: self.table_shape[d], default=None)
 
@@ -172,9 +171,7 @@ def _looked_up(
     origins = (*([axes[rank].name] if rows > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
     codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, grid, origins, graph.origin))
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, grid, prog, name, origins)
     return out if rows == 1 else reduce_partials_in_place(graph, out, prog, name)
 
 
@@ -192,7 +189,7 @@ def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What putting together the answers of blocks of rows is charged on each candidate grid."""
+    """Charge of combining the answers of blocks of rows, on each candidate grid."""
 
     dtype: Any
     rank: int
@@ -306,7 +303,7 @@ def signed(indices: jax.Array) -> jax.Array:
 
 
 def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:
-    """What `lax.gather` gives for an index beyond the table: `fill`, or NaN, the lowest or the highest number."""
+    """The value for an index beyond the table: `fill`, or as `lax.gather` NaN, the lowest or the highest number."""
     value: Any = None if fill is None else thawed(fill)
     if value is None:
         if jnp.issubdtype(dtype, jnp.inexact):

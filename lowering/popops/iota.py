@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
@@ -41,11 +42,8 @@ def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) 
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
-        axes = tuple(placed_axes(placement))
-        group = VertexGroup(codelet, axes, (along(out, (0,)),), placement.tile, ("d0",), graph.origin)
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, group)
-        prog.add(Execute(compute_set))
+        accesses = [along(out, (0,))]
+        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name, ["d0"])
         return out
 
     return add(graph, prog, choose(graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))

@@ -1,6 +1,6 @@
-"""What loops keep on tiles: states that turns overwrite, counters, and stacks of which a turn reads or writes one slot.
+"""State of loops on tiles: carried values, counters, and stacks of which an iteration reads or writes one slot.
 
-A state lives in a variable of its own, written in place. A stack is one buffer, updated in place, with the stacked
+A carried value has a variable of its own, written in place. A stack is one buffer, updated in place, with the stacked
 dimension whole on every tile, so that no slice moves between tiles.
 """
 
@@ -25,7 +25,7 @@ _ADD = Op("add", lax.add, _COUNTER)
 
 
 def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int) -> Tensor:
-    """A variable that starts as `initial` and is overwritten turn by turn.
+    """A variable that starts as `initial` and is overwritten in each iteration.
 
     Without a layout to follow it stays unmapped, so that its first use in the loop maps it.
 
@@ -77,13 +77,11 @@ def set_aside(graph: Graph, value: Tensor, prog: ProgramSequence, name: str) -> 
 
 def _map_alike(graph: Graph, state: Tensor, value: Tensor) -> None:
     """Maps a state that no use has mapped like the value that overwrites it."""
-    if not graph.is_mapped(state):
-        mapping = mapping_like(graph, value)
-        if mapping is None:
-            map_linearly(graph, state)
-        else:
-            graph.set_tile_mapping(state.variables()[0], mapping)
-    map_linearly(graph, value)
+    mapping = None if graph.is_mapped(state) else mapping_like(graph, value)
+    if mapping is not None:
+        graph.set_tile_mapping(state.variables()[0], mapping)
+    for tensor in (state, value):
+        map_linearly(graph, tensor)
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
@@ -26,12 +27,10 @@ from ipujax.runtime.graph import (
     BlockShapes,
     Codelet,
     Dim,
-    Execute,
     Field,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
 )
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
@@ -78,11 +77,7 @@ def pad(
         if constant is None:
             map_linearly(graph, value)
             accesses.append(scalar(value))
-        axes = tuple(placed_axes(placement))
-        compute_set = graph.add_compute_set(name)
-        group = VertexGroup(codelet, axes, tuple(accesses), placement.tile, origin=graph.origin)
-        graph.add_vertices(compute_set, group)
-        prog.add(Execute(compute_set))
+        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name)
         return out
 
     operands = [x, value] if constant is None else [x]

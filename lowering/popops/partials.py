@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
 from ipujax.lowering.poputil import cut_again, mapping_like
@@ -27,11 +28,9 @@ from ipujax.runtime.graph import (
     Access,
     Axis,
     Dim,
-    Execute,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
     element,
 )
 from ipujax.runtime.target import Target
@@ -54,7 +53,7 @@ _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its
 
 @remembered
 def kept_slots(slots: int) -> tuple[int, ...]:
-    """How many partials of one output each stage leaves; 1 after the last. No stage for one partial."""
+    """Partials of one output after each stage, 1 after the last; no stage for one partial."""
     if slots <= 1:
         return ()
     stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
@@ -85,7 +84,7 @@ def longest_share(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> A
 
 
 def _least_outputs(slots: int, keep: int, dtype: Any) -> int:
-    """Outputs that are worth a tile."""
+    """Fewest outputs that get a tile of their own."""
     return max(_grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
 
 
@@ -185,16 +184,11 @@ def _stage(
         out = graph.add_variable(shape, partials.dtype, name, placed)
         access = Access(out.reshape(partials.shape[1:]), tuple(elements))
     axes = (Axis("slot", cuts[0], "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts[1:])))
-    group = VertexGroup(
+    codelet, accesses = (
         reduce_codelet(monoid, partials.dtype, (0,)),
-        axes,
         (Access(partials, (element(0), *elements)), access),
-        tile,
-        origin=graph.origin,
     )
-    compute_set = graph.add_compute_set(f"{name}/reduce")
-    graph.add_vertices(compute_set, group)
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, tile, prog, f"{name}/reduce")
     return out
 
 
@@ -203,7 +197,7 @@ def _stage(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How the boxes of results are cut again in a stage.
+    """The division of boxes of results in a stage.
 
     Args:
         dim: which dimension, of those behind the slots.
@@ -219,7 +213,7 @@ class Parts:
 
 
 def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> int:
-    """What `reduce_partials_in_place` is charged for partials that each lie on a tile of their own.
+    """Cycles of `reduce_partials_in_place` for partials that each lie on a tile of their own.
 
     Args:
         slots: partials of each result.

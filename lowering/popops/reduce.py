@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes
 from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
@@ -23,11 +24,9 @@ from ipujax.runtime.graph import (
     Access,
     Axis,
     Dim,
-    Execute,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
     element,
 )
 from ipujax.runtime.target import Target
@@ -71,11 +70,9 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
 
 
 def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The view to reduce, and its reduced dimensions.
-
-    Boxes of `x` are boxes of where it lies or may be placed. What lies otherwise is flat, or joins neighbouring
-    dimensions that are reduced alike, for which there are more even grids.
-    """
+    """The view to reduce, and its reduced dimensions."""
+    # Boxes of `x` are boxes of its mapping. Without such a mapping the view is flat, or joins neighbouring dimensions
+    # that are reduced alike, for which there are more even grids.
     if source_of(graph, x) == "free":
         return x, axes
     map_linearly(graph, x)
@@ -123,17 +120,12 @@ def _add_stage(
     slot = (Dim(tuple(Term(d, w, "block") for d, w in zip(split, weights, strict=True))),) if split else ()
     kept = [element(d) for d in range(x.ndim) if d not in axes]
     accesses = (along(x, range(x.ndim)), Access(out, (*slot, *kept)))
-    compute_set = graph.add_compute_set(name)
-    codelet = reduce_codelet(monoid, x.dtype, axes)
-    graph.add_vertices(
-        compute_set, VertexGroup(codelet, tuple(grid_axes), accesses, placement.tile, origin=graph.origin)
-    )
-    prog.add(Execute(compute_set))
+    add_vertices(graph, reduce_codelet(monoid, x.dtype, axes), grid_axes, accesses, placement.tile, prog, name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Combination:
-    """What the combination of partial results is charged on each candidate grid of the first stage."""
+    """Charge of combining partial results, on each candidate grid of the first stage."""
 
     axes: tuple[int, ...]
     dtype: Any

@@ -1,6 +1,6 @@
 """The monoids of reductions, and the codelet that reduces dimensions of its block by one.
 
-"only" puts answers together of which all but one are made of zero bits, see `nothing`: adds them up as whole numbers.
+"only" combines answers of which all but one have all bits zero, see `nothing`: adds them up as whole numbers.
 So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
 
 "signed_add" adds from −0.0, which changes no number that it is added to, as 0.0 changes −0.0.
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
@@ -27,7 +28,7 @@ from ipujax.runtime.tensor import dtype_name
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The one element along some dimensions that is not made of zero bits, if there is one."""
+    """The one element along some dimensions with bits other than zero, if any."""
     if all(x.shape[axis] == 1 for axis in axes):
         return lax.squeeze(x, axes)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -45,7 +46,7 @@ def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def nothing(dtype: Any) -> jax.Array:
-    """The scalar made of zero bits."""
+    """The scalar with all bits zero."""
     if jnp.issubdtype(dtype, jnp.floating):
         return lax.bitcast_convert_type(np.zeros((), _bits(dtype)), dtype)
     return jnp.zeros((), dtype)
@@ -70,7 +71,7 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
 
 
 def neutral(monoid: str, dtype: Any) -> np.ndarray:
-    """What the reduction of nothing gives, a scalar."""
+    """The neutral element of a monoid, a scalar."""
     with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
         return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
 
@@ -80,16 +81,9 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
     """The codelet that reduces dimensions `axes` of its block by `monoid`."""
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        ones = np.ones((), np.int64)
-        outputs = _partial_product(shapes[0], [d for d in range(len(shapes[0])) if d not in axes], ones)
-        return reduce_cycles(monoid, dtype, outputs, _partial_product(shapes[0], axes, ones), target)
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)
-
-
-def _partial_product(lengths: Sequence[np.ndarray], dims: Sequence[int], start: np.ndarray) -> np.ndarray:
-    for d in dims:
-        start = start * lengths[d]
-    return start

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import (
     along,
     mapped_variable,
@@ -31,7 +32,7 @@ from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.work import Source, Span, Work
 from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
@@ -174,9 +175,7 @@ def _add_rows(
         outs.append(mapped_variable(graph, out_shape, dtype, name, dims, placement))
         accesses.append(along(outs[-1], [row_axis if d == axis else d for d in range(rank)]))
     tile = tile_grid(placement, len(extents))
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), tuple(accesses), tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
+    add_vertices(graph, codelet, axes, accesses, tile, prog, name)
     return outs
 
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, crowding_cycles, estimated_cycles, grid_of, source_of
 from ipujax.lowering.popops.elementwise import Op, elementwise, freeze, immediate_of
@@ -45,10 +46,8 @@ from ipujax.runtime.graph import (
     Axis,
     Codelet,
     Copy,
-    Execute,
     Graph,
     Sequence as ProgramSequence,
-    VertexGroup,
     block,
     element,
 )
@@ -201,11 +200,11 @@ class _Form:
         return self.table.shape if self.cut is None else (*self.table.shape, self.indices.shape[self.cut])
 
     def _constant(self) -> np.ndarray | None:
-        """What is in the table of a vertex, where it is read from nowhere."""
+        """The constant that a vertex fills its table with; None where it reads the table."""
         return immediate_of(self.table) if self.monoid is None else neutral(self.monoid, self.table.dtype)
 
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
-        """What is left to be combined with what the updates make."""
+        """What the result of the updates is still to be combined with."""
         constant, own = immediate_of(self.table), self._constant()
         if self.monoid is None or (constant is not None and own is not None and freeze(constant) == freeze(own)):
             return "neutral"
@@ -214,7 +213,7 @@ class _Form:
         return "free" if source_of(graph, self.table) == "free" else "elsewhere"
 
     def _reads(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
-        """What vertices read, and how it follows the index space."""
+        """The tensors that vertices read, with their spans of the index space."""
         depth, (index_axes, update_axes) = len(self._space()), self._axes()
         reads = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
         for tensor, at in ((self.indices, index_axes), (self.updates, update_axes)):
@@ -291,11 +290,8 @@ class _Form:
             written,
         )
         tile = placement.tile.reshape([axis.blocks for axis in axes])
-        origins = tuple(f"d{d}" for d in self.spec.indexed)
-        compute_set = graph.add_compute_set(self.name)
-        group = VertexGroup(self._codelet(), tuple(axes), accesses, tile, origins, graph.origin)
-        graph.add_vertices(compute_set, group)
-        prog.add(Execute(compute_set))
+        origins = [f"d{d}" for d in self.spec.indexed]
+        add_vertices(graph, self._codelet(), axes, accesses, tile, prog, self.name, origins)
         return out if slots == 1 else reduce_partials_in_place(graph, out, prog, self.name)
 
     def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
@@ -332,25 +328,15 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """What the combination of parts is charged on each candidate grid, and a tile that lacks room.
+    """Charge of combining partial results on each candidate grid, and of a tile that lacks memory."""
 
-    Args:
-        fields: spans of each field of the vertices, and bytes of an element; indices, updates and result are the last.
-        rank: of the table.
-        dtype: of the table.
-        away: of each field whether it lies elsewhere.
-        monoid: by what parts combine; None where updates are whole.
-        steps: how many steps there are.
-        table: what parts are combined with at last: nothing, a constant, or a table that lies where they do or not.
-    """
-
-    fields: tuple[tuple[tuple[Span, ...], int], ...]
-    rank: int
-    dtype: Any
-    away: tuple[bool, ...]
-    monoid: str | None
+    fields: tuple[tuple[tuple[Span, ...], int], ...]  # spans and bytes of an element; last: indices, updates, result
+    rank: int  # of the table
+    dtype: Any  # of the table
+    away: tuple[bool, ...]  # of each field whether it lies elsewhere
+    monoid: str | None  # by which parts combine; None where updates are whole
     steps: int
-    table: Literal["neutral", "constant", "free", "elsewhere"]
+    table: Literal["neutral", "constant", "free", "elsewhere"]  # what parts are combined with last
 
     def __call__(self, grids: Grids, target: Target) -> np.ndarray:
         # Code has a part of a tile's memory of its own.

@@ -48,7 +48,7 @@ _KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
 
 @dataclass(frozen=True, slots=True)
 class ScatterSpec:
-    """What to update: the row of `SCATTERS`, the parameters of that function, and the shapes.
+    """Parameters of a scatter: the row of `SCATTERS`, the parameters of that function, and the shapes.
 
     `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
     """

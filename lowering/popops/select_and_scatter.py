@@ -66,7 +66,7 @@ def select_and_scatter_block(
     where = jnp.asarray(offsets)
 
     def under(array: jax.Array, offset: jax.Array) -> jax.Array:
-        """What all windows have at an offset."""
+        """The elements of all windows at an offset."""
         return lax.slice(lax.dynamic_slice(array, offset, reach), [0] * x.ndim, reach, strides)
 
     def select(number: Any, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -78,8 +78,8 @@ def select_and_scatter_block(
     nowhere = jnp.full(source.shape, -1, np.int32)
     _, place = lax.fori_loop(0, len(offsets), select, (jnp.zeros(source.shape, x.dtype), nowhere))
 
-    def scatter(turn: Any, out: jax.Array) -> jax.Array:
-        number = len(offsets) - 1 - turn
+    def scatter(iteration: Any, out: jax.Array) -> jax.Array:
+        number = len(offsets) - 1 - iteration
         old = lax.dynamic_slice(out, where[number], reach)
         hits = lax.pad(place == number, False, apart)
         new = jnp.where(hits, combined(old, lax.pad(source, jnp.zeros((), source.dtype), apart)), old)

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import (
     along,
     block_mapping,
@@ -44,12 +45,10 @@ from ipujax.runtime.graph import (
     BlockShapes,
     Codelet,
     Dim,
-    Execute,
     Field,
     Graph,
     Sequence as ProgramSequence,
     Term,
-    VertexGroup,
 )
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
@@ -75,6 +74,10 @@ class Windows:
     base_dilation: tuple[int, ...]
     window_dilation: tuple[int, ...]
 
+    def params(self) -> dict[str, Any]:
+        """The parameters of primitives over windows without dilations."""
+        return {"window_dimensions": self.sizes, "window_strides": self.strides, "padding": self.padding}
+
     def result_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows in each dimension of a tensor of `shape`."""
         sizes = []
@@ -85,16 +88,16 @@ class Windows:
         return tuple(sizes)
 
     def span(self, d: int, extent: int) -> Span:
-        """How dimension `d` of a tensor follows the windows."""
+        """The span of dimension `d` of a tensor over windows."""
         reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
         return Span(d, extent, self.strides[d], reach, -self.padding[d][0], self.base_dilation[d])
 
     def cell_span(self, d: int, extent: int) -> Span:
-        """How dimension `d` of a tensor follows cells of one stride, in each of which one window begins."""
+        """The span of dimension `d` of a tensor over cells of one stride, in each of which one window begins."""
         return Span(d, extent, self.strides[d], self.strides[d], -self.padding[d][0])
 
     def windows_over_cell(self, d: int, extent: int) -> Span:
-        """How the windows along dimension `d`, `extent` in number, follow the cells that they cover."""
+        """The span of the `extent` windows along dimension `d` over the cells that they cover."""
         return Span(d, extent, 1, 1 + (self.sizes[d] - 1) // self.strides[d])
 
     def halo(self, d: int) -> tuple[int, int]:
@@ -151,20 +154,14 @@ def reduce_window(
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
-        read_by = (*(Access(tensor, dims, _zero(tensor.dtype)) for tensor in operands), *map(scalar, starts))
+        # No codelet sees the fill: they pad by themselves.
+        read_by = (*(Access(tensor, dims, np.zeros((), tensor.dtype)) for tensor in operands), *map(scalar, starts))
         accesses = (*read_by, *(along(out, range(rank)) for out in outs))
         tile = tile_grid(placement, len(windowed))
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-        prog.add(Execute(compute_set))
+        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
         return outs
 
     return add(graph, prog, choose(graph, shape, range(rank), work, [*operands, *starts], add))
-
-
-def _zero(dtype: Any) -> np.ndarray:
-    """A fill that no codelet sees, for they pad by themselves."""
-    return np.zeros((), dtype)
 
 
 def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
@@ -182,8 +179,7 @@ def _codelet(
     out_dtypes = starts or dtypes[-1:]
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
-        inner = Windows(windows.sizes, windows.strides, tuple(pads[0]), windows.base_dilation, windows.window_dilation)
-        results = reducer(*blocks, inner)
+        results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
         return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -250,16 +246,14 @@ def select_and_scatter(
                 axes.append(whole_axis(f"halo{d}", 1 + low + high))
             source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
             x_dims.append(Dim(tuple(reached), -low))
-        fill, tile = _zero(x.dtype), tile_grid(boxes, len(axes) - rank)
+        fill, tile = np.zeros((), x.dtype), tile_grid(boxes, len(axes) - rank)
         accesses = (
             Access(source, tuple(source_dims), fill),
             Access(x, tuple(x_dims), fill),
             *map(scalar, starts),
             along(out, range(rank)),
         )
-        compute_set = graph.add_compute_set(name)
-        graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), accesses, tile, origin=graph.origin))
-        prog.add(Execute(compute_set))
+        add_vertices(graph, codelet, axes, accesses, tile, prog, name)
         return out
 
     shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
@@ -299,7 +293,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
 def _local(
     windows: Windows, d: int, count: int, size: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
 ) -> tuple[int, int]:
-    """Where the windows of a block begin and end in what it has of x, along one dimension."""
+    """Bounds of the windows of a block within its part of x, along one dimension."""
     low, _ = windows.halo(d)
     begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]
@@ -311,15 +305,8 @@ def primitive_reducer(primitive: Any, **params: Any) -> WindowReducer:
 
     def reducer(*arguments: Any) -> Any:
         *blocks, windows = arguments
-        return primitive.bind(
-            *blocks,
-            window_dimensions=windows.sizes,
-            window_strides=windows.strides,
-            padding=windows.padding,
-            base_dilation=windows.base_dilation,
-            window_dilation=windows.window_dilation,
-            **params,
-        )
+        dilations = {"base_dilation": windows.base_dilation, "window_dilation": windows.window_dilation}
+        return primitive.bind(*blocks, **windows.params(), **dilations, **params)
 
     return reducer
 
@@ -329,14 +316,7 @@ def primitive_scatter(primitive: Any, **params: Any) -> Callable[..., jax.Array]
     """The scatter that calls a primitive like `select_and_scatter_add`, with parameters besides the geometry."""
 
     def scatter(source: jax.Array, x: jax.Array, windows: Windows) -> jax.Array:
-        return primitive.bind(
-            source,
-            x,
-            window_dimensions=windows.sizes,
-            window_strides=windows.strides,
-            padding=windows.padding,
-            **params,
-        )
+        return primitive.bind(source, x, **windows.params(), **params)
 
     return scatter
 

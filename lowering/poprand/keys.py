@@ -21,6 +21,7 @@ from jax import lax
 from ipujax.lowering.popops import (
     Source,
     Work,
+    add_vertices,
     along,
     choose,
     mapped_variable,
@@ -33,7 +34,7 @@ from ipujax.lowering.popops import (
     whole_axis,
 )
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
@@ -67,7 +68,7 @@ def per_key(
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
         prog: program the compute set is added to.
         name: debug name.
-        cut_results: whether the result of one key, of which there is one then, may be cut.
+        cut_results: whether the result of one key may be cut; there is one result then.
 
     Returns:
         New tensors, one for each result.
@@ -111,10 +112,8 @@ def _add_keys(
         outs.append(mapped_variable(graph, shape, out_dtype, name, range(rank), placement))
         accesses.append(along(outs[-1], range(rank)))
     tile = tile_grid(placement, len(axes) - rank)
-    origins = tuple(axis.name for axis in axes[keys_rank:rank])
-    compute_set = graph.add_compute_set(name)
-    graph.add_vertices(compute_set, VertexGroup(codelet, tuple(axes), tuple(accesses), tile, origins, graph.origin))
-    prog.add(Execute(compute_set))
+    origins = [axis.name for axis in axes[keys_rank:rank]]
+    add_vertices(graph, codelet, axes, accesses, tile, prog, name, origins)
     return outs
 
 

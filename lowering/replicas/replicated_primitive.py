@@ -30,7 +30,7 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """What the replicas of a jaxpr compute.
+    """A jaxpr of one replica, and how its inputs and results are split.
 
     Args:
         jaxpr: the function of one replica.
@@ -85,7 +85,6 @@ def evaluate(
 
     With several instances operands and results are what their replicas here have, inside a `jax.shard_map` over them.
     """
-    del is_checked, axis_name
     everyone = Replicas(replicas, instances)
     here = everyone.here
     stacked = [
@@ -97,7 +96,6 @@ def evaluate(
 
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, **params: Any) -> list[Any]:
-    del operands, params
     return [
         jax.ShapeDtypeStruct(global_shape(aval.shape, dim, replicas), aval.dtype)
         for aval, dim in zip(jaxpr.out_avals, out_dims, strict=True)
@@ -126,8 +124,5 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     )
     consts = [*inner.consts, *(values[eqn.invars[n]] for n in constants)]
     in_dims = tuple(eqn.params["in_dims"][n] for n in order)
-    params = eqn.params
-    closed_whole = ClosedJaxpr(whole, consts)
-    return Replicated(
-        closed_whole, params["replicas"], in_dims, params["out_dims"], params["is_checked"], params["axis_name"]
-    )
+    replicas, *ends = (eqn.params[key] for key in ("replicas", "out_dims", "is_checked", "axis_name"))
+    return Replicated(ClosedJaxpr(whole, consts), replicas, in_dims, *ends)

@@ -26,17 +26,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import (
-    Atom,
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
-    Literal as ScalarLiteral,
-    Var,
     closed,
     eval_equation,
+    eval_jaxpr,
     shape_of,
 )
-from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.popops import OP_COSTS, neutral
 from ipujax.lowering.replicas.stacked_eval import EVALUATED
 
 Kind = Literal["uniform", "whole", "shard"]
@@ -143,19 +140,7 @@ class _Evaluation:
     cut: dict[tuple[int, tuple[int, ...]], tuple[Held, jax.Array]] = field(default_factory=dict)
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Held]) -> list[Held]:
-        env: dict[Var, Held] = dict(zip(jaxpr.jaxpr.invars, operands, strict=True))
-        env.update((v, _whole(jnp.asarray(x))) for v, x in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-
-        def read(atom: Atom) -> Held:
-            if not isinstance(atom, ScalarLiteral):
-                return env[atom]
-            aval: Any = atom.aval
-            return _whole(jnp.asarray(atom.val, aval.dtype))
-
-        for eqn in jaxpr.jaxpr.eqns:
-            results = self._equation(eqn, [read(atom) for atom in eqn.invars])
-            env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar))
-        return [read(atom) for atom in jaxpr.jaxpr.outvars]
+        return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _whole(jnp.asarray(x)))
 
     def _equation(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
@@ -182,8 +167,7 @@ class _Evaluation:
         if name in _VIEWS and _keeps_order(eqn, operands[0]):
             return [Held(operands[0].value, shape_of(eqn.outvars[0]), "shard")]
         if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
-            reduced = _REDUCTIONS[name](self.shards, operands[0])
-            return [_whole(reduced.reshape(shape_of(eqn.outvars[0])))]
+            return [_whole(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
         if name == "dot_general" and _is_inner_product(eqn, operands):
             return [_whole(self._inner_product(eqn, operands))]
         if name == "cond":
@@ -210,6 +194,13 @@ class _Evaluation:
         if key not in self.cut:
             self.cut[key] = held, self.shards.as_shard(_whole(jnp.broadcast_to(held.value, shape)))
         return self.cut[key][1]
+
+    def _reduced(self, name: str, held: Held) -> jax.Array:
+        monoid, reduce, over_replicas = _REDUCTIONS[name]
+        own = reduce(self.shards.within(held, neutral(monoid, held.value.dtype)))
+        if own.dtype != bool:
+            return over_replicas(own, self.shards.axis)
+        return over_replicas(own.astype(jnp.int32), self.shards.axis).astype(bool)
 
     def _inner_product(self, eqn: JaxprEqn, operands: list[Held]) -> jax.Array:
         left, right = (self.shards.within(held, 0) for held in operands)
@@ -279,38 +270,11 @@ def _is_inner_product(eqn: JaxprEqn, operands: Sequence[Held]) -> bool:
     return [right for _, right in pairs] == list(range(len(operands[1].shape)))
 
 
-def _sum(shards: Shards, held: Held) -> jax.Array:
-    mine = shards.within(held, 0)
-    return lax.psum(jnp.sum(mine, dtype=mine.dtype), shards.axis)
-
-
-def _max(shards: Shards, held: Held) -> jax.Array:
-    return lax.pmax(jnp.max(shards.within(held, _bound(held.value.dtype, "min"))), shards.axis)
-
-
-def _min(shards: Shards, held: Held) -> jax.Array:
-    return lax.pmin(jnp.min(shards.within(held, _bound(held.value.dtype, "max"))), shards.axis)
-
-
-def _bound(dtype: Any, which: str) -> Any:
-    """The least ("min") or the largest ("max") number of a dtype."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.inf if which == "max" else -jnp.inf
-    return getattr(jnp.iinfo(dtype), which)
-
-
-def _all(shards: Shards, held: Held) -> jax.Array:
-    return lax.pmin(jnp.all(shards.within(held, True)).astype(jnp.int32), shards.axis).astype(bool)
-
-
-def _any(shards: Shards, held: Held) -> jax.Array:
-    return lax.pmax(jnp.any(shards.within(held, False)).astype(jnp.int32), shards.axis).astype(bool)
-
-
-_REDUCTIONS: dict[str, Callable[[Shards, Held], jax.Array]] = {
-    "reduce_sum": _sum,
-    "reduce_max": _max,
-    "reduce_min": _min,
-    "reduce_and": _all,
-    "reduce_or": _any,
+# The monoid of a reduction, on the shard and over replicas.
+_REDUCTIONS: dict[str, tuple[str, Callable[[jax.Array], jax.Array], Callable[..., jax.Array]]] = {
+    "reduce_sum": ("add", lambda x: jnp.sum(x, dtype=x.dtype), lax.psum),
+    "reduce_max": ("max", jnp.max, lax.pmax),
+    "reduce_min": ("min", jnp.min, lax.pmin),
+    "reduce_and": ("and", jnp.all, lax.pmin),
+    "reduce_or": ("or", jnp.any, lax.pmax),
 }

@@ -21,14 +21,11 @@ from jax import lax
 from ipujax.lowering.gcl import COLLECTIVES, is_collective
 from ipujax.lowering.jax_compat import (
     CALLEES,
-    Atom,
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
-    Literal,
-    Var,
     closed,
     eval_equation,
+    eval_jaxpr,
     jaxprs_in_params,
 )
 from ipujax.runtime.host import ALONE, Instances
@@ -45,7 +42,7 @@ class Replicas:
 
     Args:
         count: how many there are, of all instances.
-        instances: processes among which they are shared; those that are here are the leading axis of every value.
+        instances: processes among which they are shared; the local ones are the leading axis of every value.
     """
 
     count: int
@@ -53,7 +50,7 @@ class Replicas:
 
     @property
     def here(self) -> int:
-        """How many are here."""
+        """Number of local replicas."""
         return self.instances.local(self.count)
 
 
@@ -65,20 +62,8 @@ def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Re
         operands: [replicas here, …] for each input.
         replicas: how many.
     """
-    env: dict[Var, jax.Array] = dict(zip(jaxpr.jaxpr.invars, operands, strict=True))
-    for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        env[var] = _for_all(value, replicas)
-
-    def read(atom: Atom) -> jax.Array:
-        if not isinstance(atom, Literal):
-            return env[atom]
-        aval: Any = atom.aval
-        return _for_all(jnp.asarray(atom.val, aval.dtype), replicas)
-
-    for eqn in jaxpr.jaxpr.eqns:
-        results = _equation(eqn, [read(atom) for atom in eqn.invars], replicas)
-        env.update((v, x) for v, x in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar))
-    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+    equation, constant = partial(_equation, replicas=replicas), partial(_for_all, replicas=replicas)
+    return eval_jaxpr(jaxpr, operands, equation, constant)
 
 
 def meets(eqn: JaxprEqn) -> bool:
@@ -109,13 +94,13 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     num_consts, first_stack = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:num_consts]
 
-    def turn(carry: Values, slices: Values) -> tuple[Values, Values]:
+    def body(carry: Values, slices: Values) -> tuple[Values, Values]:
         results = stacked_eval(params["jaxpr"], [*consts, *carry, *slices], replicas)
         return results[: params["num_carry"]], results[params["num_carry"] :]
 
     stacks = [jnp.moveaxis(x, 1, 0) for x in operands[first_stack:]]
     carry, pushed = lax.scan(
-        turn, operands[num_consts:first_stack], stacks, length=params["length"], reverse=params["reverse"]
+        body, operands[num_consts:first_stack], stacks, length=params["length"], reverse=params["reverse"]
     )
     return [*carry, *(jnp.moveaxis(x, 0, 1) for x in pushed)]
 

@@ -12,17 +12,15 @@ Limits: values that agree by chance count as different, and so does what the hos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ipujax.lowering.gcl import COLLECTIVES, axis_of, is_collective
 from ipujax.lowering.jax_compat import (
-    Atom,
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
-    Literal,
     Var,
     closed,
+    eval_jaxpr,
     jaxprs_in_params,
     source_line,
 )
@@ -34,7 +32,7 @@ _HOST = ("io_callback", "pure_callback")
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """What is known of a jaxpr's results.
+    """Which results of a jaxpr may differ between replicas.
 
     Args:
         results: for each result whether it may differ between replicas.
@@ -71,19 +69,9 @@ class _Walk:
     """A walk through jaxprs."""
 
     replicas: int
-    checked: set[int] = field(default_factory=set)
 
     def jaxpr(self, jaxpr: ClosedJaxpr, inputs: Sequence[bool]) -> list[bool]:
-        differs: dict[Var, bool] = dict(zip(jaxpr.jaxpr.invars, inputs, strict=True))
-        differs.update(dict.fromkeys(jaxpr.jaxpr.constvars, False))
-
-        def read(atom: Atom) -> bool:
-            return not isinstance(atom, Literal) and differs[atom]
-
-        for eqn in jaxpr.jaxpr.eqns:
-            results = self._equation(eqn, [read(atom) for atom in eqn.invars])
-            differs.update((v, d) for v, d in zip(eqn.outvars, results, strict=True) if not isinstance(v, DropVar))
-        return [read(atom) for atom in jaxpr.jaxpr.outvars]
+        return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: False)
 
     def _equation(self, eqn: JaxprEqn, operands: list[bool]) -> list[bool]:
         name, params = eqn.primitive.name, eqn.params

@@ -34,7 +34,7 @@ class LoweredFunction:
 def function_call_rule(
     ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> Sequence[Tensor]:
-    """Copies operands in, but those that never change, calls, and copies results out."""
+    """Copies the operands in that change between calls, calls, and copies results out."""
     graph, prog = ctx.graph, ctx.prog
     key = jaxpr.jaxpr, *(x.node for x, same in zip(operands, fixed, strict=True) if same)
     if key not in ctx.functions:

@@ -61,7 +61,7 @@ def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, 
 
 
 def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
-    """A new tensor of which each row lies with its vertex."""
+    """A new tensor with each row on the tile of its vertex."""
     size = int(np.prod(shape))
     first = np.flatnonzero(np.diff(tile, prepend=-1))
     return ctx.graph.add_variable(shape, dtype, name, flat_mapping(size, first * (size // shape[0]), tile[first]))

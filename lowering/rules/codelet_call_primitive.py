@@ -27,7 +27,6 @@ def _compute(
     *operands: jax.Array, codelet: Codelet, stacked: tuple[bool, ...], num_vertices: int, tiles: Any, outs: Outs
 ) -> list[jax.Array]:
     """The numbers: the codelet's function mapped over rows."""
-    del num_vertices, tiles, outs
 
     def one(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         result = codelet.compute(*blocks)
@@ -39,7 +38,6 @@ def _compute(
 
 
 def _shapes(*operands: Any, num_vertices: int, outs: Outs, **params: Any) -> list[jax.ShapeDtypeStruct]:
-    del operands, params
     return [jax.ShapeDtypeStruct((num_vertices, *shape), dtype) for shape, dtype in outs]
 
 

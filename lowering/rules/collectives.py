@@ -10,7 +10,7 @@ from jax import lax
 
 from ipujax.lowering.gcl import COLLECTIVES, Form, collectives, is_collective, stacked
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.popops import Op
+from ipujax.lowering.popops import Op, neutral
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.rules.context import Context, Rule
@@ -20,9 +20,15 @@ from ipujax.runtime.tensor import Tensor
 
 def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
     """Any collective over the axis of replicas."""
-    del params
-    form = COLLECTIVES[ctx.primitive.name](ctx.equation, ctx.graph.replication_factor)
-    return _ADDED[form.kind](ctx, form, *operands)
+    graph, replicas = ctx.graph, ctx.graph.replication_factor
+    form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
+    if form.kind == "index":
+        return [graph.add_replica_constant(np.arange(replicas, dtype=np.int32), "replica index")]
+    if form.kind == "reduce":
+        return _reduce(ctx, form, *operands)
+    (x,) = operands
+    result = _ADDED[form.kind](graph, form.before.of(x) if form.before else x, form, ctx.prog, ctx.name)
+    return [form.after.of(result) if form.after else result]
 
 
 def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
@@ -73,45 +79,18 @@ def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: s
     everyone = stacked.whole(None, graph.replication_factor)
     gathered = collectives.all_gather(graph, x, everyone, prog, f"{name}/gather")
     own = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
-    other = graph.add_constant(stacked.neutral(form.monoid, x.dtype), "other groups")
+    other = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
     choice = Op("select_n", lax.select_n, x.dtype)
     operands = [own.broadcast_in_dim(gathered.shape, (0,)), other.broadcast_in_dim(gathered.shape, ()), gathered]
     chosen = elementwise(graph, choice, operands, prog, f"{name}/own group")
     return reduce(graph, chosen, (0,), form.monoid, prog, name)
 
 
-def _gather(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
-    assert form.after is not None
-    return [form.after.of(collectives.all_gather(ctx.graph, x, form.groups, ctx.prog, ctx.name))]
-
-
-def _scatter(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
-    assert form.before is not None
-    parts = form.before.of(x)
-    return [collectives.reduce_scatter(ctx.graph, parts, form.monoid, form.groups, ctx.prog, ctx.name)]
-
-
-def _exchange(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
-    assert form.before is not None and form.after is not None
-    return [form.after.of(collectives.all_to_all(ctx.graph, form.before.of(x), form.groups, ctx.prog, ctx.name))]
-
-
-def _permute(ctx: Context, form: Form, x: Tensor) -> Sequence[Tensor]:
-    return [collectives.permute(ctx.graph, x, form.pairs, ctx.prog, ctx.name)]
-
-
-def _index(ctx: Context, form: Form) -> Sequence[Tensor]:
-    del form
-    return [ctx.graph.add_replica_constant(np.arange(ctx.graph.replication_factor, dtype=np.int32), "replica index")]
-
-
-_ADDED: dict[str, Callable[..., Sequence[Tensor]]] = {
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-    "exchange": _exchange,
-    "permute": _permute,
-    "index": _index,
+_ADDED: dict[str, Callable[[Graph, Tensor, Form, Program, str], Tensor]] = {
+    "gather": lambda graph, x, form, *to: collectives.all_gather(graph, x, form.groups, *to),
+    "scatter": lambda graph, x, form, *to: collectives.reduce_scatter(graph, x, form.monoid, form.groups, *to),
+    "exchange": lambda graph, x, form, *to: collectives.all_to_all(graph, x, form.groups, *to),
+    "permute": lambda graph, x, form, *to: collectives.permute(graph, x, form.pairs, *to),
 }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 
@@ -28,7 +30,7 @@ class Context:
         equation: the equation itself.
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
-        functions: what has been made of jaxprs that are called several times, for the rule of calls to keep.
+        functions: lowered functions by callee, kept for the rule of calls.
         into_tensor: where the result may be written at once; a rule that does so returns it.
     """
 
@@ -54,6 +56,12 @@ class Context:
     def into(self, prog: ProgramSequence) -> Context:
         """The same surroundings, adding to another program."""
         return replace(self, prog=prog)
+
+
+@remembered
+def bound(primitive: Primitive, /, **params: Any) -> Callable[..., Any]:
+    """A primitive with parameters, one function for equal ones."""
+    return partial(primitive.bind, **params)
 
 
 # A rule takes the context and the operands and returns the results: one tensor, or one for each of several results.

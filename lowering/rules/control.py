@@ -40,8 +40,8 @@ def scan_rule(
     num_carry: int,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """A loop with a fixed number of turns that reads and writes slices of stacks."""
-    del params  # `unroll` and its like are advice for XLA
+    """A loop with a fixed number of iterations that reads and writes slices of stacks."""
+    # `unroll` and its like are advice for XLA
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name
     carries = _states(ctx, operands[num_consts : num_consts + num_carry])
@@ -106,7 +106,6 @@ def cond_rule(
     ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
 ) -> Sequence[Tensor]:
     """One of several branches; JAX has clamped the selector into range."""
-    del params
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
@@ -123,11 +122,8 @@ def cond_rule(
 
 
 def _mapping_of_any(graph: Graph, candidates: Sequence[Tensor]) -> TileMapping:
-    for value in candidates:
-        mapping = mapping_like(graph, value)
-        if mapping is not None:
-            return mapping
-    return linear_mapping(graph, candidates[0].size, candidates[0].dtype)
+    mappings = (mapping for value in candidates if (mapping := mapping_like(graph, value)) is not None)
+    return next(mappings, None) or linear_mapping(graph, candidates[0].size, candidates[0].dtype)
 
 
 RULES: dict[str, Rule] = {"scan": scan_rule, "while": while_rule, "cond": cond_rule}

@@ -23,6 +23,7 @@ from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, concat, element_bytes
 
 Dims = tuple[int, ...]
+Starts = Mapping[int, Tensor]  # by dimension
 
 
 def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Sequence[int]) -> Tensor:
@@ -49,7 +50,7 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
     return _around(x, _update(ctx, _within(x, known, update.shape), update, moving), known)
 
 
-def _update(ctx: Context, x: Tensor, update: Tensor, moving: Mapping[int, Tensor]) -> Tensor:
+def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts) -> Tensor:
     long = _too_long(ctx.graph, x, update.shape, moving)
     if not moving:
         return update
@@ -71,7 +72,7 @@ def _update(ctx: Context, x: Tensor, update: Tensor, moving: Mapping[int, Tensor
 def _places(
     shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Tensor]
 ) -> tuple[dict[int, int], dict[int, Tensor]]:
-    """Where a box begins along dimensions where that is known, and along the others."""
+    """Starts of a box: constants by dimension, and tensors by dimension."""
     known, moving = dict[int, int](), dict[int, Tensor]()
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
         value = np.zeros((), np.int32) if n == size else immediate_of(start)
@@ -83,7 +84,7 @@ def _places(
 
 
 def _within(x: Tensor, known: Mapping[int, int], sizes: Sequence[int]) -> Tensor:
-    """What a box is taken from: its own part of `x` along known dimensions, all of it along the others."""
+    """`x` sliced to the box along dimensions of known start, whole along the others."""
     ends = [known[d] + sizes[d] if d in known else n for d, n in enumerate(x.shape)]
     return x.slice([known.get(d, 0) for d in range(x.ndim)], ends)
 
@@ -106,7 +107,7 @@ def _around(x: Tensor, part: Tensor, known: Mapping[int, int]) -> Tensor:
 
 def _cheapest(
     ctx: Context,
-    moving: Mapping[int, Tensor],
+    moving: Starts,
     x: Tensor,
     sizes: Sequence[int],
     add: Callable[[Graph, ProgramSequence, Sequence[Dims]], Tensor],
@@ -120,13 +121,7 @@ def _cheapest(
 
 
 def _sliced(
-    graph: Graph,
-    prog: ProgramSequence,
-    name: str,
-    way: Sequence[Dims],
-    x: Tensor,
-    sizes: Sequence[int],
-    moving: Mapping[int, Tensor],
+    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, sizes: Sequence[int], moving: Starts
 ) -> Tensor:
     for dims in way:
         box = [sizes[d] if d in dims else n for d, n in enumerate(x.shape)]
@@ -135,13 +130,7 @@ def _sliced(
 
 
 def _updated(
-    graph: Graph,
-    prog: ProgramSequence,
-    name: str,
-    way: Sequence[Dims],
-    x: Tensor,
-    update: Tensor,
-    moving: Mapping[int, Tensor],
+    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, update: Tensor, moving: Starts
 ) -> Tensor:
     dims, *rest = way
     if rest:
@@ -153,8 +142,8 @@ def _updated(
 # --- what is too long for one tile ------------------------------------------------------------------------------------
 
 
-def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Mapping[int, Tensor]) -> list[int]:
-    """The moving dimensions of which a tile cannot hold one row, as much as planners may use."""
+def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[int]:
+    """The moving dimensions with rows that exceed what planners may use of a tile."""
     target, long, shape = graph.target, list[int](), list(x.shape)
     for d in sorted(moving, key=lambda d: sizes[d] / x.shape[d]):
         rows = -(-prod(shape) // (shape[d] * target.tiles_per_ipu))

@@ -102,7 +102,7 @@ class Lowering:
         return self.jaxpr(inline(impl), operands, ctx.prog)
 
     def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
-        """Where the only result of an equation may go at once: not where another part of an operand lies."""
+        """The tensor that an equation's only result is written to, unless it overlaps part of an operand."""
         out = self._into.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
         if out is None:
             return None

@@ -1,4 +1,4 @@
-"""What has no tile-parallel rule: vertices that call the JAX primitive itself.
+"""Fallback for primitives without a tile-parallel rule: vertices that call the JAX primitive itself.
 
 Input: an equation's context and operands. Output: its results. Problems that do not depend on each other, along batch
 dimensions and the columns of right-hand sides, are shared out over tiles like the index space of any operation:
@@ -131,7 +131,7 @@ def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
 def _problems(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], num_operands: int
 ) -> tuple[Shape, list[Dims]]:
-    """How many independent problems there are along each axis, and the axis each dimension of each tensor follows."""
+    """Independent problems along each axis, and the axis that each dimension of each tensor follows."""
     rank = _PROBLEM_RANK.get(name)
     if rank is None or not all(map(prod, shapes)):
         return (1,), [(None,) * len(shape) for shape in shapes]
@@ -233,7 +233,7 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
 def _work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the fields of which the one with most elements counts."""
+    """Estimated operations an element, and the fields whose largest block gives the elements."""
     own = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
     size = prod(own) if name == "fft" else min(own, default=1)
     columns = [f for f, n in enumerate(connected) if name in _COLUMNS and n in (len(shapes) - 2, len(shapes) - 1)]

@@ -16,7 +16,6 @@ def iota_rule(
     ctx: Context, *, dtype: Any, shape: Sequence[int], dimension: int, sharding: Any
 ) -> Tensor | Sequence[Tensor]:
     """The index along one dimension."""
-    del sharding
     if not prod(shape):
         return fallback(ctx)
     numbers = iota(ctx.graph, dtype, shape[dimension], ctx.prog, ctx.name)

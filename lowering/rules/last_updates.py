@@ -37,7 +37,7 @@ def can_find_last(spec: ScatterSpec) -> bool:
 
 
 def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: ScatterSpec) -> jax.Array:
-    """A table some rows of which are replaced, each by the last of its updates.
+    """A table with rows replaced, each by the last of its updates.
 
     Args:
         table: array of shape `spec.table_shape`.

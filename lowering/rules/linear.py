@@ -24,7 +24,7 @@ def dot_general_rule(
     out_sharding: Any,
 ) -> Tensor:
     """Any contraction, as groups of matrices: batch dimensions joined, then free, then contracted ones."""
-    del out_sharding, preferred_element_type  # the result's dtype says as much
+    # the result's dtype says as much
     (aval,) = ctx.out_avals
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     a, lhs_free = _matrices(lhs, lhs_batch, lhs_contract, contracted_last=True)
@@ -57,7 +57,7 @@ def conv_general_dilated_rule(
     ctx: Context, x: Tensor, w: Tensor, *, preferred_element_type: Any, out_sharding: Any, **params: Any
 ) -> Tensor:
     """Any convolution, with the parameters of `lax.conv_general_dilated`."""
-    del preferred_element_type, out_sharding  # the result's dtype says as much
+    # the result's dtype says as much
     return convolution(ctx.graph, x, w, ctx.prog, ctx.name, out_dtype=ctx.out_avals[0].dtype, **params)
 
 

@@ -117,7 +117,7 @@ def scatter_to(
 
 
 def _starts(shape: Sequence[int], sizes: Sequence[int], indexed: Sequence[int], place: Place) -> tuple[list[int], bool]:
-    """Where the window begins, moved so that it fits, and whether it did before."""
+    """Start of the window, clamped so that it fits, and whether it fitted before."""
     at = dict(zip(indexed, place, strict=True))
     wanted = [at.get(d, 0) for d in range(len(shape))]
     starts = [min(max(start, 0), n - size) for start, n, size in zip(wanted, shape, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Rule for padding; a crop is a view, and so are padded keys, of which no codelet makes any."""
+"""Rule for padding; a crop is a view, and so are padded keys, for which there is no codelet."""
 
 from __future__ import annotations
 

@@ -7,17 +7,10 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.poprand import per_key
-from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.context import Context, Rule, bound
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
-
-
-@remembered
-def _bound(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """The primitive with its parameters, one function for equal ones."""
-    given = dict(params)
-    return lambda *blocks: primitive.bind(*blocks, **given)
 
 
 def _draw(
@@ -26,13 +19,13 @@ def _draw(
     results = [(tuple(aval.shape), aval.dtype) for aval in ctx.out_avals]
     if not all(tensor.size for tensor in operands) or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, *operands)
-    fun, title = _bound(ctx.primitive, tuple(sorted(params.items()))), ctx.primitive.name.title().replace("_", "")
+    fun, title = bound(ctx.primitive, **params), ctx.primitive.name.title().replace("_", "")
     return per_key(ctx.graph, fun, title, operands, keys_rank, results, ctx.prog, ctx.name, cut_results)
 
 
-def draw_rule(ctx: Context, keys: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`random_bits` and `random_split`: a block of numbers or of keys from each key."""
-    return _draw(ctx, [keys], keys.ndim, params, cut_results=True)
+def draw_rule(ctx: Context, keys: Tensor, *more: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`random_bits`, `random_split`, `random_gamma` (a parameter for each number): numbers or keys from each key."""
+    return _draw(ctx, [keys, *more], keys.ndim, params, cut_results=True)
 
 
 def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -42,47 +35,34 @@ def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
     return _draw(ctx, alike, len(shape), params, cut_results=False)
 
 
-def wrap_rule(ctx: Context, data: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Key data, words in the last dimension, as keys."""
-    return _draw(ctx, [data], len(ctx.out_avals[0].shape), params, cut_results=False)
-
-
-def unwrap_rule(ctx: Context, keys: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Keys as key data."""
-    return _draw(ctx, [keys], keys.ndim, params, cut_results=False)
-
-
-def gamma_rule(ctx: Context, keys: Tensor, alpha: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`random_gamma`: a block of numbers from each key, and a parameter for each number."""
-    return _draw(ctx, [keys, alpha], keys.ndim, params, cut_results=True)
+def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Key data, words in the last dimension, as keys, and back."""
+    return _draw(ctx, [x], min(x.ndim, ctx.out_avals[0].ndim), params, cut_results=False)
 
 
 def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequence[Tensor]:
-    """The next state, which one tile computes, and bits, of which each tile computes those it keeps."""
+    """The next state, computed by one tile, and bits, computed by each tile for its own block."""
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
-    items, outs = tuple(sorted(params.items())), []
+    outs = []
     for number, aval in enumerate(ctx.out_avals):
-        fun, result = _one_result(ctx.primitive, items, number), [(tuple(aval.shape), aval.dtype)]
-        cut = number == 1
-        outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, cut_results=cut)
+        fun, result = _one_result(ctx.primitive, number, **params), [(tuple(aval.shape), aval.dtype)]
+        outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, number == 1)
     return outs
 
 
 @remembered
-def _one_result(primitive: Primitive, params: tuple[tuple[str, Any], ...], number: int) -> Callable[..., Any]:
-    given = dict(params)
-    return lambda state: primitive.bind(state, **given)[number]
+def _one_result(primitive: Primitive, number: int, /, **params: Any) -> Callable[..., Any]:
+    return lambda state: primitive.bind(state, **params)[number]
 
 
 def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:
-    """`rng_uniform`: numbers of XLA's own generator, never the same twice, of which each tile draws its own."""
+    """`rng_uniform`: numbers of XLA's own generator, never the same twice; each tile draws its own."""
     return _draw(ctx, [low, high], 0, params, cut_results=True)
 
 
 def clone_rule(ctx: Context, keys: Tensor) -> Tensor:
     """A key that may be used again is the same key."""
-    del ctx
     return keys
 
 
@@ -92,10 +72,10 @@ RULES: dict[str, Rule] = {
     "random_fold_in": same_shape_rule,
     "random_seed": same_shape_rule,
     "threefry2x32": same_shape_rule,
-    "random_wrap": wrap_rule,
-    "random_unwrap": unwrap_rule,
+    "random_wrap": convert_rule,
+    "random_unwrap": convert_rule,
     "random_clone": clone_rule,
-    "random_gamma": gamma_rule,
+    "random_gamma": draw_rule,
     "rng_uniform": rng_uniform_rule,
     "rng_bit_generator": rng_bit_generator_rule,
 }

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Primitive
-from ipujax.lowering.popops import RowFunction, reduce_by_function
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.popops import reduce_by_function
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.cache import remembered
+from ipujax.lowering.rules.context import Context, Rule, bound
 from ipujax.runtime.tensor import Tensor
 
 
@@ -19,7 +18,6 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
 
     Over single elements it is a view, as the sum that ends the gradient of a broadcast bias often is.
     """
-    del params
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
     if all(x.shape[d] == 1 for d in axes):
         return x.reshape(out_shape)
@@ -34,28 +32,12 @@ def reduce_by_function_rule(
     arrays, starts = operands[:count], operands[count:]
     if not arrays[0].size:
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
-    fun = _row_reduction(ctx.primitive, jaxpr, tuple(params.items()), arrays[0].ndim - len(dimensions))
+    last = arrays[0].ndim - len(dimensions)  # of blocks whose reduced dimensions are one
+    fun = bound(ctx.primitive, dimensions=(last,), jaxpr=jaxpr, **params)
     axes = tuple(sorted(int(d) for d in dimensions))
     return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)
 
 
-@remembered
-def _row_reduction(
-    primitive: Primitive, jaxpr: ClosedJaxpr, params: tuple[tuple[str, Any], ...], axis: int
-) -> RowFunction:
-    """The primitive on blocks whose dimension `axis`, the last, is reduced."""
-    return lambda *blocks: primitive.bind(*blocks, dimensions=(axis,), jaxpr=jaxpr, **dict(params))
-
-
-RULES: dict[str, Rule] = {"reduce": reduce_by_function_rule} | {
-    f"reduce_{name}": partial(reduce_rule, monoid=monoid)
-    for name, monoid in (
-        ("sum", "add"),
-        ("prod", "mul"),
-        ("max", "max"),
-        ("min", "min"),
-        ("and", "and"),
-        ("or", "or"),
-        ("xor", "xor"),
-    )
-}
+_MONOIDS = {"sum": "add", "prod": "mul", **{name: name for name in ("max", "min", "and", "or", "xor")}}
+RULES: dict[str, Rule] = {f"reduce_{name}": partial(reduce_rule, monoid=monoid) for name, monoid in _MONOIDS.items()}
+RULES["reduce"] = reduce_by_function_rule

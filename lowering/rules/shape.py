@@ -16,14 +16,12 @@ from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
 
 def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
     """The value itself: none is overwritten, so that copies are as good, and on one device all is where it belongs."""
-    del ctx, params
     return operands
 
 
 def reshape_rule(
     ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None, sharding: None
 ) -> Tensor:
-    del ctx, sharding
     x = x if dimensions is None else x.transpose(dimensions)  # the gradient of a depthwise convolution has them
     return x.reshape(tuple(new_sizes))
 
@@ -31,22 +29,18 @@ def reshape_rule(
 def broadcast_in_dim_rule(
     ctx: Context, x: Tensor, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], sharding: None
 ) -> Tensor:
-    del ctx, sharding
     return x.broadcast_in_dim(tuple(shape), tuple(int(d) for d in broadcast_dimensions))
 
 
 def transpose_rule(ctx: Context, x: Tensor, *, permutation: Sequence[int]) -> Tensor:
-    del ctx
     return x.transpose(tuple(permutation))
 
 
 def squeeze_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
-    del ctx
     return x.reshape(tuple(n for d, n in enumerate(x.shape) if d not in dimensions))
 
 
 def rev_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
-    del ctx
     return x.reverse(tuple(dimensions))
 
 
@@ -58,28 +52,22 @@ def slice_rule(
     limit_indices: Sequence[int],
     strides: Sequence[int] | None,
 ) -> Tensor:
-    del ctx
     return x.slice(tuple(start_indices), tuple(limit_indices), None if strides is None else tuple(strides))
 
 
 def concatenate_rule(ctx: Context, *operands: Tensor, dimension: int) -> Tensor:
-    del ctx
     return concat(operands, dimension)
 
 
 def stack_rule(ctx: Context, *operands: Tensor, axis: int) -> Tensor:
-    del ctx
-    shape = operands[0].shape
-    return concat([x.reshape((*shape[:axis], 1, *shape[axis:])) for x in operands], axis)
+    return concat([x.expand_dims(axis) for x in operands], axis)
 
 
 def unstack_rule(ctx: Context, x: Tensor, *, axis: int) -> Sequence[Tensor]:
-    del ctx
     return [x[(slice(None),) * axis + (i,)] for i in range(x.shape[axis])]
 
 
 def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
-    del ctx
     bounds = np.cumsum([0, *sizes]).tolist()
     return [x[(slice(None),) * axis + (slice(a, b),)] for a, b in pairwise(bounds)]
 
@@ -95,13 +83,11 @@ def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
 
 def empty2_rule(ctx: Context, *, dtype: Any, memory_space: Any) -> Tensor | Sequence[Tensor]:
     """A scalar of no particular value, which fills residuals of branches not taken: zero, as XLA has it."""
-    del memory_space
     return fallback(ctx) if is_key_dtype(dtype) else ctx.graph.add_constant(np.zeros((), dtype), ctx.name)
 
 
 def dce_sink_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
     """Keeps what computes a value from being dropped as dead code; nothing is done with the value."""
-    del ctx, operands, params
     return ()
 
 

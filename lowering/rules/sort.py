@@ -7,10 +7,9 @@ from functools import partial
 from math import ceil, log2
 from typing import Any
 
-from ipujax.lowering.jax_compat import Primitive
-from ipujax.lowering.popops import RowFunction, each_row, sort, top_k
+from ipujax.lowering.popops import each_row, sort, top_k
 from ipujax.lowering.rules.composed import composed
-from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.context import Context, Rule, bound
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.lowering.rules.long_rows import (
     EXTRA_KEYS,
@@ -22,7 +21,6 @@ from ipujax.lowering.rules.long_rows import (
     parts_of,
     sorted_parts,
 )
-from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
 
@@ -58,19 +56,14 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
 
 
 def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
-    """The largest or smallest elements along one dimension, of which XLA may miss some: those it finds."""
+    """The largest or smallest elements along one dimension, approximately: XLA may miss some."""
     if not x.size or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, x)
     axis = reduction_dimension % x.ndim
-    fun = _approx_top_k(ctx.primitive, (("k", k), ("reduction_dimension", axis), *sorted(params.items())))
+    fun = bound(ctx.primitive, k=k, reduction_dimension=axis, **params)
     results = [(aval.shape[axis], aval.dtype) for aval in ctx.out_avals]
     operations = ceil(log2(k + 1)) + 1  # assumed: a place in a sorted list of k found for each element
     return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
-
-
-@remembered
-def _approx_top_k(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> RowFunction:
-    return lambda x: primitive.bind(x, **dict(params))
 
 
 RULES: dict[str, Rule] = {"sort": sort_rule, "top_k": top_k_rule, "approx_top_k": approx_top_k_rule}

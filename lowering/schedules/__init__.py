@@ -1,7 +1,7 @@
 """Pipeline schedules as data: which IPU does which task when.
 
 A schedule gives each IPU its tasks in order (`schedule`); they are checked (`validate`), laid out in slots (`grid`),
-and written as blocks that repeat (`blocks`). `names.SCHEDULES` has those a user calls by name; `schedule_plan`
+and written as blocks that repeat (`repetition`). `names.SCHEDULES` has those a user calls by name; `schedule_plan`
 makes one definite.
 """
 

@@ -20,27 +20,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.schedule import Schedule, Times, alternating, in_order
-from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, TaskList
+from ipujax.lowering.schedules.schedule import Schedule, Times, alternating, forward_backward, in_order
+from ipujax.lowering.schedules.tasks import FORWARD, TaskList
 
 
 @dataclass(frozen=True, slots=True)
 class Sequential(Schedule):
     """One task at a time: a micro-batch passes all stages forwards and backwards before the next one starts."""
 
-    @property
-    def name(self) -> str:
-        return "sequential"
+    name = "sequential"
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         start = 2 * num_stages * np.arange(micro_batches)
-        return [
-            in_order(
-                (Times(s, FORWARD, start + s), Times(s, BACKWARD, start + 2 * num_stages - 1 - s)),
-                as_slots=True,
-            )
-            for s in range(num_stages)
-        ]
+        last = 2 * num_stages - 1
+        return [forward_backward(s, start + s, start + last - s, as_slots=True) for s in range(num_stages)]
 
     def forward_tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         start = num_stages * np.arange(micro_batches)
@@ -51,9 +44,7 @@ class Sequential(Schedule):
 class GPipe(Schedule):
     """All forward tasks, then all backward tasks."""
 
-    @property
-    def name(self) -> str:
-        return "gpipe"
+    name = "gpipe"
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         return [_forwards_ahead(s, micro_batches, micro_batches) for s in range(num_stages)]
@@ -63,9 +54,7 @@ class GPipe(Schedule):
 class OneForwardOneBackward(Schedule):
     """Stage s runs p − 1 − s forward tasks ahead, then one forward and one backward task in turn."""
 
-    @property
-    def name(self) -> str:
-        return "1f1b"
+    name = "1f1b"
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         return [_forwards_ahead(s, micro_batches, num_stages - 1 - s) for s in range(num_stages)]
@@ -75,14 +64,11 @@ class OneForwardOneBackward(Schedule):
 class EagerOneForwardOneBackward(Schedule):
     """Stage s runs 2(p − 1 − s) forward tasks ahead, then one forward and one backward task in turn."""
 
-    @property
-    def name(self) -> str:
-        return "eager-1f1b"
+    name = "eager-1f1b"
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         return [_forwards_ahead(s, micro_batches, 2 * (num_stages - 1 - s)) for s in range(num_stages)]
 
 
 def _forwards_ahead(stage: int, micro_batches: int, ahead: int) -> TaskList:
-    forward, backward = alternating(micro_batches, min(micro_batches, ahead))
-    return in_order((Times(stage, FORWARD, forward), Times(stage, BACKWARD, backward)))
+    return forward_backward(stage, *alternating(micro_batches, min(micro_batches, ahead)))

@@ -21,17 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.schedule import Domain, Schedule, Times, in_order
-from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, TaskList
+from ipujax.lowering.schedules.schedule import Domain, Schedule, forward_backward
+from ipujax.lowering.schedules.tasks import TaskList
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Schedule):
     """All IPUs run forward tasks together, then all run backward tasks together."""
 
-    @property
-    def name(self) -> str:
-        return "grouped"
+    name = "grouped"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
         fill = 2 * num_stages - 1 if training else num_stages
@@ -42,23 +40,15 @@ class Grouped(Schedule):
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         start = 2 * np.arange(micro_batches)
-        last = 2 * (num_stages - 1)
-        return [
-            in_order(
-                (Times(s, FORWARD, start + 2 * s), Times(s, BACKWARD, start + 2 * (last - s) + 1)),
-                as_slots=True,
-            )
-            for s in range(num_stages)
-        ]
+        last = 4 * num_stages - 3
+        return [forward_backward(s, start + 2 * s, start + last - 2 * s, as_slots=True) for s in range(num_stages)]
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Schedule):
     """Neighbouring IPUs run a forward and a backward task at the same time, and then the other way round."""
 
-    @property
-    def name(self) -> str:
-        return "interleaved"
+    name = "interleaved"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
         return Domain(
@@ -69,10 +59,5 @@ class Interleaved(Schedule):
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
         start = 2 * np.arange(micro_batches)
-        return [
-            in_order(
-                (Times(s, FORWARD, start + s), Times(s, BACKWARD, start + 2 * num_stages - 1 - s)),
-                as_slots=True,
-            )
-            for s in range(num_stages)
-        ]
+        last = 2 * num_stages - 1
+        return [forward_backward(s, start + s, start + last - s, as_slots=True) for s in range(num_stages)]

@@ -34,9 +34,7 @@ class LoopedOneForwardOneBackward(Schedule):
         if self.chunks < 1:
             raise ScheduleError("a looped schedule has at least one chunk on each IPU", got=self.chunks)
 
-    @property
-    def name(self) -> str:
-        return "looped-1f1b"
+    name = "looped-1f1b"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
         if num_stages % self.chunks:

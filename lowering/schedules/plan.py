@@ -1,4 +1,4 @@
-"""A schedule made definite: for so many stages and micro-batches, checked, as slots and blocks of slots.
+"""A schedule for a number of stages and micro-batches, checked, as slots and blocks of slots.
 
 Input: a schedule, the number of stages and of micro-batches. Output: `SchedulePlan`, from which a program is emitted:
 
@@ -26,7 +26,7 @@ from ipujax.runtime.errors import ScheduleError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchedulePlan:
-    """What each IPU does in each slot of a pipeline.
+    """The tasks of each IPU in each slot of a pipeline.
 
     Args:
         schedule: the schedule.
@@ -50,7 +50,7 @@ class SchedulePlan:
 
     @property
     def num_ipus(self) -> int:
-        """How many IPUs the schedule uses."""
+        """Number of IPUs the schedule uses."""
         return len(self.lists)
 
     def depth(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
@@ -114,7 +114,7 @@ class SchedulePlan:
 
 
 def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
-    """Makes a schedule definite and checks it.
+    """Lays out a schedule for a number of stages and micro-batches, and checks it.
 
     Args:
         schedule: the schedule, or its name.

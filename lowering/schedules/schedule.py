@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.tasks import Kind, Task, TaskList
+from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, Task, TaskList
 from ipujax.runtime.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """How many micro-batches a schedule works for.
+    """Numbers of micro-batches a schedule works for.
 
     Args:
         least: the fewest.
@@ -46,7 +46,7 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """What messages and comparisons call it."""
+        """Its name in messages and comparisons."""
         return type(self).__name__
 
     @abstractmethod
@@ -165,6 +165,11 @@ def in_order(parts: Sequence[Times], as_slots: bool = False) -> TaskList:
     kinds = np.repeat([int(part.kind) for part in parts], lengths)[order]
     micro_batches = np.concatenate([np.arange(length) for length in lengths])[order]
     return TaskList(stages, micro_batches, kinds, times[order] if as_slots else None)
+
+
+def forward_backward(stage: int, forward: np.ndarray, backward: np.ndarray, as_slots: bool = False) -> TaskList:
+    """The whole forward and backward tasks of one stage by their times, see `in_order`."""
+    return in_order((Times(stage, FORWARD, forward), Times(stage, BACKWARD, backward)), as_slots)
 
 
 def alternating(tasks: int, ahead: int) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ from ipujax.runtime.tensor import frozen
 
 
 class Kind(IntEnum):
-    """What a task computes."""
+    """The kind of work of a task."""
 
     FORWARD = 0
     BACKWARD = 1  # gradients of inputs and of parameters
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskList:
-    """What one IPU does, in order.
+    """The tasks of one IPU, in order.
 
     Args:
         stages: the stage of each task, int64[tasks].

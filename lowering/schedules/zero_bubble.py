@@ -15,17 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.schedule import Domain, Schedule, Times, alternating, in_order
-from ipujax.lowering.schedules.tasks import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, TaskList
+from ipujax.lowering.schedules.schedule import Domain, Schedule, Times, alternating, forward_backward, in_order
+from ipujax.lowering.schedules.tasks import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, TaskList
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleH1(Schedule):
     """1F1B whose parameter gradients come s micro-batches after those of the inputs, on stage s."""
 
-    @property
-    def name(self) -> str:
-        return "zb-h1"
+    name = "zb-h1"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
         why = f"stage {num_stages - 1} puts off {num_stages - 1} of its parameter gradients to where it would idle"
@@ -37,7 +35,7 @@ class ZeroBubbleH1(Schedule):
     def _of_stage(self, stage: int, num_stages: int, micro_batches: int) -> TaskList:
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
         if stage == 0:
-            return in_order((Times(0, FORWARD, forward), Times(0, BACKWARD, backward)))
+            return forward_backward(0, forward, backward)
         after = np.arange(micro_batches) + stage  # the backward task each parameter gradient follows, if there is one
         following = 2 * backward[np.minimum(after, micro_batches - 1)] + 1
         weight = np.where(after < micro_batches, following, 2 * after + 2 * micro_batches)

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from ipujax.lowering.jax_compat import trace
+from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.lower import LoweredProgram, lower
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.passes import ready
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
@@ -38,12 +38,14 @@ def small_target(tiles: int, **changes: Any) -> Target:
     return preset("mk2").replace(tiles_per_ipu=tiles, **changes)
 
 
+def passed(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    """The jaxpr of `fun` after all passes."""
+    return ready(trace(fun, args, {}, ()).jaxpr)
+
+
 def lowered(fun: Callable[..., Any], args: Sequence[Any], target: Target) -> LoweredProgram:
     """Traces and lowers `fun` for `target`."""
-    jaxpr = trace(fun, args, {}, ()).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    return lower(jaxpr, target)
+    return lower(passed(fun, *args), target)
 
 
 def engine(program: LoweredProgram, exact_splits: bool = False) -> Callable[..., list[Any]]:

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.lower import LoweredProgram, donated_aliases, lower
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.passes import ready
 from ipujax.lowering.replicas.replicated_primitive import unwrapped
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.program import Copy, StreamIn, StreamOut
@@ -25,10 +25,7 @@ Y = X[::-1] * 0.5 + 1
 
 
 def lowered(fun: Callable[..., Any], *args: Any, donated: Any = (), tiles: int = 4) -> LoweredProgram:
-    jaxpr = jax.make_jaxpr(fun)(*args)
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    return lower(jaxpr, small_target(tiles), donated=donated)
+    return lower(ready(jax.make_jaxpr(fun)(*args)), small_target(tiles), donated=donated)
 
 
 # --- donated arguments ------------------------------------------------------------------------------------------------

@@ -322,7 +322,7 @@ BAD: dict[str, tuple[Any, int, int, str]] = {
         4,
         "stage 1 .* has no IPU 7",
     ),
-    "in a loop": (lambda: in_a_loop, 4, 4, r"a pipeline with stages is inside a scan[\s\S]*one turn of the loop"),
+    "in a loop": (lambda: in_a_loop, 4, 4, r"a pipeline with stages is inside a scan[\s\S]*one iteration of the loop"),
     "in a branch": (
         lambda: in_a_branch,
         4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -239,10 +239,35 @@ def test_a_literal_is_summed_by_groups_of_one_size_alone():
     assert_ways(np.array([1, 3, 3, 3], np.float32), fun, 4, SPLIT, SPLIT, np.zeros(4, np.float32))
 
 
+class Round(NamedTuple):
+    """The sends of one round, (source, destination, chunk of the level's value), and whether the receiver adds."""
+
+    sends: list[tuple[int, int, int]]
+    combines: bool
+
+
+def reducing(level: Level) -> list[Round]:
+    """Rounds after which the replica at position p of a ring has the sum of chunk p, of doubling all."""
+    if level.kind == "doubling":
+        return [Round([(a, b, 0) for a, b in swaps], True) for swaps in level.swaps()]
+    return [on_ring(level, -1 - number, True) for number in range(level.size - 1)]
+
+
+def gathering(level: Level) -> list[Round]:
+    """Rounds after which all have every chunk, if the replica at position p has chunk p."""
+    return [on_ring(level, -number, False) for number in range(level.size - 1 if level.kind == "ring" else 0)]
+
+
+def on_ring(level: Level, offset: int, combines: bool) -> Round:
+    """Every replica sends the chunk that is so far from its position to the next one."""
+    n = level.size
+    return Round([(g[p], g[(p + 1) % n], (p + offset) % n) for g in level.groups for p in range(n)], combines)
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5, 8, 16])
 def test_a_ring_copies_twice_n_times_n_less_one_chunks(replicas: int):
     schedule = Schedule((Level((tuple(range(replicas)),)),), "ring")
-    sends = [send for level in schedule.levels for r in (*level.reducing(), *level.gathering()) for send in r.sends]
+    sends = [send for level in schedule.levels for r in (*reducing(level), *gathering(level)) for send in r.sends]
     assert len(sends) == 2 * replicas * (replicas - 1)
 
 
@@ -346,9 +371,9 @@ def _played(schedule: Schedule, held: np.ndarray) -> np.ndarray:
                     parts(depth)[destination][chunk] = now[source][chunk]
 
     for depth, level in enumerate(schedule.levels):
-        play(depth, level.reducing())
+        play(depth, reducing(level))
     for depth in reversed(range(len(schedule.levels))):
-        play(depth, schedule.levels[depth].gathering())
+        play(depth, gathering(schedule.levels[depth]))
     return held
 
 

@@ -15,7 +15,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, check_jaxpr, jaxpr_as_fun, jaxprs_in_params
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.passes import ready
 from ipujax.runtime.graph.program import Call, Copy
 from ipujax.runtime.graph.steps import distinct
 from tests.lowering.helpers import check, lowered, share_all, small_target
@@ -46,9 +46,7 @@ def chain(weights: Any, x: jax.Array) -> jax.Array:
 
 
 def passed(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    jaxpr = jax.make_jaxpr(fun)(*args)
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
+    jaxpr = ready(jax.make_jaxpr(fun)(*args))
     check_jaxpr(jaxpr.jaxpr)
     return jaxpr
 

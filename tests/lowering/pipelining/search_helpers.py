@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
-from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.runtime.target.target import Target
+from tests.lowering.helpers import passed
 
 
-def search_of(fun: Any, args: Any, target: Target) -> Search:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
+def search_of(fun: Any, args: Any, target: Target, make: Any = Lowering) -> Search:
+    jaxpr = passed(fun, *args)
     (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, target, Lowering)
+    return Search(jaxpr, number, target, make)

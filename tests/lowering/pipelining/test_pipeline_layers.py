@@ -1,4 +1,4 @@
-"""Loops over layers, cut into stages: numbers, bits, where stacks lie, and how much there is to lower."""
+"""Loops over layers, cut into stages: segments, bits, where stacks lie, and how much there is to lower."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.lower import LoweredProgram, lower
-from ipujax.lowering.passes import PASSES
-from ipujax.lowering.pipelining.primitive import staged_pipeline_p
-from ipujax.lowering.pipelining.row_shards import CutJaxpr, num_pieces
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, num_shards
 from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.lowering.schedules import SCHEDULES
@@ -31,6 +29,7 @@ from ipujax.stages import Lowered
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array, no_stage
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, share_all, small_target
+from tests.lowering.pipelining.search_helpers import search_of
 
 TILES = 3
 
@@ -44,35 +43,31 @@ def gradients(name: str, length: int, schedule: str = "1f1b", **settings: Any) -
     return ipu.pipeline(jax.value_and_grad(MODELS[name](length)), schedule=schedule, **settings)
 
 
-def search_of(fun: Any, args: Any, ipus: int, make: Any = Lowering) -> Search:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, small_target(TILES, num_ipus=ipus), lambda graph, into: make(graph, into))
+def searched(fun: Any, args: Any, ipus: int, make: Any = Lowering) -> Search:
+    return search_of(fun, args, small_target(TILES, num_ipus=ipus), make)
 
 
 def cut_at(search: Search, layers: tuple[int, ...]) -> CutJaxpr:
-    """With stages that begin with these turns of the first loop."""
+    """With stages that begin with these iterations of the first loop."""
     first = min(search.work.loops)
-    return search.rewritten(tuple(search.work.piece_numbers()[first, turn] for turn in layers))
+    return search.rewritten(tuple(search.work.shard_segments()[first, row] for row in layers))
 
 
-def in_pieces(values: Any, cuts: Any) -> list[Any]:
+def into_shards(values: Any, cuts: Any) -> list[Any]:
     pairs = zip(values, cuts, strict=True)
     return [part for x, at in pairs for part in ([x] if at is None else [x[a:b] for a, b in pairwise(at)])]
 
 
-def run_pieces(found: CutJaxpr, args: Any, ipus: int, run: Any) -> tuple[LoweredProgram, list[Any]]:
-    """What is compiled, run on arguments in pieces; results whole."""
+def run_shards(found: CutJaxpr, args: Any, ipus: int, run: Any) -> tuple[LoweredProgram, list[Any]]:
+    """What is compiled, run on arguments in shards; results whole."""
     program = lower(found.jaxpr, small_target(TILES, num_ipus=ipus))
-    got = run(program, in_pieces(jax.tree.leaves(args), found.inputs))
+    got = run(program, into_shards(jax.tree.leaves(args), found.inputs))
     parts = iter(got)
-    taken = [[next(parts) for _ in range(num_pieces(at))] for at in found.outputs]
+    taken = [[next(parts) for _ in range(num_shards(at))] for at in found.outputs]
     return program, [np.concatenate(each) if len(each) > 1 else each[0] for each in taken]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- segments ---------------------------------------------------------------------------------------------------------
 
 
 FEW = ("gpipe", "zb-h1")
@@ -94,11 +89,11 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(
     count, first, stages = 4 if schedules == FEW else 8, None, len(layers) + 1
     args = arguments(5, count)
     expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None, micro_batches=count))(*args))
-    found = cut_at(search_of(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
+    found = cut_at(searched(gradients(name, 5, stages=stages, micro_batches=count), args, 4), layers)
     for schedule in schedules:
         if (stages % 2 and schedule == "looped-1f1b") or (count % stages and schedule == "interleaved"):
             continue
-        _, got = run_pieces(by_schedule(found, schedule), args, 4, run_tiles)
+        _, got = run_shards(by_schedule(found, schedule), args, 4, run_tiles)
         assert_same(got, expected, 1e-4, 1e-6, schedule)
         first = got if first is None else first
         assert_same(got, first, 0, 0, schedule)
@@ -115,15 +110,15 @@ def by_schedule(found: CutJaxpr, schedule: str) -> CutJaxpr:
 
 
 @pytest.mark.parametrize("name", [pytest.param("checkpointed", marks=pytest.mark.slow), "rich"])
-def test_the_engine_gives_the_numbers_of_plain_jax(name: str) -> None:
+def test_the_engine_gives_the_segments_of_plain_jax(name: str) -> None:
     args = arguments(5)
     expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None))(*args))
-    search = search_of(gradients(name, 5, stages=3), args, 4)
+    search = searched(gradients(name, 5, stages=3), args, 4)
     found = cut_at(search, (1, 3))
     check_jaxpr(found.jaxpr.jaxpr)
-    flat = in_pieces(jax.tree.leaves(args), found.inputs)
-    assert_same(jaxpr_as_fun(found.jaxpr)(*flat), in_pieces(expected, found.outputs), 1e-6, 1e-7, "plain JAX")
-    program, got = run_pieces(found, args, 4, run_engine)
+    flat = into_shards(jax.tree.leaves(args), found.inputs)
+    assert_same(jaxpr_as_fun(found.jaxpr)(*flat), into_shards(expected, found.outputs), 1e-6, 1e-7, "plain JAX")
+    program, got = run_shards(found, args, 4, run_engine)
     assert_same(got, expected, 1e-6, 1e-7, name)
     assert program.pipelines[0].plan.num_stages == 3
 
@@ -144,12 +139,12 @@ def test_training_with_layers_on_four_ipus() -> None:
     args = params, optimizer.init(params), jax.random.key(0), rows
     program = ours.lower(*args)
     stages = program.pipelines[0].plan.num_stages
-    homes = homes_of_pieces(program)
-    cut = {name: pieces for name, pieces in homes.items() if len(pieces) > 1}
+    homes = homes_of_shards(program)
+    cut = {name: shards for name, shards in homes.items() if len(shards) > 1}
     assert len(cut) == 6, "two stacks, and of each two moments"
-    for pieces in cut.values():
-        assert pieces == next(iter(cut.values())) and 2 <= len(pieces) <= stages
-        assert [ipu for ipus in pieces for ipu in ipus] == sorted({ipu for ipus in pieces for ipu in ipus})
+    for shards in cut.values():
+        assert shards == next(iter(cut.values())) and 2 <= len(shards) <= stages
+        assert [ipu for ipus in shards for ipu in ipus] == sorted({ipu for ipus in shards for ipu in ipus})
     assert max(copy.source.size for copy in copies_between(program)) == params["table"].size < 2 * 6 * 6
     got, expected = ((jax.tree.map(jnp.array, params), optimizer.init(params)) for _ in range(2))
     for number in range(5):
@@ -165,8 +160,8 @@ def ipus_of(program: LoweredProgram | Lowered, tensor: Tensor) -> list[int]:
     return sorted({int(n) for mapping in own for n in np.unique(owners(mapping)) // TILES})
 
 
-def homes_of_pieces(program: LoweredProgram | Lowered) -> dict[str, list[list[int]]]:
-    """Of each argument the IPUs of each of its pieces."""
+def homes_of_shards(program: LoweredProgram | Lowered) -> dict[str, list[list[int]]]:
+    """Of each argument the IPUs of each of its shards."""
     filled = [node for node in distinct(program.program) if isinstance(node, StreamIn)]
     return {node.stream.name: [ipus_of(program, Tensor.of(v)) for v in node.destination.variables()] for node in filled}
 
@@ -192,7 +187,7 @@ def groups(p: Any, x: jax.Array) -> jax.Array:
     return lax.scan(inner, x, p.reshape(2, 2, 6, 6))[0]
 
 
-# Pieces of the stack; 1 where something else is looped over than the stack that is given.
+# Shards of the stack; 1 where something else is looped over than the stack that is given.
 FORMS: dict[str, tuple[Any, int]] = {
     "cast": (lambda p, x: lax.scan(dense, x.astype(jnp.bfloat16), p.astype(jnp.bfloat16))[0].astype(jnp.float32), 2),
     "unrolled": (lambda p, x: lax.scan(dense, x, p, unroll=4)[0], 2),
@@ -208,14 +203,14 @@ FORMS: dict[str, tuple[Any, int]] = {
     "name", [pytest.param(name, marks=() if name == "backwards" else pytest.mark.slow) for name in FORMS]
 )
 def test_forms_of_loops(name: str) -> None:
-    """All give the numbers of plain JAX; a stack that is cut or reshaped before it is looped over stays whole."""
-    form, pieces = FORMS[name]
+    """All give the segments of plain JAX; a stack that is cut or reshaped before it is looped over stays whole."""
+    form, shards = FORMS[name]
     gradient = jax.value_and_grad(lambda p, x: jnp.mean(form(p, x) ** 2))
     args = array(4, 6, 6), array(8, 6)
     expected = jax.tree.leaves(quick_jit(ipu.pipeline(gradient, micro_batches=4))(*args))
     program = lowered(ipu.pipeline(gradient, micro_batches=4, stages=2), args, small_target(TILES, num_ipus=2))
     assert_same(run_engine(program, args), expected, 1e-6, 1e-7, name)
-    assert len(homes_of_pieces(program)["arg0"]) == pieces
+    assert len(homes_of_shards(program)["arg0"]) == shards
 
 
 def test_state_that_each_layer_hands_on() -> None:
@@ -236,10 +231,10 @@ def test_state_that_each_layer_hands_on() -> None:
 
     args = array(5, 6, 6), array(5, 6), array(8, 6)
     expected = jax.tree.leaves(quick_jit(fun(None))(*args))
-    found = cut_at(search_of(fun(2), args, 2), (3,))
+    found = cut_at(searched(fun(2), args, 2), (3,))
     assert found.inputs == ((0, 3, 5), (0, 3, 5), None) and found.outputs == (None, (0, 3, 5), (0, 3, 5))
     for run in (run_engine, run_tiles):
-        _, got = run_pieces(found, args, 2, run)
+        _, got = run_shards(found, args, 2, run)
         assert_same(got, expected, 1e-5, 1e-6, run.__name__)
 
 
@@ -249,14 +244,14 @@ def test_inference_and_what_every_layer_makes() -> None:
 
     args = array(5, 6, 6), array(8, 6)
     expected = jax.tree.leaves(quick_jit(ipu.pipeline(fun, micro_batches=4, reduce="stack"))(*args))
-    found = cut_at(search_of(ipu.pipeline(fun, micro_batches=4, reduce="stack", stages=2), args, 2), (2,))
+    found = cut_at(searched(ipu.pipeline(fun, micro_batches=4, reduce="stack", stages=2), args, 2), (2,))
     assert found.inputs == ((0, 2, 5), None) and found.outputs == (None, None)
-    _, got = run_pieces(found, args, 2, run_tiles)
+    _, got = run_shards(found, args, 2, run_tiles)
     assert_same(got, expected, 1e-5, 1e-6, "tile by tile")
 
 
 @pytest.mark.slow
-def test_replicas_sum_each_piece_where_it_lies() -> None:
+def test_replicas_sum_each_shard_where_it_lies() -> None:
     params, key, rows = arguments(4)
 
     def step(params: Any, rows: Any) -> Any:
@@ -267,7 +262,7 @@ def test_replicas_sum_each_piece_where_it_lies() -> None:
     ours = ipu.jit(step, device=ipu.IPUModel(num_ipus=4, tiles_per_ipu=TILES), **settings)
     expected = jax.value_and_grad(MODELS["plain"](4))(params, key, rows)
     assert_same(jax.tree.leaves(ours(params, rows)), jax.tree.leaves(expected), 1e-5, 1e-6, "replicas")
-    stacks = [pieces for pieces in homes_of_pieces(ours.lower(params, rows)).values() if len(pieces) > 1]
+    stacks = [shards for shards in homes_of_shards(ours.lower(params, rows)).values() if len(shards) > 1]
     assert stacks == [[[0], [1]]] * 2
 
 
@@ -280,7 +275,7 @@ def test_layers_of_a_stage_share_their_code() -> None:
     for length in (8, 32):
         args = arguments(length)
         before = Counting.count
-        search = search_of(gradients("checkpointed", length, stages=4), args, 4, Counting)
+        search = searched(gradients("checkpointed", length, stages=4), args, 4, Counting)
         lowered_equations.append(Counting.count - before)
         assert len(search.work.forward_cycles) >= length
         found = cut_at(search, (length // 4, length // 2, 3 * length // 4))
@@ -292,13 +287,13 @@ def test_layers_of_a_stage_share_their_code() -> None:
 
 
 def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And give the numbers of stages that have an IPU each."""
+    """And give the segments of stages that have an IPU each."""
     args = arguments(5)
 
     def run(schedule: str) -> tuple[LoweredProgram, list[Any]]:
-        found = cut_at(search_of(gradients("plain", 5, schedule, stages=4), args, 4), (1, 2, 4))
+        found = cut_at(searched(gradients("plain", 5, schedule, stages=4), args, 4), (1, 2, 4))
         check_jaxpr(found.jaxpr.jaxpr)
-        return run_pieces(found, args, 4, run_tiles)
+        return run_shards(found, args, 4, run_tiles)
 
     def layers(program: LoweredProgram) -> int:
         calls = {node.function for node in distinct(program.program) if isinstance(node, Call)}
@@ -327,12 +322,12 @@ class Counting(Lowering):
 
 
 def test_turns_cost_what_the_first_does_and_cuts_lie_between_them() -> None:
-    search = search_of(gradients("plain", 6, stages=3), arguments(6), 4)
+    search = searched(gradients("plain", 6, stages=3), arguments(6), 4)
     (loop,) = search.work.loops
-    numbers = [search.work.piece_numbers()[loop, turn] for turn in range(6)]
-    assert numbers == list(range(numbers[0], numbers[0] + 6))
-    assert len(set(search.work.forward_cycles[numbers])) == len(set(search.work.backward_cycles[numbers])) == 1
-    assert set(numbers) <= set(range(len(search.work.forward_cycles)))
+    segments = [search.work.shard_segments()[loop, row] for row in range(6)]
+    assert segments == list(range(segments[0], segments[0] + 6))
+    assert len(set(search.work.forward_cycles[segments])) == len(set(search.work.backward_cycles[segments])) == 1
+    assert set(segments) <= set(range(len(search.work.forward_cycles)))
 
 
 @pytest.mark.slow

@@ -94,9 +94,9 @@ def test_state_of_stacks_goes_with_each_layer() -> None:
 
     search = search_of(update, (params, OPTIMIZER.init(params), batch(8)), machine(624 << 10))
     (loop,) = search.work.loops
-    numbers = search.work.piece_numbers()
-    for turn in range(5):
-        sizes = sorted(size for number, size in search.resident if number == numbers[loop, turn] and size > 4)
+    segments = search.work.shard_segments()
+    for row in range(5):
+        sizes = sorted(size for segment, size in search.resident if segment == segments[loop, row] and size > 4)
         assert sizes == [4 * 6, 4 * 6, 4 * 6 * 6, 4 * 6 * 6]
 
 

@@ -13,21 +13,19 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.ipus.placement import value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var, jaxpr_as_fun
-from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipelining.partition import Partition, partition
 from ipujax.lowering.pipelining.parts import stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, batch, parameters
+from tests.lowering.helpers import passed
 
 
 def traced(
     fun: Callable[..., Any], args: tuple[Any, ...], roles: Any, carries: Any = (), reduce: str = "sum"
 ) -> tuple[Any, Any]:
     """The jaxpr of one micro-batch, and a spec: `roles` by argument."""
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
+    jaxpr = passed(fun, *args)
     leaves = tuple(role for role, arg in zip(roles, args, strict=True) for _ in jax.tree.leaves(arg))
     kinds: Any = (reduce,) * len(jaxpr.out_avals)
     return jaxpr, PipelineSpec("fun", 4, leaves, tuple(carries), kinds)

@@ -13,7 +13,6 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.ipus.placement import value_bytes
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
@@ -23,7 +22,7 @@ from ipujax.runtime.graph.program import Call, Function, Program, Repeat, Sequen
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
-from tests.lowering.helpers import lowered, small_target
+from tests.lowering.helpers import lowered, passed, small_target
 from tests.lowering.schedules.schedule_simulator import letters, makespan
 from tests.marks import slow_but
 
@@ -68,10 +67,7 @@ def compiled(fun: Any, args: Any, **changes: Any) -> tuple[LoweredProgram, Execu
 
 
 def plan_of(fun: Any, args: Any) -> StagedPipeline:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive is staged_pipeline_p]
+    (eqn,) = [eqn for eqn in passed(fun, *args).eqns if eqn.primitive is staged_pipeline_p]
     return staged_pipeline(eqn, STAGES)
 
 

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
-from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params, trace
-from ipujax.lowering.passes import PASSES
+from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params
 from ipujax.lowering.rules import RULES
-from tests.lowering.helpers import TILES, assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
+from tests.lowering.helpers import TILES, assert_same, lowered, passed, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_table import CASES, FAMILIES
 from tests.marks import slow_but
@@ -39,10 +38,7 @@ def primitives(jaxpr: ClosedJaxpr) -> set[str]:
 
 def inlined(case: OpCase) -> ClosedJaxpr:
     """What is lowered of a row."""
-    jaxpr = trace(case.fun, case.arguments(), {}, ()).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    return jaxpr
+    return passed(case.fun, *case.arguments())
 
 
 def together(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

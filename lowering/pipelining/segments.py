@@ -1,9 +1,9 @@
-"""Numbers the equations of a micro-batch: where it may be cut into stages, and what goes with what.
+"""Segments of a micro-batch, between which it may be cut into stages, and what belongs to each.
 
-Input: an inlined jaxpr without stages. Output: a number for each equation. Forward equations that depend on parameters
-and differ between micro-batches are numbered in program order. A backward equation goes with the first of them whose
-values or parameters it needs. What is the same for all micro-batches, or depends on no parameter, goes where it is
-used.
+Input: an inlined jaxpr without stages. Output: a segment for each equation. Each forward equation that depends on
+parameters and differs between micro-batches is a segment, in program order. A backward equation belongs to the first
+segment whose values or parameters it needs. What is the same for all micro-batches, or depends on no parameter,
+belongs where it is used.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from ipujax.lowering.pipelining.row_shards import Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
-    """The numbers of equations.
+class Segments:
+    """The segments of equations.
 
     Args:
-        numbers: for each equation the number it goes with, −1 where it goes where it is used.
+        segments: for each equation the segment it goes with, −1 where it goes where it is used.
         is_same: for each equation whether it computes the same for all micro-batches.
-        count: how many numbers there are.
+        num_segments: how many segments there are.
     """
 
-    numbers: tuple[int, ...]
+    segments: tuple[int, ...]
     is_same: list[bool]
-    count: int
+    num_segments: int
 
 
-def numbered(body: Jaxpr, spec: PipelineSpec) -> Numbering:
-    """Numbers the equations of a micro-batch.
+def find_segments(body: Jaxpr, spec: PipelineSpec) -> Segments:
+    """Assigns the equations of a micro-batch to segments.
 
     Args:
         body: computes it.
         spec: how micro-batches go through it.
     """
-    found = _dependence(body, spec)
+    found = dependence(body, spec)
     forward = [n for n, is_forward in enumerate(found.forward) if is_forward]
-    numbers = _numbers(body.eqns, forward, found.is_same, found.same)
-    return Numbering(tuple(numbers), found.is_same, len(forward))
+    segments = _segments(body.eqns, forward, found.is_same, found.same)
+    return Segments(tuple(segments), found.is_same, len(forward))
 
 
 def layer_loops(body: Jaxpr, spec: PipelineSpec) -> dict[int, Bounds]:
-    """The loops over layers of a micro-batch, by the number of their equations, and where they may be cut.
+    """The loops over layers of a micro-batch, by the index of their equations, and where they may be cut.
 
     Args:
         body: computes it.
         spec: how micro-batches go through it.
     """
-    found = _dependence(body, spec)
+    found = dependence(body, spec)
     parameters = found.same & found.trained
     return {
         n: finest(eqn.params["length"])
@@ -70,7 +70,7 @@ def same_values(body: Jaxpr, spec: PipelineSpec) -> set[Var]:
         body: computes one.
         spec: how micro-batches go through it.
     """
-    return _dependence(body, spec).same
+    return dependence(body, spec).same
 
 
 def is_backward(eqn: JaxprEqn) -> bool:
@@ -79,14 +79,14 @@ def is_backward(eqn: JaxprEqn) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dependence:
-    """What depends on what.
+class Dependence:
+    """Dependence of equations on parameters and on micro-batches.
 
     Args:
         same: the variables that are the same for all micro-batches.
-        trained: those that come of parameters.
+        trained: those that depend on parameters.
         is_same: for each equation whether it computes the same for all micro-batches.
-        forward: for each equation whether it is to be numbered.
+        forward: for each equation whether it is a segment.
     """
 
     same: set[Var]
@@ -95,7 +95,13 @@ class _Dependence:
     forward: list[bool]
 
 
-def _dependence(body: Jaxpr, spec: PipelineSpec) -> _Dependence:
+def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:
+    """Finds the equations and variables that depend on parameters, or on the micro-batch.
+
+    Args:
+        body: computes one micro-batch.
+        spec: how micro-batches go through it.
+    """
     same: set[Any] = {var for var, role in zip(body.invars, spec.roles, strict=True) if role == "same"}
     same.update(body.constvars)
     trained = {var for var in same if var.aval.shape}  # and what comes of them; the others are settings
@@ -110,19 +116,19 @@ def _dependence(body: Jaxpr, spec: PipelineSpec) -> _Dependence:
         if is_trained:
             trained.update(eqn.outvars)
         forward.append(is_trained and not is_same[-1] and not is_backward(eqn))
-    return _Dependence(same, trained, is_same, forward)
+    return Dependence(same, trained, is_same, forward)
 
 
-def _numbers(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence[bool], same: set[Var]) -> list[int]:
-    """The number each equation goes with."""
-    numbers = [-1] * len(eqns)
-    last: dict[Var, int] = {}  # the last number on whose stage a value is at hand
-    for number, n in enumerate(forward):
-        numbers[n] = number
+def _segments(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence[bool], same: set[Var]) -> list[int]:
+    """The segment each equation goes with."""
+    segments = [-1] * len(eqns)
+    last: dict[Var, int] = {}  # the last segment that has a value
+    for segment, n in enumerate(forward):
+        segments[n] = segment
         for var in variables(eqns[n].invars):
-            last[var] = number
+            last[var] = segment
         for var in eqns[n].outvars:
-            last[var] = number
+            last[var] = segment
     for n in reversed(range(len(eqns))):  # what is computed once is where its uses are
         if is_same[n]:
             uses = [last[var] for var in eqns[n].outvars if var in last]
@@ -133,8 +139,8 @@ def _numbers(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence
             known = [last[var] for var in variables(eqn.invars) if var in last]
             for var in eqn.outvars:
                 last.setdefault(var, max(known, default=len(forward) - 1))
-        elif numbers[n] < 0 and is_backward(eqn):
+        elif segments[n] < 0 and is_backward(eqn):
             known = [last[var] for var in variables(eqn.invars) if last.get(var, -1) >= 0]
-            numbers[n] = min(known, default=len(forward) - 1)
-            last.update(dict.fromkeys(eqn.outvars, numbers[n]))
-    return numbers
+            segments[n] = min(known, default=len(forward) - 1)
+            last.update(dict.fromkeys(eqn.outvars, segments[n]))
+    return segments

@@ -1,4 +1,4 @@
-"""Stacks in pieces: the same numbers, a valid jaxpr, and only what mixes rows is put together."""
+"""Stacks in shards: the same numbers, a valid jaxpr, and only what mixes rows is put together."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun
-from ipujax.lowering.passes import PASSES
 from ipujax.lowering.pipelining.layers import finest, together
 from ipujax.lowering.pipelining.row_rules import rows_of
-from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_pieces, spread
+from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, spread
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array
-
-
-def passed(fun: Any, *args: Any) -> ClosedJaxpr:
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    for _, run in PASSES:
-        jaxpr = run(jaxpr)
-    return jaxpr
+from tests.lowering.helpers import passed
 
 
 def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
@@ -35,7 +28,7 @@ def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
     return cut(jaxpr, spread(jaxpr.jaxpr, {x: bounds for x in stacks if not isinstance(x, Literal)}))
 
 
-def in_pieces(values: Any, cuts: Any) -> list[Any]:
+def into_shards(values: Any, cuts: Any) -> list[Any]:
     pairs = zip(values, cuts, strict=True)
     return [part for x, at in pairs for part in ([x] if at is None else [x[a:b] for a, b in pairwise(at)])]
 
@@ -46,9 +39,9 @@ def check(jaxpr: ClosedJaxpr, found: CutJaxpr, args: Any, rtol: float = 1e-6) ->
     assert len(found.sources) == len(found.jaxpr.eqns)
     flat = jax.tree.leaves(args)
     expected = jax.jit(jaxpr_as_fun(jaxpr))(*flat)
-    got = jax.jit(jaxpr_as_fun(found.jaxpr))(*in_pieces(flat, found.inputs))
-    assert sum(map(num_pieces, found.outputs)) == len(got)
-    for a, b in zip(got, in_pieces(expected, found.outputs), strict=True):
+    got = jax.jit(jaxpr_as_fun(found.jaxpr))(*into_shards(flat, found.inputs))
+    assert sum(map(num_shards, found.outputs)) == len(got)
+    for a, b in zip(got, into_shards(expected, found.outputs), strict=True):
         np.testing.assert_allclose(a, b, rtol, 1e-7)
 
 
@@ -57,16 +50,16 @@ CUTS = [*((name, (0, 2, 5)) for name in MODELS), pytest.param("rich", ALL_TURNS,
 
 
 @pytest.mark.parametrize(("name", "bounds"), CUTS)
-def test_gradients_of_loops_in_pieces(name: str, bounds: tuple[int, ...]) -> None:
+def test_gradients_of_loops_in_shards(name: str, bounds: tuple[int, ...]) -> None:
     args = parameters(5), jax.random.key(2), batch(4)
     jaxpr = passed(jax.value_and_grad(MODELS[name](5)), *args)
     found = cut_loops(jaxpr, bounds)
     check(jaxpr, found, args)
     leaves = dict(zip(sorted(args[0]), found.inputs, strict=False))
     assert leaves["w"] == leaves["b"] == bounds and leaves["table"] is None
-    assert sum(at == bounds for at in found.outputs) == 2, "both gradients come in pieces"
+    assert sum(at == bounds for at in found.outputs) == 2, "both gradients come in shards"
     loops = {id(eqn.params["jaxpr"]) for eqn in found.jaxpr.eqns if eqn.primitive.name == "scan"}
-    assert len(loops) == sum(eqn.primitive.name == "scan" for eqn in jaxpr.eqns), "pieces share their body"
+    assert len(loops) == sum(eqn.primitive.name == "scan" for eqn in jaxpr.eqns), "shards share their body"
 
 
 OPTIMIZERS = {
@@ -80,8 +73,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "clipped" else pytest.mark.slow) for name in OPTIMIZERS]
 )
-def test_updates_in_pieces(name: str) -> None:
-    """An optimiser does each piece by itself, its state too; norms over all layers are added up."""
+def test_updates_in_shards(name: str) -> None:
+    """An optimiser does each shard by itself, its state too; norms over all layers are added up."""
     optimizer, loss = OPTIMIZERS[name], MODELS["plain"](4)
 
     def step(params: Any, state: Any, rows: Any) -> Any:
