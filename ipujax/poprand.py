@@ -57,8 +57,7 @@ def _draw(
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
         return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), *arrays)
 
-    result: Tensor = add(graph, drawn, [seed, *operands], prog, name, into)
-    return result
+    return add(graph, drawn, [seed, *operands], prog, name, into)
 
 
 def _placed(graph: Graph, reference: Reference, dtype: Any, name: str) -> tuple[tuple[int, ...], list[Tensor]]:

@@ -99,8 +99,7 @@ def calculate_weight_deltas(
         (gradient,) = jax.linear_transpose(lambda w: params.convolve(x, w), weights)(z)
         return gradient
 
-    result: Tensor = add(graph, deltas, [z_deltas, activations], prog, name)
-    return result
+    return add(graph, deltas, [z_deltas, activations], prog, name)
 
 
 def convolution_weight_update(

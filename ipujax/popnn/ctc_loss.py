@@ -95,8 +95,7 @@ def calc_ctc_loss(
     Source: popnn::ctc::calcCTCLossLogProbabilities.
     """
     operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
-    result: Tensor = add(graph, lambda *a: loss_of_paths(*a, blank=blank_class).astype(out_type), operands, prog, name)
-    return result
+    return add(graph, lambda *a: loss_of_paths(*a, blank=blank_class).astype(out_type), operands, prog, name)
 
 
 def calc_ctc_loss_logits(
@@ -119,8 +118,7 @@ def calc_ctc_loss_logits(
     def loss(x: jax.Array, *rest: jax.Array) -> jax.Array:
         return loss_of_paths(_logs(x), *rest, blank=blank_class).astype(out_type)
 
-    result: Tensor = add(graph, loss, operands, prog, name)
-    return result
+    return add(graph, loss, operands, prog, name)
 
 
 def calc_loss_and_gradient_log_probabilities(
@@ -167,8 +165,7 @@ def calc_loss_and_gradient_log_probabilities(
         )
         return loss.astype(out_type), gradient.astype(out_type)
 
-    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
-    return pair
+    return add(graph, both, operands, prog, name)
 
 
 def calc_loss_and_gradient_logits(
@@ -192,8 +189,7 @@ def calc_loss_and_gradient_logits(
         loss, gradient = loss_and_gradient(_logs(x), *rest, blank=blank_class, include_softmax_gradient=True)
         return loss.astype(out_type), gradient.astype(out_type)
 
-    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
-    return pair
+    return add(graph, both, operands, prog, name)
 
 
 def _logs(x: jax.Array) -> jax.Array:

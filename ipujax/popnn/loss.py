@@ -169,8 +169,7 @@ def arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> Te
 
     Source: popnn::argMax.
     """
-    index: Tensor = _extremes(graph, x, prog, name, jnp.argmax, None)
-    return index
+    return _extremes(graph, x, prog, name, jnp.argmax, None)
 
 
 def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Tensor:
@@ -178,8 +177,7 @@ def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Te
 
     Source: popnn::argMin.
     """
-    index: Tensor = _extremes(graph, x, prog, name, jnp.argmin, None)
-    return index
+    return _extremes(graph, x, prog, name, jnp.argmin, None)
 
 
 def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> tuple[Tensor, Tensor]:
@@ -187,8 +185,7 @@ def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max
 
     Source: popnn::maxAndArgMax.
     """
-    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
-    return pair
+    return _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
 
 
 def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> tuple[Tensor, Tensor]:
@@ -196,8 +193,7 @@ def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min
 
     Source: popnn::minAndArgMin.
     """
-    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
-    return pair
+    return _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
 
 
 def _extremes(

@@ -51,8 +51,7 @@ def known(kind: str, table: dict[str, Any], what: str) -> Any:
 
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
     """A non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
-    result: Tensor = add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
-    return result
+    return add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
 def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
@@ -79,8 +78,7 @@ def non_linearity_input_gradient(
         (grad,) = jax.vjp(forward, x)[1](g)
         return grad
 
-    result: Tensor = add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
-    return result
+    return add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
 
 
 def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Tensor:
@@ -93,5 +91,4 @@ def log_softmax(graph: Graph, x: Tensor, prog: Program, name: str = "log_softmax
 
     Source: popnn::logSoftmax.
     """
-    result: Tensor = add(graph, jax.nn.log_softmax, [x], prog, name)
-    return result
+    return add(graph, jax.nn.log_softmax, [x], prog, name)

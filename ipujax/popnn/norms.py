@@ -81,8 +81,7 @@ def statistics(
         inverse = lax.rsqrt(variance + epsilon)
         return mean.reshape(kept).astype(a.dtype), inverse.reshape(kept).astype(a.dtype)
 
-    pair: tuple[Tensor, Tensor] = add(graph, estimated, [x], prog, name)
-    return pair
+    return add(graph, estimated, [x], prog, name)
 
 
 def whiten(graph: Graph, x: Tensor, mean: Tensor, inverse: Tensor, grouped: bool, prog: Program, name: str) -> Tensor:
@@ -92,8 +91,7 @@ def whiten(graph: Graph, x: Tensor, mean: Tensor, inverse: Tensor, grouped: bool
     def whitened(a: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
         return _whitened(a, m, i, groups).astype(a.dtype)
 
-    result: Tensor = add(graph, whitened, [x, mean, inverse], prog, name)
-    return result
+    return add(graph, whitened, [x, mean, inverse], prog, name)
 
 
 def normalise(
@@ -116,8 +114,7 @@ def normalise(
         out = white * _by_channel(g, a.ndim) + _by_channel(b, a.ndim)
         return out.astype(a.dtype), white.astype(a.dtype)
 
-    pair: tuple[Tensor, Tensor] = add(graph, normalised, [x, gamma, beta, mean, inverse], prog, name)
-    return pair
+    return add(graph, normalised, [x, gamma, beta, mean, inverse], prog, name)
 
 
 def param_gradients(
@@ -131,8 +128,7 @@ def param_gradients(
         w, g, dtype = w.astype(_WIDE), g.astype(_WIDE), w.dtype
         return jnp.sum(w * g, over).astype(dtype), jnp.sum(g, over).astype(dtype)
 
-    pair: tuple[Tensor, Tensor] = add(graph, gradients, [whitened, gradient], prog, name)
-    return pair
+    return add(graph, gradients, [whitened, gradient], prog, name)
 
 
 def gradients(
@@ -158,8 +154,7 @@ def gradients(
         out = (inner - jnp.mean(inner, over, keepdims=True) - white * along) * _kept(i, groups)
         return out.reshape(g.shape).astype(g.dtype)
 
-    result: Tensor = add(graph, backward, [whitened, gradient, inverse, gamma], prog, name)
-    return result
+    return add(graph, backward, [whitened, gradient, inverse, gamma], prog, name)
 
 
 def norm_param_update(

@@ -71,8 +71,7 @@ def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
 
 def pool(graph: Graph, params: PoolParams, x: Tensor, prog: Program, name: str = "pool") -> Tensor:
     """Pools a tensor [batch, channels, field…]; returns a new one."""
-    result: Tensor = add(graph, _pooled(params), [x], prog, name)
-    return result
+    return add(graph, _pooled(params), [x], prog, name)
 
 
 def pool_input_gradient(
@@ -84,5 +83,4 @@ def pool_input_gradient(
         (grad,) = jax.vjp(_pooled(params), a)[1](g)
         return grad
 
-    result: Tensor = add(graph, backward, [x, gradient], prog, name)
-    return result
+    return add(graph, backward, [x, gradient], prog, name)

@@ -127,8 +127,7 @@ def _operation(name: str, *, in_place: bool) -> Operation:
         same_type(name, operands[: _MIXED.get(name, count)])
         if name == "select":
             _check_predicate(operands[2])
-        result: Tensor = _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
-        return result
+        return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
 
     operation.__name__ = operation.__qualname__ = f"{name}_in_place" if in_place else name
     operands = ", ".join("abc"[:count])
@@ -163,8 +162,7 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
     Raises:
         GraphError: a placeholder without a tensor, or tensors that do not fit.
     """
-    result: Tensor = _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
-    return result
+    return _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
 
 
 def map_in_place(
@@ -176,5 +174,4 @@ def map_in_place(
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:
     """A tensor converted to a type; the tensor itself if it has it."""
-    result: Tensor = _add(graph, lambda a: a.astype(dtype), [x], prog, name)
-    return result
+    return _add(graph, lambda a: a.astype(dtype), [x], prog, name)

@@ -181,8 +181,7 @@ def evaluate(
             shape = jnp.broadcast_shapes(*(v.shape for v in operands))
             # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.
             spread = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
-            result: jax.Array = operations[expression.operation](*spread)
-            return result
+            return operations[expression.operation](*spread)
     raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
 
 

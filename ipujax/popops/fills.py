@@ -213,5 +213,4 @@ def normalise_image(
         colours = (a.astype(dtype) * jnp.asarray(in_scale, dtype) - offset) * scale
         return jnp.pad(colours, [(0, 0)] * (a.ndim - 1) + [(0, _PADDED_COLOURS - _COLOURS)])
 
-    result: Tensor = add(graph, normalised, [x, offsets, scales], prog, name)
-    return result
+    return add(graph, normalised, [x, offsets, scales], prog, name)

@@ -79,8 +79,7 @@ def reduce(
         result = _reduced(a, dims, operation, rest[0] if isinstance(scale, Tensor) else scale, dtype)
         return result if update is None else rest[-1] + result
 
-    result: Tensor = add(graph, reduced, operands, prog, name, [] if update is None else [update])
-    return result
+    return add(graph, reduced, operands, prog, name, [] if update is None else [update])
 
 
 def reduce_with_output(
@@ -212,8 +211,7 @@ def has_nan(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan") -> Te
 
     Source: popops::hasNaN.
     """
-    result: Tensor = add(graph, lambda a: jnp.any(jnp.isnan(a)), [x], prog, name)
-    return result
+    return add(graph, lambda a: jnp.any(jnp.isnan(a)), [x], prog, name)
 
 
 def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_or_inf") -> Tensor:
@@ -221,5 +219,4 @@ def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_
 
     Source: popops::hasNaNOrInf.
     """
-    result: Tensor = add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)
-    return result
+    return add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)

@@ -23,8 +23,7 @@ SortOrder = Literal["none", "ascending", "descending"]
 
 def sort(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> Tensor:
     """A tensor sorted along one dimension, rising."""
-    result: Tensor = add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
-    return result
+    return add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
 
 
 def sort_in_place(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> None:
@@ -39,8 +38,7 @@ def sort_key_value(
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
-    pair: tuple[Tensor, Tensor] = add(graph, _sorted_pair(dim), [keys, values], prog, name)
-    return pair
+    return add(graph, _sorted_pair(dim), [keys, values], prog, name)
 
 
 def sort_key_value_in_place(
@@ -87,8 +85,7 @@ def top_k(
     Source: popops::topKWithPermutation with TopKParams(k, largest, sortOrder).
     """
     _check(name, x, k, sort_order)
-    pair: tuple[Tensor, Tensor] = add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
-    return pair
+    return add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
 
 
 def top_k_key_value(
@@ -116,8 +113,7 @@ def top_k_key_value(
         found, at = _best(a, k, largest, sort_order)
         return found, jnp.take_along_axis(b, at.astype(jnp.int32), -1)
 
-    pair: tuple[Tensor, Tensor] = add(graph, best, [keys, values], prog, name)
-    return pair
+    return add(graph, best, [keys, values], prog, name)
 
 
 def _best(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:

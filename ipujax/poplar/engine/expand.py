@@ -91,8 +91,7 @@ class _Expander:
 
     def all(self, node: Program) -> Program:
         """A node done in all replicas."""
-        found: Program = self._once(node, lambda: self._all(node))
-        return found
+        return self._once(node, lambda: self._all(node))
 
     def _all(self, node: Program) -> Program:
         graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
@@ -167,8 +166,7 @@ class _Expander:
 
     def one(self, node: Program, graph: Replicas, replica: int) -> Program:
         """A node done in one replica only."""
-        found: Program = self._once((node, graph, replica), lambda: self._one(node, graph, replica))
-        return found
+        return self._once((node, graph, replica), lambda: self._one(node, graph, replica))
 
     def _one(self, node: Program, graph: Replicas, replica: int) -> Program:
         def there(tensor: Tensor) -> Tensor:
@@ -209,8 +207,7 @@ class _Expander:
         if self._buffers[buffer].replicas == 1:
             return buffer
         memory = replace(buffer.memory, name=f"{buffer.name} of replica {replica}")
-        found: nodes.RemoteBuffer = self._once((buffer, replica), lambda: replace(buffer, memory=memory))
-        return found
+        return self._once((buffer, replica), lambda: replace(buffer, memory=memory))
 
     def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
         """The vertices of one replica in a compute set, as a compute set."""
@@ -226,8 +223,7 @@ class _Expander:
             self._flat.groups[own] = groups
             if compute_set in self._flat.fallbacks:
                 self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
-        found: nodes.ComputeSet = self._known[key]
-        return found
+        return self._known[key]
 
     # --- control ---
 

@@ -188,8 +188,7 @@ class VirtualBase(GraphBase):
         return self._parent._top()
 
     def _tiles_in_top_level(self) -> np.ndarray:
-        tiles: np.ndarray = self._parent._tiles_in_top_level()[self._tiles]
-        return tiles
+        return self._parent._tiles_in_top_level()[self._tiles]
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
         tensor = self._parent._add(variable, None)
