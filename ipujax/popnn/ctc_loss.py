@@ -14,7 +14,8 @@ Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; label
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -94,8 +95,8 @@ def calc_ctc_loss(
 
     Source: popnn::ctc::calcCTCLossLogProbabilities.
     """
-    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
-    return add(graph, lambda *a: loss_of_paths(*a, blank=blank_class).astype(out_type), operands, prog, name)
+    operands = [log_probs, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, loss_of_paths, operands, prog, blank_class, name)
 
 
 def calc_ctc_loss_logits(
@@ -113,12 +114,8 @@ def calc_ctc_loss_logits(
 
     Source: popnn::ctc::calcCTCLossLogits.
     """
-    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
-
-    def loss(x: jax.Array, *rest: jax.Array) -> jax.Array:
-        return loss_of_paths(_logs(x), *rest, blank=blank_class).astype(out_type)
-
-    return add(graph, loss, operands, prog, name)
+    operands = [logits, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, _of_logits(loss_of_paths), operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_log_probabilities(
@@ -157,15 +154,9 @@ def calc_loss_and_gradient_log_probabilities(
 
     Source: popnn::ctc::calcLossAndGradientLogProbabilities, option includeSoftmaxGradient.
     """
-    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
-
-    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss, gradient = loss_and_gradient(
-            x, *rest, blank=blank_class, include_softmax_gradient=include_softmax_gradient
-        )
-        return loss.astype(out_type), gradient.astype(out_type)
-
-    return add(graph, both, operands, prog, name)
+    function = partial(loss_and_gradient, include_softmax_gradient=include_softmax_gradient)
+    operands = [log_probs, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, function, operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_logits(
@@ -183,24 +174,32 @@ def calc_loss_and_gradient_logits(
 
     Source: popnn::ctc::calcLossAndGradientLogits.
     """
-    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
-
-    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss, gradient = loss_and_gradient(_logs(x), *rest, blank=blank_class, include_softmax_gradient=True)
-        return loss.astype(out_type), gradient.astype(out_type)
-
-    return add(graph, both, operands, prog, name)
+    function = _of_logits(partial(loss_and_gradient, include_softmax_gradient=True))
+    operands = [logits, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, function, operands, prog, blank_class, name)
 
 
-def _logs(x: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(x.astype(jnp.float32), -1)
+def _of_logits(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *rest, blank: function(jax.nn.log_softmax(x.astype(jnp.float32), -1), *rest, blank=blank)
 
 
-def _check(
-    name: str, data: Tensor, labels: Tensor, data_lengths: Tensor, label_lengths: Tensor, blank_class: int
-) -> list[Tensor]:
-    """The operands, if they go together."""
-    operands = [data, labels, data_lengths, label_lengths]
+def _added(
+    graph: Graph,
+    out_type: Any,
+    function: Callable[..., Any],
+    operands: Sequence[Tensor],
+    prog: Program,
+    blank: int,
+    name: str,
+) -> Any:
+    _check(name, operands, blank)
+    return add(
+        graph, lambda *a: jax.tree.map(lambda y: y.astype(out_type), function(*a, blank=blank)), operands, prog, name
+    )
+
+
+def _check(name: str, operands: Sequence[Tensor], blank_class: int) -> None:
+    data, labels, data_lengths, label_lengths = operands
     kinds = [np.dtype(t.dtype).kind for t in operands]
     got = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
     if data.ndim != 3 or labels.ndim != 2 or kinds[0] != "f" or any(kind not in "iu" for kind in kinds[1:]):
@@ -211,7 +210,6 @@ def _check(
         raise GraphError(f"{name}: not as many labels and lengths as sequences", expected=f"batch {batch}", got=got)
     if not data.shape[0] or not 0 <= blank_class < data.shape[2]:
         raise GraphError(f"{name}: no such blank", expected=f"0 to {data.shape[2] - 1}", got=blank_class)
-    return operands
 
 
 calc_ctc_loss_log_probabilities = calc_ctc_loss  # its name in PopLibs

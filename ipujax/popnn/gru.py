@@ -64,13 +64,8 @@ def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> Gr
 
 
 def _created(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, *_weight_shapes(params)]
+    shapes = [params.input_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
-
-
-def _weight_shapes(params: GruParams) -> list[tuple[int, ...]]:
-    units, out = len(params.UNITS), params.output_size
-    return [(units, params.input_size, out), (units, out, out), params.biases_shape]
 
 
 def gru_fwd(
@@ -108,7 +103,7 @@ def gru_fwd(
 
     Source: popnn::gru::gruFwd.
     """
-    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    check(name, params, {"initial output": state_init}, weights, x)
     operands = [x, state_init, *weights.tensors(), *params.lengths]
     output, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
     return output, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
@@ -149,8 +144,7 @@ def gru_bwd(
 
     Source: popnn::gru::gruBwd.
     """
-    _check(name, params, fwd_output_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
         "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
@@ -195,8 +189,7 @@ def gru_wu(
 
     Source: popnn::gru::gruWU.
     """
-    _check(name, params, fwd_output_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
@@ -224,20 +217,3 @@ def gru_bwd_with_wu(
     same = (graph, params, prog, fwd_output_init, fwd_intermediates)
     d_h, d_x, units = gru_bwd(*same, weights, x, output, output_grad, name)
     return d_h, d_x, gru_wu(*same, units, weights, x, output, f"{name}/weights")
-
-
-def _check(
-    name: str,
-    params: GruParams,
-    state: Tensor,
-    weights: GruWeights,
-    others: dict[str, tuple[Tensor, tuple[int, ...]]],
-) -> None:
-    input_weights, output_weights, biases = _weight_shapes(params)
-    own = {
-        "initial output": (state, params.state_shape),
-        "input weight": (weights.input_weights, input_weights),
-        "output weight": (weights.output_weights, output_weights),
-        "bias": (weights.biases, biases),
-    }
-    check(name, params, {**others, **own})

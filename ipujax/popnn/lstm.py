@@ -31,6 +31,10 @@ class LstmState:
     output: Tensor
     cell_state: Tensor
 
+    def named(self) -> dict[str, Tensor]:
+        """Both of an initial state, by what errors call them."""
+        return {"initial output": self.output, "initial cell state": self.cell_state}
+
 
 class LstmWeights(RecurrentWeights):
     """The parameters of a layer, or their gradients: [4, in, out], [4, out, out] and [4, out]."""
@@ -73,13 +77,8 @@ def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> L
 
 
 def _created(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, params.state_shape, *_weight_shapes(params)]
+    shapes = [params.input_shape, params.state_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
-
-
-def _weight_shapes(params: LstmParams) -> list[tuple[int, ...]]:
-    units, out = len(params.UNITS), params.output_size
-    return [(units, params.input_size, out), (units, out, out), (units, out)]
 
 
 def lstm_fwd(
@@ -117,7 +116,7 @@ def lstm_fwd(
 
     Source: popnn::lstm::lstmFwd.
     """
-    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    check(name, params, state_init.named(), weights, x)
     operands = [x, state_init.output, state_init.cell_state, *weights.tensors(), *params.lengths]
     output, cell, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
     return output, cell, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
@@ -160,8 +159,7 @@ def lstm_bwd(
 
     Source: popnn::lstm::lstmBwd.
     """
-    _check(name, params, fwd_state_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
         "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
@@ -208,8 +206,7 @@ def lstm_wu(
 
     Source: popnn::lstm::lstmWU.
     """
-    _check(name, params, fwd_state_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
@@ -236,29 +233,6 @@ def lstm_bwd_with_wu(
 
     Source: popnn::lstm::lstmBwdWithWU.
     """
-    state, d_x, units = lstm_bwd(
-        graph, params, prog, fwd_state_init, fwd_intermediates, weights, x, output, output_grad, last_cell_state_grad,
-        name,
-    )  # fmt: skip
-    deltas = lstm_wu(
-        graph, params, prog, fwd_state_init, fwd_intermediates, units, weights, x, output, f"{name}/weights"
-    )
-    return state, d_x, deltas
-
-
-def _check(
-    name: str,
-    params: LstmParams,
-    state: LstmState,
-    weights: LstmWeights,
-    others: dict[str, tuple[Tensor, tuple[int, ...]]],
-) -> None:
-    input_weights, output_weights, biases = _weight_shapes(params)
-    own = {
-        "initial output": (state.output, params.state_shape),
-        "initial cell state": (state.cell_state, params.state_shape),
-        "input weight": (weights.input_weights, input_weights),
-        "output weight": (weights.output_weights, output_weights),
-        "bias": (weights.biases, biases),
-    }
-    check(name, params, {**others, **own})
+    same = (graph, params, prog, fwd_state_init, fwd_intermediates)
+    state, d_x, units = lstm_bwd(*same, weights, x, output, output_grad, last_cell_state_grad, name)
+    return state, d_x, lstm_wu(*same, units, weights, x, output, f"{name}/weights")

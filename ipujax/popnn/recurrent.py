@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
@@ -107,6 +108,17 @@ class RecurrentParams:
         return self.sequence_shape if self.output_full_sequence else self.state_shape
 
     @property
+    def biases_shape(self) -> tuple[int, ...]:
+        """[units, out]."""
+        return (len(self.UNITS), self.output_size)
+
+    @property
+    def weights_shapes(self) -> list[tuple[int, ...]]:
+        """Of the weights of inputs [units, in, out] and of outputs [units, out, out], and of the biases."""
+        units, out = len(self.UNITS), self.output_size
+        return [(units, self.input_size, out), (units, out, out), self.biases_shape]
+
+    @property
     def lengths(self) -> list[Tensor]:
         """The operand of lengths, if there is one."""
         return [] if self.var_time_steps is None else [self.var_time_steps]
@@ -169,17 +181,31 @@ def create_operands(
     return where_used(graph, operands, build, which, names)
 
 
-def check(name: str, params: RecurrentParams, tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """Refuses tensors that are not those of a layer.
+def check(
+    name: str,
+    params: RecurrentParams,
+    states: Mapping[str, Tensor],
+    weights: RecurrentWeights,
+    x: Tensor,
+    others: Mapping[str, tuple[Tensor, tuple[int, ...]]] = MappingProxyType({}),
+) -> None:
+    """Refuses tensors that do not have the type and shapes of a layer.
 
     Args:
         name: debug name of the operation.
         params: the layer.
-        tensors: by what they are, each with the shape it must have.
+        states: initial states, by what errors call them.
+        weights: parameters.
+        x: the input sequence.
+        others: further tensors by name, each with the shape it must have.
 
     Raises:
         GraphError: naming the first that does not fit.
     """
+    parts = zip(("input weight", "output weight", "bias"), weights.tensors(), params.weights_shapes, strict=True)
+    tensors = {"input": (x, params.input_shape), **others}
+    tensors |= {what: (state, params.state_shape) for what, state in states.items()}
+    tensors |= {what: (tensor, shape) for what, tensor, shape in parts}
     for what, (tensor, shape) in tensors.items():
         if tensor.shape != shape or tensor.dtype != params.data_type:
             expected = f"{dtype_name(params.data_type)}{list(shape)}"

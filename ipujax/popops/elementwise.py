@@ -24,26 +24,6 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 Operation = Callable[..., Tensor]
 
 
-def _select(chosen: jax.Array, other: jax.Array, predicate: jax.Array) -> jax.Array:
-    return jnp.where(predicate, chosen, other)
-
-
-def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    return lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape))
-
-
-def _variance_to_inv_std_dev(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return lax.rsqrt(variance + epsilon)
-
-
-def _inv_std_dev_to_variance(inverse: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return 1 / lax.square(inverse) - epsilon
-
-
-def _trunc(x: jax.Array) -> jax.Array:
-    return jnp.where(x < 0, lax.ceil(x), lax.floor(x))
-
-
 # PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
 UNARY: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
@@ -78,7 +58,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "square": lax.square,
     "tan": lax.tan,
     "tanh": lax.tanh,
-    "trunc": _trunc,
+    "trunc": lambda x: jnp.where(x < 0, lax.ceil(x), lax.floor(x)),
 }
 BINARY: dict[str, Callable[..., Any]] = {
     "add": jnp.add,
@@ -91,7 +71,7 @@ BINARY: dict[str, Callable[..., Any]] = {
     "eq": jnp.equal,
     "gt": jnp.greater,
     "gteq": jnp.greater_equal,
-    "inv_std_dev_to_variance": _inv_std_dev_to_variance,
+    "inv_std_dev_to_variance": lambda inverse, epsilon: 1 / lax.square(inverse) - epsilon,
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
     "lt": jnp.less,
@@ -106,9 +86,12 @@ BINARY: dict[str, Callable[..., Any]] = {
     "shift_right": lambda a, b: lax.shift_right_logical(*jnp.broadcast_arrays(a, b)),
     "shift_right_sign_extend": lambda a, b: lax.shift_right_arithmetic(*jnp.broadcast_arrays(a, b)),
     "sub": jnp.subtract,
-    "variance_to_inv_std_dev": _variance_to_inv_std_dev,
+    "variance_to_inv_std_dev": lambda variance, epsilon: lax.rsqrt(variance + epsilon),
 }
-TERNARY: dict[str, Callable[..., Any]] = {"clamp": _clamp, "select": _select}
+TERNARY: dict[str, Callable[..., Any]] = {
+    "clamp": lambda x, low, high: lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape)),
+    "select": lambda chosen, other, predicate: jnp.where(predicate, chosen, other),
+}
 OPERATIONS = UNARY | BINARY | TERNARY
 _MIXED = {"select": 2}  # how many of the operands, the first ones, must agree in type
 _NEW_TYPE = frozenset(  # results are BOOL, so that only BOOL operands could be overwritten by them

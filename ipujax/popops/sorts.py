@@ -5,7 +5,6 @@ Source: popops `Sort.hpp`, `TopK.hpp`. Sorting is stable, and NaN is greater tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -38,21 +37,14 @@ def sort_key_value(
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
-    return add(graph, _sorted_pair(dim), [keys, values], prog, name)
+    return add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name)
 
 
 def sort_key_value_in_place(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> None:
     """Sorts keys along one dimension, rising, and the values with them; the two must not overlap."""
-    add(graph, _sorted_pair(dim), [keys, values], prog, name, [keys, values])
-
-
-def _sorted_pair(dim: int) -> Callable[..., tuple[jax.Array, ...]]:
-    def sorted_pair(k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(lax.sort((k, v), dimension=dim, num_keys=1))
-
-    return sorted_pair
+    add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name, [keys, values])
 
 
 def top_k(
