@@ -40,31 +40,28 @@ def _draw(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
+    reference: Reference,
+    dtype: Any,
     sample: Callable[..., jax.Array],
     prog: Program,
     name: str,
     operands: Sequence[Tensor] = (),
-    into: Sequence[Tensor] = (),
 ) -> Tensor:
+    """Adds `sample(key, size, *operands)`; a reference that is a tensor gives the result its tile mapping too."""
     check_tensors(name, seed)
     if seed.size != 2 or seed.dtype != np.uint32:
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
         raise GraphError(f"{name}: this is no seed", expected="uint32[2]", got=got)
     if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
         raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
+    size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
     def drawn(words: jax.Array, *arrays: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
-        return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), *arrays)
+        return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), size, *arrays)
 
+    into = [clone(graph, reference, name, np.dtype(dtype))] if isinstance(reference, Tensor) else []
     return add(graph, drawn, [seed, *operands], prog, name, into)
-
-
-def _placed(graph: Graph, reference: Reference, dtype: Any, name: str) -> tuple[tuple[int, ...], list[Tensor]]:
-    """The shape of the result, and a variable for it if a tensor says where it lies."""
-    if isinstance(reference, Tensor):
-        return reference.shape, [clone(graph, reference, name, np.dtype(dtype))]
-    return tuple(reference), []
 
 
 def _check_probability(name: str, probability: float) -> None:
@@ -119,14 +116,13 @@ def uniform(
         held(np.array([low, high]), dtype, f"{name}: bounds")
     else:
         _check_floats(name, dtype)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         if dtype.kind in "iu":
             return _integers(key, size, int(low), int(high), dtype)
         return jax.random.uniform(key, size, dtype, low, high)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
@@ -157,12 +153,11 @@ def normal(
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def truncated_normal(
@@ -186,12 +181,11 @@ def truncated_normal(
     _check_deviation(name, std_dev)
     if not alpha > 0:
         raise GraphError(f"{name}: alpha", expected="more than 0", got=alpha)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return (mean + std_dev * jax.random.truncated_normal(key, -alpha, alpha, size, _WIDE)).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def bernoulli(
@@ -205,14 +199,12 @@ def bernoulli(
     name: str = "bernoulli",
 ) -> Tensor:
     """Ones with a probability, and zeros; arguments as of `uniform`."""
-
     _check_probability(name, probability)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return jax.random.bernoulli(key, probability, size).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def dropout(
@@ -297,11 +289,11 @@ def _dropped(
 ) -> Tensor:
     _check_probability(name, keep_probability)
 
-    def sample(key: jax.Array, a: jax.Array) -> jax.Array:
-        kept = jax.random.bernoulli(key, keep_probability, shape)
+    def sample(key: jax.Array, size: tuple[int, ...], a: jax.Array) -> jax.Array:
+        kept = jax.random.bernoulli(key, keep_probability, size)
         return jnp.where(kept, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, [x])
+    return _draw(graph, seed, seed_modifier, shape, x.dtype, sample, prog, name, [x])
 
 
 __all__ = [

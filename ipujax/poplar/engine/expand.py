@@ -30,6 +30,9 @@ from ipujax.runtime.graph import Graph as RuntimeGraph, Program, distinct, progr
 from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.verify import map_errors
 
+# Nodes that become one node for each replica.
+_PER_REPLICA = (nodes.If, nodes.Switch, nodes.RepeatWhile, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
+
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
     """The graph and the programs that do in all replicas what programs say of one.
@@ -95,20 +98,16 @@ class _Expander:
 
     def _all(self, node: Program) -> Program:
         graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
+        if graph is not None and isinstance(node, _PER_REPLICA):
+            return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
         match node:
-            case nodes.If() | nodes.Switch() | nodes.RepeatWhile() if graph is not None:
-                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
             case nodes.Copy(source, destination) if graph is not None:
                 self._check_receiver(node, destination)
                 return replace(node, source=self._in_all(source, graph), destination=self._in_all(destination, graph))
             case nodes.CrossReplicaCopy():
                 return self._cross_replica_copy(node, graph)
-            case nodes.StreamIn(stream, destination):
-                return self._transfer(node, stream, destination, graph)
-            case nodes.StreamOut(source, stream):
-                return self._transfer(node, stream, source, graph)
-            case nodes.RemoteIn() | nodes.RemoteOut() | nodes.WriteUndef() if graph is not None:
-                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
+            case nodes.StreamIn(stream, tensor) | nodes.StreamOut(tensor, stream):
+                return self._transfer(node, stream, tensor, graph)
             case nodes.RemoteIn(buffer) | nodes.RemoteOut(_, buffer) if self._buffers[buffer].replicas > 1:
                 what = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
                 raise GraphError(what, where=node.origin, hint="graph.add_remote_buffer")
@@ -174,7 +173,8 @@ class _Expander:
 
         match node:
             case nodes.Execute(compute_set):
-                return nodes.Execute(self._compute_set(compute_set, graph, replica))
+                key = compute_set, graph, replica
+                return nodes.Execute(self._once(key, lambda: self._compute_set(compute_set, graph, replica)))
             case nodes.Copy(source, destination):
                 self._check_receiver(node, destination)
                 return replace(node, source=there(source), destination=there(destination))
@@ -211,19 +211,16 @@ class _Expander:
 
     def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
         """The vertices of one replica in a compute set, as a compute set."""
-        key = compute_set, graph, replica
-        if key not in self._known:
-            groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
-            if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
-                what = f"compute set {compute_set.name} has vertices of the parent graph too"
-                where = compute_set.origin
-                hint = "a compute set of their own, for it runs under a decision that each replica takes for itself"
-                raise GraphError(what, where=where, hint=hint)
-            self._known[key] = own = nodes.ComputeSet(compute_set.name, compute_set.origin)
-            self._flat.groups[own] = groups
-            if compute_set in self._flat.fallbacks:
-                self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
-        return self._known[key]
+        groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
+        if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
+            what = f"compute set {compute_set.name} has vertices of the parent graph too"
+            hint = "a compute set of their own, for it runs under a condition that each replica evaluates for itself"
+            raise GraphError(what, where=compute_set.origin, hint=hint)
+        own = nodes.ComputeSet(compute_set.name, compute_set.origin)
+        self._flat.groups[own] = groups
+        if compute_set in self._flat.fallbacks:
+            self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
+        return own
 
     # --- control ---
 

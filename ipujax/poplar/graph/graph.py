@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ipujax.poplar.graph.graph_base import GraphBase
-from ipujax.poplar.graph.replica_tensors import all_replicas, is_of_replicas
+from ipujax.poplar.graph.replica_tensors import all_replicas, replicated_graph_of
 from ipujax.poplar.graph.replicated import ReplicatedBase
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
@@ -84,7 +84,7 @@ class Graph(GraphBase):
         top = self._top()
         if top.replication_factor > 1:
             raise GraphError("replicas of a top-level graph have no graph that sees them all", hint=_BELOW)
-        if not is_of_replicas(top, tensor):
+        if replicated_graph_of(top, tensor) is None:
             raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
         return all_replicas(top, tensor)
 

@@ -333,9 +333,7 @@ class GraphBase(HostSide):
         """
         self.vertices.set_estimate(self.vertices.own(vertex), cycles)
 
-    def set_cycle_estimate(self, vertex: VertexRef, cycles: int) -> None:
-        """The older name of `set_perf_estimate`."""
-        self.set_perf_estimate(vertex, cycles)
+    set_cycle_estimate = set_perf_estimate  # its older name
 
     def add_replication_index_constant(self, name: str = "replication index") -> Tensor:
         """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica; it lies on no tile yet.

@@ -49,11 +49,6 @@ def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
     return found[0] if found else None
 
 
-def is_of_replicas(top: HasReplicas, tensor: Tensor) -> bool:
-    """Whether a tensor is of a replicated graph."""
-    return replicated_graph_of(top, tensor) is not None
-
-
 def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
     """The tensor that a template stands for in each replica; a tensor that is no template by itself."""
     graph = replicated_graph_of(top, tensor)
@@ -62,7 +57,7 @@ def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
 
 def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
     """The tensors of all replicas as one, [replicas, *shape]; a tensor that is no template as it is."""
-    if not is_of_replicas(top, tensor):
+    if replicated_graph_of(top, tensor) is None:
         return tensor
     return concat([each.expand_dims(0) for each in in_each_replica(top, tensor)])
 

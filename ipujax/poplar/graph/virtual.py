@@ -38,24 +38,25 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
     """
     if isinstance(tiles, bool | float | str):
         expected = "a number of tiles of each IPU, a range, or a list of tiles"
-        raise GraphError("virtual graph of nothing known", expected=expected, got=repr(tiles))
+        raise GraphError("invalid `tiles` argument of a virtual graph", expected=expected, got=repr(tiles))
     if upper is not None:
         if not isinstance(tiles, int | np.integer):
-            raise GraphError("virtual graph of no range", expected="first tile, one past the last", got=(tiles, upper))
+            raise GraphError("invalid tile range of a virtual graph", expected="first tile, end", got=(tiles, upper))
         chosen = np.arange(tiles, upper, dtype=np.int32)
     elif isinstance(tiles, int | np.integer):
         if not 0 < tiles <= target.tiles_per_ipu:
-            raise GraphError("tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
+            raise GraphError("invalid number of tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
         firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
         chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
     else:
         given = np.asarray(list(tiles))
         if given.size and given.dtype.kind not in "iu":
-            raise GraphError("virtual graph of no tiles", expected="a list of whole numbers", got=repr(given.tolist()))
+            got = repr(given.tolist())
+            raise GraphError("invalid `tiles` argument of a virtual graph", expected="a list of integers", got=got)
         chosen = given.astype(np.int32)
     if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
         expected = f"different tiles in 0 … {target.num_tiles - 1}"
-        raise GraphError("virtual graph of no such tiles", expected=expected, got=chosen.tolist()[:8])
+        raise GraphError("invalid tiles of a virtual graph", expected=expected, got=chosen.tolist()[:8])
     return chosen
 
 
