@@ -1,13 +1,13 @@
 """poprand: tensors of random numbers, under PopLibs' names in snake_case.
 
-The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` tells several draws from
-one seed apart. Where PopLibs takes a reference tensor, the result has its shape and lies on tiles as it does; a shape
-may be given instead, and the result is then spread where it suits.
+The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` distinguishes draws
+from one seed. Where PopLibs takes a reference tensor, the result has its shape and tile mapping; with a shape instead,
+the result gets a mapping of its own.
 
-What is drawn is a function of seed, modifier, shape, type and bounds alone, not of tile mappings: the numbers are those
-of JAX's threefry generator for that key, so that the same program draws the same on any machine, and any split of it.
+The numbers depend on seed, modifier, shape, type and bounds alone, not on tile mappings: they are those of JAX's
+threefry generator for that key, so that a program draws the same numbers on any target and with any split.
 Source: poprand `RandomGen.hpp`. Limits: PopLibs' numbers come from a generator in each tile, and depend on the mapping;
-there are no seeds of the hardware to be set or read.
+no seeds of the hardware.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def uniform(
     prog: Program,
     name: str = "uniform",
 ) -> Tensor:
-    """Numbers evenly between two bounds; integers include both, floats the lower.
+    """Uniformly distributed numbers; integers include both bounds, floats the lower.
 
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         reference: tensor whose shape and tile mapping the result gets, or a shape.
         dtype: FLOAT, HALF or INT.
         low: least value.
@@ -107,7 +107,7 @@ def uniform(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed, or bounds in the wrong order or beyond the type.
+        GraphError: an invalid seed, or bounds in the wrong order or out of the range of the type.
     """
     dtype = np.dtype(dtype)
     if not low <= high:
@@ -126,7 +126,7 @@ def uniform(
 
 
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
-    """Integers from `low` to `high`, both included; one past `high` need not be of the type."""
+    """Integers from `low` to `high`, both included; `high + 1` may overflow the type."""
     limits = np.iinfo(dtype)
     if high < limits.max:
         return jax.random.randint(key, size, low, high + 1, dtype)
@@ -149,7 +149,7 @@ def normal(
     """Normally distributed numbers; arguments as of `uniform`.
 
     Raises:
-        GraphError: something that is no seed, no type of floats, or a negative deviation.
+        GraphError: an invalid seed, a type that is no float, or a negative deviation.
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)
@@ -175,7 +175,7 @@ def truncated_normal(
     """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`.
 
     Raises:
-        GraphError: as `normal`, or an `alpha` that leaves no room.
+        GraphError: as `normal`, or an `alpha` that is not positive.
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)
@@ -198,7 +198,7 @@ def bernoulli(
     prog: Program,
     name: str = "bernoulli",
 ) -> Tensor:
-    """Ones with a probability, and zeros; arguments as of `uniform`."""
+    """Ones with a given probability, else zeros; arguments as of `uniform`."""
     _check_probability(name, probability)
 
     def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
@@ -222,10 +222,10 @@ def dropout(
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         x: the tensor.
         keep_probability: of each element.
-        scale: usually one by that probability.
+        scale: usually 1 / `keep_probability`.
         prog: program the steps are added to.
         name: debug name.
 
@@ -233,7 +233,7 @@ def dropout(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed, or no probability.
+        GraphError: an invalid seed or probability.
 
     Source: poprand::dropout, which also takes a reference for the layout of its draw.
     """
@@ -256,11 +256,11 @@ def shaped_dropout(
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         x: the tensor.
         reference: a tensor of, or just, a shape that broadcasts to that of `x`.
         keep_probability: of each draw.
-        scale: what kept elements are multiplied by.
+        scale: factor of the kept elements.
         prog: program the steps are added to.
         name: debug name.
 

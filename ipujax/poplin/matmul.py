@@ -43,7 +43,7 @@ def mat_mul(
         A new tensor [m, n].
 
     Raises:
-        GraphError: shapes that do not match, or an operand that lies on no tile.
+        GraphError: shapes that do not match, or an operand without a tile mapping.
     """
     _check_ranks(name, a, b, 2)
     grouped = mat_mul_grouped(

@@ -25,7 +25,7 @@ def triangular_mask(
     lower: bool = True,
     unit_diagonal: bool = False,
 ) -> Tensor:
-    """A matrix with zeros outside of one triangle.
+    """A matrix with zeros outside one triangle.
 
     Args:
         graph: graph to add to.
@@ -39,7 +39,7 @@ def triangular_mask(
         A new tensor [..., n, n].
 
     Raises:
-        GraphError: what is no square matrix.
+        GraphError: a matrix that is not square.
 
     Source: poplin::triangularMask.
     """
@@ -86,7 +86,7 @@ def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, 
     """The Cholesky factor of symmetric positive definite matrices [..., n, n], as a lower or an upper triangle.
 
     Raises:
-        GraphError: what is no square matrix.
+        GraphError: a matrix that is not square.
 
     Source: poplin::cholesky.
     """

@@ -1,4 +1,4 @@
-"""popnn: what neural networks need beside linear algebra, under PopLibs' names in snake_case.
+"""popnn: operations of neural networks other than linear algebra, under PopLibs' names in snake_case.
 
 Non-linearities and their gradients, pooling, losses, normalisation; recurrent layers in `popnn.lstm` and `popnn.gru`,
 connectionist temporal classification in `popnn.ctc_loss`. All are compositions of operations of the other libraries.

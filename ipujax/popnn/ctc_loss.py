@@ -1,15 +1,15 @@
 """Connectionist temporal classification: the loss of labels that are not aligned with the data, and its gradient.
 
-A path gives one class for every time step; it spells a label when repetitions and then blanks are taken out. The loss
-is the negative logarithm of the probability of all paths that spell the label. How it is found is in `ctc_paths`; its
+A path gives one class for every time step; it spells a label when repetitions and then blanks are removed. The loss
+is the negative logarithm of the probability of all paths that spell the label. The recursions are in `ctc_paths`; their
 loops over time are `Repeat`s of the control program, and logarithms are float whatever the data is.
 
     loss, gradient = ctc_loss.calc_loss_and_gradient_log_probabilities(
         graph, poplar.FLOAT, log_probs, labels, data_lengths, label_lengths, prog, blank_class=0)
 
-Shapes: data [time, batch, classes], labels [batch, length], lengths [batch]; entries beyond a sequence's lengths count
-for nothing. A label that no path of its data spells has the loss infinity and the gradient zero.
-Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; labels are not checked when it runs.
+Shapes: data [time, batch, classes], labels [batch, length], lengths [batch]; entries beyond a sequence's lengths are
+ignored. A label that no path of its data spells has the loss infinity and the gradient zero.
+Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; labels are not checked at run time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def create_data_input(
     graph: Graph, dtype: Any, batch_size: int, max_time: int, num_classes: int, name: str = "ctc_data"
 ) -> Tensor:
-    """A tensor [time, batch, classes] that lies where the loss uses it.
+    """A tensor [time, batch, classes] mapped as the loss uses it.
 
     Source: popnn::ctc::createDataInput.
     """
@@ -43,7 +43,7 @@ def create_data_input(
 def create_labels_input(
     graph: Graph, dtype: Any, batch_size: int, max_label_length: int, name: str = "ctc_labels"
 ) -> Tensor:
-    """A tensor [batch, length] that lies where the loss uses it.
+    """A tensor [batch, length] mapped as the loss uses it.
 
     Source: popnn::ctc::createLabelsInput.
     """
@@ -81,8 +81,8 @@ def calc_ctc_loss(
         out_type: type of the result.
         log_probs: logarithms of probabilities [time, batch, classes].
         labels: classes other than the blank, integers [batch, length].
-        data_lengths: time steps that count, integers [batch], at most `time`.
-        label_lengths: symbols that count, integers [batch], at most `length`.
+        data_lengths: valid time steps, integers [batch], at most `time`.
+        label_lengths: valid symbols, integers [batch], at most `length`.
         prog: program the steps are added to.
         blank_class: the class of no symbol.
         name: debug name.
@@ -91,7 +91,7 @@ def calc_ctc_loss(
         A new tensor [batch], infinity where no path spells the label.
 
     Raises:
-        GraphError: tensors that do not go together, or a blank beyond the classes.
+        GraphError: tensors that do not match, or a blank out of the range of the classes.
 
     Source: popnn::ctc::calcCTCLossLogProbabilities.
     """

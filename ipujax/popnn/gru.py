@@ -35,7 +35,7 @@ class GruWeights(RecurrentWeights):
 
 
 def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] that lies where `gru_fwd` slices it.
+    """A tensor [steps, batch, in] mapped as `gru_fwd` slices it.
 
     Source: popnn::gru::createInput.
     """
@@ -43,7 +43,7 @@ def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor
 
 
 def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -> Tensor:
-    """A tensor [batch, out] that lies where `gru_fwd` uses it, not yet written.
+    """A tensor [batch, out] mapped as `gru_fwd` uses it, not yet written.
 
     Source: popnn::gru::createInitialState.
     """
@@ -56,7 +56,7 @@ def zero_initial_state(graph: Graph, state: Tensor, prog: Program, name: str = "
 
 
 def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> GruWeights:
-    """The parameters of a layer, which lie where `gru_fwd` uses them, not yet written.
+    """The parameters of a layer, mapped as `gru_fwd` uses them, not yet written.
 
     Source: popnn::gru::createWeights.
     """
@@ -90,7 +90,7 @@ def gru_fwd(
         weights: the layer's parameters.
         prog: program the steps are added to.
         name: debug name.
-        keep_intermediates: also return what the backward pass needs.
+        keep_intermediates: also return the intermediates for the backward pass.
         pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
             products [steps, batch, 3, out] take memory.
 
@@ -99,7 +99,7 @@ def gru_fwd(
         [4 or 5, steps, batch, out] or None.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruFwd.
     """
@@ -137,10 +137,10 @@ def gru_bwd(
 
     Returns:
         Gradients of the initial output; of the input [steps, batch, in], or None if the layer is to calculate none; and
-        of what goes into the non-linearities of the units, [3, steps, batch, out], for `gru_wu`.
+        of the operands of the units' non-linearities, [3, steps, batch, out], for `gru_wu`.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruBwd.
     """
@@ -167,7 +167,7 @@ def gru_wu(
     output: Tensor,
     name: str = "gru_wu",
 ) -> GruWeights:
-    """Gradients of the weights, from what both passes left.
+    """Gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -185,7 +185,7 @@ def gru_wu(
         New tensors of the shapes of the weights.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruWU.
     """

@@ -26,13 +26,13 @@ from ipujax.runtime.tensor import Tensor, concat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LstmState:
-    """What goes from step to step, or its gradients: output and cell state, each [batch, out]."""
+    """The recurrent state, or its gradients: output and cell state, each [batch, out]."""
 
     output: Tensor
     cell_state: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """Both of an initial state, by what errors call them."""
+        """Both tensors of an initial state, by their names in errors."""
         return {"initial output": self.output, "initial cell state": self.cell_state}
 
 
@@ -43,7 +43,7 @@ class LstmWeights(RecurrentWeights):
 
 
 def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] that lies where `lstm_fwd` slices it.
+    """A tensor [steps, batch, in] mapped as `lstm_fwd` slices it.
 
     Source: popnn::lstm::createInput.
     """
@@ -51,7 +51,7 @@ def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tenso
 
 
 def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") -> LstmState:
-    """Two tensors [batch, out] that lie where `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
+    """Two tensors [batch, out] mapped as `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
 
     Source: popnn::lstm::createInitialState.
     """
@@ -68,7 +68,7 @@ def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str 
 
 
 def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> LstmWeights:
-    """The parameters of a layer, which lie where `lstm_fwd` uses them, not yet written.
+    """The parameters of a layer, mapped as `lstm_fwd` uses them, not yet written.
 
     Source: popnn::lstm::createWeights.
     """
@@ -103,7 +103,7 @@ def lstm_fwd(
         weights: the layer's parameters.
         x: [steps, batch, in].
         name: debug name.
-        keep_intermediates: also return what the backward pass needs.
+        keep_intermediates: also return the intermediates for the backward pass.
         pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
             products [steps, batch, 4, out] take memory.
 
@@ -112,7 +112,7 @@ def lstm_fwd(
         the intermediates [6, steps, batch, out] or None.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmFwd.
     """
@@ -152,10 +152,10 @@ def lstm_bwd(
 
     Returns:
         Gradients of the initial state; of the input [steps, batch, in], or None if the layer is to calculate none; and
-        of what goes into the non-linearities of the units, [4, steps, batch, out], for `lstm_wu`.
+        of the operands of the units' non-linearities, [4, steps, batch, out], for `lstm_wu`.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmBwd.
     """
@@ -184,7 +184,7 @@ def lstm_wu(
     output: Tensor,
     name: str = "lstm_wu",
 ) -> LstmWeights:
-    """Gradients of the weights, from what both passes left.
+    """Gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -202,7 +202,7 @@ def lstm_wu(
         New tensors of the shapes of the weights.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmWU.
     """

@@ -27,7 +27,7 @@ NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.swish,
     "softmax": jax.nn.softmax,
 }
-# Those whose gradient is a function of their result, as popnn asks for; that of the others is one of their operand.
+# Gradients that are functions of the result, as in popnn; the others are functions of the operand.
 GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "sigmoid": lambda out, g: g * out * (1 - out),
     "hard_sigmoid": lambda out, g: jnp.where((out > 0) & (out < 1), g * 0.2, 0).astype(g.dtype),
@@ -87,7 +87,7 @@ def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Te
 
 
 def log_softmax(graph: Graph, x: Tensor, prog: Program, name: str = "log_softmax") -> Tensor:
-    """The logarithm of the softmax over the last dimension, taken without the softmax.
+    """The logarithm of the softmax over the last dimension, computed directly.
 
     Source: popnn::logSoftmax.
     """

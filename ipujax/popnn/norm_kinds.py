@@ -43,7 +43,7 @@ def group_norm_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Mean and inverse standard deviation [batch, groups] of groups of channels of each sample.
 
-    Arguments as of `Norm.statistics`; `num_groups` divides the channels.
+    Arguments as of `batch_norm_statistics`; `num_groups` divides the channels.
 
     Source: popnn::gn::groupNormStatistics.
     """
@@ -61,5 +61,5 @@ def group_norm(
     prog: Program,
     name: str = "group_norm",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `Norm.norm`; `num_groups` divides the channels."""
+    """As `batch_norm`; `num_groups` divides the channels."""
     return Norm("group", lambda channels: num_groups).norm(graph, x, gamma, beta, epsilon, prog, name)

@@ -10,7 +10,7 @@ channel, a layer one group of all. `gamma` and `beta` are [channels].
     dx = popnn.batch_norm_gradients(graph, whitened, dy, inverse, gamma, prog)
 
 Gradients go through the statistics, taken as those of the biased variance, and need the whitened activations:
-`*_whiten` makes them anew from the activations where they were not kept.
+`*_whiten` recomputes them from the activations where they were not kept.
 Half activations are computed in float and rounded once at the end.
 Source: popnn `BatchNorm.hpp`, `GroupNorm.hpp`, `InstanceNorm.hpp`, `LayerNorm.hpp`.
 Limits: groups are of neighbouring channels (`groupNormStridedChannelGrouping` is false); statistics are of one replica.
@@ -39,7 +39,7 @@ _WIDE = jnp.float32
 
 
 def create_norm_params(graph: Graph, x: Tensor, name: str = "norm") -> tuple[Tensor, Tensor]:
-    """Tensors `gamma` and `beta` for activations, spread over the tiles and not yet written.
+    """Tensors `gamma` and `beta` for activations, mapped linearly and not yet written.
 
     Source: poplin::createNormParams, popnn::bn::createBatchNormParams.
     """

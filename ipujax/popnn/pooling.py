@@ -60,7 +60,7 @@ def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
         total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
         if params.pooling_type == "sum":
             return total
-        # How many elements each window has is known now.
+        # The number of elements of each window is a constant.
         with jax.ensure_compile_time_eval():
             ones = jnp.ones((1, 1, *x.shape[2:]), jnp.float32)
             count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding)).astype(x.dtype)

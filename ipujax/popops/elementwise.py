@@ -93,14 +93,14 @@ TERNARY: dict[str, Callable[..., Any]] = {
     "select": lambda chosen, other, predicate: jnp.where(predicate, chosen, other),
 }
 OPERATIONS = UNARY | BINARY | TERNARY
-_MIXED = {"select": 2}  # how many of the operands, the first ones, must agree in type
-_NEW_TYPE = frozenset(  # results are BOOL, so that only BOOL operands could be overwritten by them
+_MIXED = {"select": 2}  # number of leading operands of one type
+_NEW_TYPE = frozenset(  # results are BOOL, so that there is no in-place form
     ("is_finite", "is_inf", "is_nan", "eq", "gt", "gteq", "lt", "lteq", "neq")
 )
 
 
 def _operation(name: str, *, in_place: bool) -> Operation:
-    """The function that a user calls for one row of the tables."""
+    """The user's function for one row of the tables."""
     fun = OPERATIONS[name]
     count = 1 if name in UNARY else 2 if name in BINARY else 3
 

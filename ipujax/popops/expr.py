@@ -61,7 +61,7 @@ class PlaceHolder(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expression):
-    """A number, which takes the type of what it meets."""
+    """A number, which takes the type of the other operands."""
 
     value: Any
 

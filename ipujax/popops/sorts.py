@@ -21,19 +21,19 @@ SortOrder = Literal["none", "ascending", "descending"]
 
 
 def sort(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> Tensor:
-    """A tensor sorted along one dimension, rising."""
+    """Sorts a tensor along one dimension, ascending, into a new one."""
     return add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
 
 
 def sort_in_place(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> None:
-    """Sorts a tensor along one dimension, rising."""
+    """Sorts a tensor along one dimension, ascending, in place."""
     add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name, [x])
 
 
 def sort_key_value(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> tuple[Tensor, Tensor]:
-    """Keys sorted along one dimension, rising, and the values that go with them, both new.
+    """Sorts keys along one dimension, ascending, and their values with them, into new tensors.
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
@@ -43,7 +43,7 @@ def sort_key_value(
 def sort_key_value_in_place(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> None:
-    """Sorts keys along one dimension, rising, and the values with them; the two must not overlap."""
+    """Sorts keys along one dimension, ascending, and their values with them, in place; the two must not overlap."""
     add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name, [keys, values])
 
 
@@ -57,7 +57,7 @@ def top_k(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, elements along the last dimension, and where they are.
+    """The k largest, or smallest, elements along the last dimension, and their indices.
 
     Args:
         graph: graph to add to.
@@ -72,7 +72,7 @@ def top_k(
         Values [..., k], and their UNSIGNED_INT indices; of equal ones those of least index.
 
     Raises:
-        GraphError: more than there are, or an order that is none.
+        GraphError: `k` out of range, or an unknown order.
 
     Source: popops::topKWithPermutation with TopKParams(k, largest, sortOrder).
     """
@@ -91,7 +91,7 @@ def top_k_key_value(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, keys along the last dimension, and the values that go with them.
+    """The k largest, or smallest, keys along the last dimension, and their values.
 
     Arguments as of `top_k`; `values` has the shape of `keys`.
 

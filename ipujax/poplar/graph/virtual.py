@@ -1,7 +1,7 @@
 """Virtual graphs: a view of a graph that has some of its tiles, numbered from 0.
 
-Everything that is added to a virtual graph is added to its parent, on the parent's tiles. Of what the parent has, the
-virtual graph sees the variables that lie wholly on its tiles. Programs are compiled for the top-level graph.
+Additions to a virtual graph go to its parent, on the parent's tiles. The virtual graph sees the parent's variables that
+lie wholly on its tiles. Programs are compiled for the top-level graph.
 
 Source: Poplar & PopLibs user guide, "Virtual graphs".
 Limits: a virtual graph has equally many tiles of each IPU, those of one IPU next to one another.
@@ -61,10 +61,10 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
 
 
 def virtual_target(target: Target, tiles: np.ndarray) -> Target:
-    """The machine of some tiles of another.
+    """The target with a subset of another's tiles.
 
     Raises:
-        GraphError: if there are not equally many of each IPU, those of one next to one another.
+        GraphError: unless every IPU has equally many tiles, listed IPU by IPU.
     """
     ipus = tiles // target.tiles_per_ipu
     num_ipus = len(np.unique(ipus))
@@ -79,7 +79,7 @@ def virtual_target(target: Target, tiles: np.ndarray) -> Target:
 
 
 class _VirtualMappings(Mapping[Variable, TileMapping]):
-    """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
+    """The parent's mappings that lie wholly on the tiles of a virtual graph, in its tile numbers."""
 
     def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
         self._parent, self._inverse = parent, inverse
@@ -167,10 +167,10 @@ class _VirtualGroups(GroupTable):
 
 
 class VirtualBase(GraphBase):
-    """What makes a graph a view of another with some of its tiles.
+    """Base of graphs that are views of another with some of its tiles.
 
     Args:
-        parent: the graph it is a part of.
+        parent: the graph that it is a view of.
         tiles: the parent's number of each of its tiles, int32[n].
     """
 
