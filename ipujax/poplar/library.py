@@ -6,13 +6,14 @@ Codelets here need no loading, so that operations work without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipujax.lowering.emit import emit, placing
 from ipujax.lowering.poputil import add_like
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 
@@ -49,6 +50,23 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
     if len(set(types)) > 1:
         hint = "popops.cast"
         raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
+
+
+def known(kind: str, table: Mapping[str, Any], what: str) -> Any:
+    """The entry of a table of kinds.
+
+    Args:
+        kind: its key.
+        table: entries by key.
+        what: what an entry is, for the error.
+
+    Raises:
+        GraphError: no such entry.
+    """
+    if kind not in table:
+        expected, hint = f"one of {', '.join(table)}", nearest(kind, table)
+        raise GraphError(f"no {what} {kind!r}", where=user_line(), expected=expected, hint=hint)
+    return table[kind]
 
 
 def add(

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add
-from ipujax.popnn.non_linearity import known
+from ipujax.poplar.library import add, known
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor

@@ -6,15 +6,12 @@ Source: popnn `NonLinearityDef.hpp`, `NonLinearity.hpp`, `LogSoftmax.hpp`; formu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.library import add
-from ipujax.runtime.errors import GraphError
+from ipujax.poplar.library import add, known
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor
 
 # By PopLibs' names; softmax is over the last dimension, and its stable form the only one here.
@@ -35,18 +32,6 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "tanh": lambda out, g: g * (1 - out * out),
     "softmax": lambda out, g: out * (g - jnp.sum(g * out, axis=-1, keepdims=True)),
 }
-
-
-def known(kind: str, table: dict[str, Any], what: str) -> Any:
-    """The entry of a table of kinds.
-
-    Raises:
-        GraphError: no such entry.
-    """
-    if kind not in table:
-        expected = f"one of {', '.join(table)}"
-        raise GraphError(f"no {what} {kind!r}", expected=expected, hint=nearest(kind, table))
-    return table[kind]
 
 
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:

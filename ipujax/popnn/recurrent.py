@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.poplar.library import add
+from ipujax.poplar.library import add, known
 from ipujax.poplin.operands import where_used
-from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
+from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, add_new, same_type
+from ipujax.poplar.library import add, add_new, known, same_type
 from ipujax.popops.fills import MASKED_LABEL_CODE
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 UpdateComputation = Literal["replace", "add", "sub", "mul", "min", "max"]
@@ -108,9 +107,7 @@ def scatter(
 
     Source: popops::scatter; PopLibs takes a function for the combination, here it is one of those with a codelet.
     """
-    if update_computation not in _SCATTERS:
-        expected, hint = f"one of {', '.join(_SCATTERS)}", nearest(update_computation, _SCATTERS)
-        raise GraphError(f"{name}: no combination {update_computation!r}", expected=expected, hint=hint)
+    combine = known(update_computation, _SCATTERS, f"update_computation of {name}")
     _check_indices(name, indices, index_vector_dim)
     same_type(name, [operand, updates])
     numbers = lax.ScatterDimensionNumbers(
@@ -119,7 +116,7 @@ def scatter(
 
     def scattered(a: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
         places = _places_last(at, index_vector_dim)
-        return _SCATTERS[update_computation](a, places, new, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+        return combine(a, places, new, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
     add(graph, scattered, [operand, indices, updates], prog, name, [operand])
 

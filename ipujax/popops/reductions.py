@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, check_tensors
+from ipujax.poplar.library import add, check_tensors, known
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 Scale = float | Tensor
@@ -184,10 +183,7 @@ def reduce_many(
 
 def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
     check_tensors(name, x)
-    if operation not in _REDUCTIONS:
-        expected = f"one of {', '.join(_REDUCTIONS)}"
-        hint = nearest(operation, _REDUCTIONS)
-        raise GraphError(f"{name}: no reduction {operation!r}", expected=expected, hint=hint)
+    known(operation, _REDUCTIONS, f"operation of {name}")
     if summing and operation not in _SUMS:
         expected = " or ".join(_SUMS)
         raise GraphError(f"{name}: only sums scale and update", expected=expected, got=operation)
