@@ -5,7 +5,7 @@ for each vertex; one of the field's own dimensions is the same for all vertices.
 written, with a row a vertex, or without if no array has rows.
 
 Under `ipu.jit` each row is a vertex on a tile, with the codelet's cycles and name; anywhere else plain JAX computes the
-same. `jax.vmap` makes more vertices of it. It is differentiable by the gradient that is given, and by nothing else.
+same. `jax.vmap` makes more vertices of it. It is differentiable only with a given gradient.
 Limits: no vector lists; no fields without elements.
 """
 
@@ -59,7 +59,7 @@ def codelet_call(
 
     Raises:
         ArgumentError: arrays that do not fit the fields, tiles that are not one a vertex, or unknown state.
-        GraphError: a codelet that returns something else than its fields hold, or an unfinished one.
+        GraphError: a codelet whose result does not match its fields, or an unfinished one.
     """
     (cls,) = codelets_in(codelet)
     operands = _operands(cls, arrays)
@@ -110,7 +110,7 @@ def _operands(cls: type[Vertex], arrays: Sequence[Any]) -> list[jax.Array]:
 
 
 def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, Any]) -> dict[str, Any]:
-    """The codelet of these shapes and this state, and what it writes."""
+    """The codelet of these shapes and this state, and the shapes and types of its results."""
     values = {field.attribute: field.default for field in state_fields(cls)}
     for name, value in state.items():
         if name not in values or np.shape(value) != ():
@@ -130,7 +130,7 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
 
 
 def _held(cls: type[Vertex], name: str, value: Any) -> Any:
-    """The value of a state, if its type holds it."""
+    """The value of a state field, converted to its type."""
     (field,) = (field for field in state_fields(cls) if field.attribute == name)
     what = f"codelet_call of {cls.vertex_name}: state {name}"
     try:

@@ -1,13 +1,13 @@
 """poprand: tensors of random numbers, under PopLibs' names in snake_case.
 
-The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` tells several draws from
-one seed apart. Where PopLibs takes a reference tensor, the result has its shape and lies on tiles as it does; a shape
-may be given instead, and the result is then spread where it suits.
+The seed is a tensor of two UNSIGNED_INT elements, read when the program runs; `seed_modifier` distinguishes draws
+from one seed. Where PopLibs takes a reference tensor, the result has its shape and tile mapping; with a shape instead,
+the result gets a mapping of its own.
 
-What is drawn is a function of seed, modifier, shape, type and bounds alone, not of tile mappings: the numbers are those
-of JAX's threefry generator for that key, so that the same program draws the same on any machine, and any split of it.
+The numbers depend on seed, modifier, shape, type and bounds alone, not on tile mappings: they are those of JAX's
+threefry generator for that key, so that a program draws the same numbers on any target and with any split.
 Source: poprand `RandomGen.hpp`. Limits: PopLibs' numbers come from a generator in each tile, and depend on the mapping;
-there are no seeds of the hardware to be set or read.
+no seeds of the hardware.
 """
 
 from __future__ import annotations
@@ -40,32 +40,28 @@ def _draw(
     graph: Graph,
     seed: Tensor,
     seed_modifier: int,
+    reference: Reference,
+    dtype: Any,
     sample: Callable[..., jax.Array],
     prog: Program,
     name: str,
     operands: Sequence[Tensor] = (),
-    into: Sequence[Tensor] = (),
 ) -> Tensor:
+    """Adds `sample(key, size, *operands)`; a reference that is a tensor gives the result its tile mapping too."""
     check_tensors(name, seed)
     if seed.size != 2 or seed.dtype != np.uint32:
         got = f"{dtype_name(seed.dtype)}{list(seed.shape)}"
         raise GraphError(f"{name}: this is no seed", expected="uint32[2]", got=got)
     if not isinstance(seed_modifier, int | np.integer) or not 0 <= seed_modifier < 2**32:
         raise GraphError(f"{name}: seed_modifier", expected="an integer from 0 to 2**32 - 1", got=seed_modifier)
+    size = reference.shape if isinstance(reference, Tensor) else tuple(reference)
 
     def drawn(words: jax.Array, *arrays: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(words.reshape(2), impl="threefry2x32")
-        return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), *arrays)
+        return sample(jax.random.fold_in(key, np.uint32(seed_modifier)), size, *arrays)
 
-    result: Tensor = add(graph, drawn, [seed, *operands], prog, name, into)
-    return result
-
-
-def _placed(graph: Graph, reference: Reference, dtype: Any, name: str) -> tuple[tuple[int, ...], list[Tensor]]:
-    """The shape of the result, and a variable for it if a tensor says where it lies."""
-    if isinstance(reference, Tensor):
-        return reference.shape, [clone(graph, reference, name, np.dtype(dtype))]
-    return tuple(reference), []
+    into = [clone(graph, reference, name, np.dtype(dtype))] if isinstance(reference, Tensor) else []
+    return add(graph, drawn, [seed, *operands], prog, name, into)
 
 
 def _check_probability(name: str, probability: float) -> None:
@@ -94,12 +90,12 @@ def uniform(
     prog: Program,
     name: str = "uniform",
 ) -> Tensor:
-    """Numbers evenly between two bounds; integers include both, floats the lower.
+    """Uniformly distributed numbers; integers include both bounds, floats the lower.
 
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         reference: tensor whose shape and tile mapping the result gets, or a shape.
         dtype: FLOAT, HALF or INT.
         low: least value.
@@ -111,7 +107,7 @@ def uniform(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed, or bounds in the wrong order or beyond the type.
+        GraphError: an invalid seed, or bounds in the wrong order or out of the range of the type.
     """
     dtype = np.dtype(dtype)
     if not low <= high:
@@ -120,18 +116,17 @@ def uniform(
         held(np.array([low, high]), dtype, f"{name}: bounds")
     else:
         _check_floats(name, dtype)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         if dtype.kind in "iu":
             return _integers(key, size, int(low), int(high), dtype)
         return jax.random.uniform(key, size, dtype, low, high)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def _integers(key: jax.Array, size: tuple[int, ...], low: int, high: int, dtype: np.dtype) -> jax.Array:
-    """Integers from `low` to `high`, both included; one past `high` need not be of the type."""
+    """Integers from `low` to `high`, both included; `high + 1` may overflow the type."""
     limits = np.iinfo(dtype)
     if high < limits.max:
         return jax.random.randint(key, size, low, high + 1, dtype)
@@ -154,16 +149,15 @@ def normal(
     """Normally distributed numbers; arguments as of `uniform`.
 
     Raises:
-        GraphError: something that is no seed, no type of floats, or a negative deviation.
+        GraphError: an invalid seed, a type that is no float, or a negative deviation.
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return (mean + std_dev * jax.random.normal(key, size, _WIDE)).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def truncated_normal(
@@ -181,18 +175,17 @@ def truncated_normal(
     """Normally distributed numbers within `alpha` standard deviations of the mean; arguments as of `uniform`.
 
     Raises:
-        GraphError: as `normal`, or an `alpha` that leaves no room.
+        GraphError: as `normal`, or an `alpha` that is not positive.
     """
     _check_floats(name, dtype)
     _check_deviation(name, std_dev)
     if not alpha > 0:
         raise GraphError(f"{name}: alpha", expected="more than 0", got=alpha)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return (mean + std_dev * jax.random.truncated_normal(key, -alpha, alpha, size, _WIDE)).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def bernoulli(
@@ -205,15 +198,13 @@ def bernoulli(
     prog: Program,
     name: str = "bernoulli",
 ) -> Tensor:
-    """Ones with a probability, and zeros; arguments as of `uniform`."""
-
+    """Ones with a given probability, else zeros; arguments as of `uniform`."""
     _check_probability(name, probability)
-    size, into = _placed(graph, reference, dtype, name)
 
-    def sample(key: jax.Array) -> jax.Array:
+    def sample(key: jax.Array, size: tuple[int, ...]) -> jax.Array:
         return jax.random.bernoulli(key, probability, size).astype(dtype)
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, (), into)
+    return _draw(graph, seed, seed_modifier, reference, dtype, sample, prog, name)
 
 
 def dropout(
@@ -231,10 +222,10 @@ def dropout(
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         x: the tensor.
         keep_probability: of each element.
-        scale: usually one by that probability.
+        scale: usually 1 / `keep_probability`.
         prog: program the steps are added to.
         name: debug name.
 
@@ -242,7 +233,7 @@ def dropout(
         A new tensor.
 
     Raises:
-        GraphError: something that is no seed, or no probability.
+        GraphError: an invalid seed or probability.
 
     Source: poprand::dropout, which also takes a reference for the layout of its draw.
     """
@@ -265,11 +256,11 @@ def shaped_dropout(
     Args:
         graph: graph to add to.
         seed: UNSIGNED_INT [2].
-        seed_modifier: tells draws from one seed apart.
+        seed_modifier: distinguishes draws from one seed.
         x: the tensor.
         reference: a tensor of, or just, a shape that broadcasts to that of `x`.
         keep_probability: of each draw.
-        scale: what kept elements are multiplied by.
+        scale: factor of the kept elements.
         prog: program the steps are added to.
         name: debug name.
 
@@ -298,11 +289,11 @@ def _dropped(
 ) -> Tensor:
     _check_probability(name, keep_probability)
 
-    def sample(key: jax.Array, a: jax.Array) -> jax.Array:
-        kept = jax.random.bernoulli(key, keep_probability, shape)
+    def sample(key: jax.Array, size: tuple[int, ...], a: jax.Array) -> jax.Array:
+        kept = jax.random.bernoulli(key, keep_probability, size)
         return jnp.where(kept, a * jnp.asarray(scale, a.dtype), jnp.zeros((), a.dtype))
 
-    return _draw(graph, seed, seed_modifier, sample, prog, name, [x])
+    return _draw(graph, seed, seed_modifier, shape, x.dtype, sample, prog, name, [x])
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""poputil: helpers to place tensors on tiles and to bring them to one shape, under PopLibs' names in snake_case.
+"""poputil: tile mapping and broadcasting of tensors, under PopLibs' names in snake_case.
 
 Source: poputil `TileMapping.hpp`, `Broadcast.hpp`, `Util.hpp`.
 """
@@ -34,13 +34,13 @@ add_codelets = registrar("poputil")
 def map_tensor_linearly(
     graph: PoplarGraph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
 ) -> None:
-    """Spreads the elements of a tensor over the tiles, in row-major order, wherever they lay before.
+    """Maps the elements of a tensor to the tiles linearly, in row-major order.
 
     Args:
         graph: graph of the tensor.
         x: the tensor.
         min_elements_per_tile: fewest elements a tile gets, unless there are fewer in all; 128 bytes of them when None.
-        grain_size: elements that are not parted; those of a vector of the machine when None.
+        grain_size: elements that stay together; those of a vector of the machine when None.
 
     Raises:
         GraphError: something that is no tensor, or numbers below 1.
@@ -55,7 +55,7 @@ def map_tensor_linearly(
 def calc_linear_tile_mapping(
     graph: Graph, x: Tensor, min_elements_per_tile: int | None = None, grain_size: int | None = None
 ) -> list[list[tuple[int, int]]]:
-    """For each tile the `(begin, end)` intervals of flat elements that spreading a tensor of this size gives it.
+    """The linear mapping of a tensor: for each tile the `(begin, end)` intervals of flat elements.
 
     Arguments as of `map_tensor_linearly`.
 
@@ -82,7 +82,7 @@ def _linear(graph: Graph, size: int, dtype: Any, least: int | None, grain: int |
 
 
 def get_tile_imbalance(graph: Graph, x: Tensor) -> int:
-    """Elements of the fullest tile beyond an even share of a tensor's variables.
+    """Elements on the fullest tile in excess of an even share of a tensor's variables.
 
     Raises:
         GraphError: a variable that lies on no tile.
@@ -111,7 +111,7 @@ def broadcast_to_match(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def can_broadcast_to_match(*tensors: Tensor) -> bool:
-    """Whether `broadcast_to_match` brings tensors to one shape."""
+    """Whether tensors broadcast to one shape."""
     try:
         np.broadcast_shapes(*(x.shape for x in tensors))
     except ValueError:
@@ -120,7 +120,7 @@ def can_broadcast_to_match(*tensors: Tensor) -> bool:
 
 
 def clone(graph: Graph, x: Tensor, name: str = "clone", dtype: Any = None) -> Tensor:
-    """A new variable of a tensor's shape that lies on tiles as the tensor does, of another type if one is given.
+    """A new variable with the shape and tile mapping of a tensor, and its type or another.
 
     Raises:
         MappingError: an element of the tensor lies on no tile.
@@ -134,7 +134,7 @@ def clone(graph: Graph, x: Tensor, name: str = "clone", dtype: Any = None) -> Te
 
 
 def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -> Tensor:
-    """A copy of a tensor in a new variable, which lies on tiles as the tensor does.
+    """A copy of a tensor in a new variable with the same tile mapping.
 
     Source: poputil::duplicate.
     """

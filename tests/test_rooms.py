@@ -123,10 +123,10 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
-    "ipujax.poplar.library": "lowering.emit lowering.poputil runtime.graph runtime.tensor",
+    "ipujax.poplar.library": "lowering.emit lowering.poputil runtime.graph runtime.target runtime.tensor",
     "ipujax.popops": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
-        " lowering.poputil runtime.graph runtime.target runtime.tensor"
+        " lowering.poputil runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
         "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.poputil"
@@ -134,7 +134,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popnn": (
         "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.poputil"
-        " runtime.graph runtime.target runtime.tensor"
+        " runtime.graph runtime.tensor"
     ),
     "ipujax.poputil": (
         "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.poputil runtime.graph"

@@ -1,7 +1,7 @@
-"""What graphs are given of types, shapes and values: checked, in one form.
+"""Checks and normalises the types, shapes and values that users give to graphs.
 
-Input: what a user gave. Output: a dtype and a tuple of sizes, or an array of a shape. What makes no sense is an error,
-and so is a value that a type does not hold: nothing is cut off, only rounded.
+Input: a user's values. Output: a dtype and a tuple of sizes, or an array of a shape. Invalid input is an error, and so
+is a value out of the range of a type: values are rounded, never truncated or wrapped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def type_and_shape(a: Any, b: Any, name: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.ndarray:
-    """An array of a shape, from one value for all elements or one for each."""
+    """An array of a shape, from one value for all elements or one value an element."""
     array = held(values, dtype, f"values of {what}")
     if array.size == 1:
         return np.full(shape, array.reshape(())[()], dtype)
@@ -47,15 +47,15 @@ def filled(values: Any, shape: tuple[int, ...], dtype: Any, what: str) -> np.nda
 
 
 def held(values: Any, dtype: Any, what: str) -> np.ndarray:
-    """Values as an array of a type that holds them: fractions of floats may be rounded, nothing else may change.
+    """Converts values to a type that can represent them; floats may be rounded, anything else must be exact.
 
     Args:
         values: a number, or an array or nested list of them.
         dtype: the type.
-        what: how messages call the values.
+        what: name of the values in error messages.
 
     Raises:
-        GraphError: no numbers, or numbers that the type does not hold.
+        GraphError: values that are not numbers, or that the type cannot represent.
     """
     try:
         given = np.asarray(values)

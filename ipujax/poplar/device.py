@@ -49,7 +49,7 @@ class Target(RuntimeTarget):
         return _rebuild, (self._values() | {"sources": dict(self.sources)},)
 
     def get_target_type(self) -> str:
-        """What kind of device it is, "CPU" or "IPU_MODEL"."""
+        """The kind of device, "CPU" or "IPU_MODEL"."""
         return "CPU" if self.name == "cpu" else "IPU_MODEL"
 
     def get_target_arch_string(self) -> str:
@@ -127,7 +127,7 @@ class Device:
 
     @property
     def is_attached(self) -> bool:
-        """Whether `attach` was called and `detach` was not."""
+        """Whether the device is attached."""
         return self._attached
 
     def get_target(self) -> Target:
@@ -139,14 +139,14 @@ class Device:
         return self._id
 
     def attach(self) -> bool:
-        """Takes the device for this program; False when it is taken already."""
+        """Attaches to the device; False if it is attached already."""
         if self._attached:
             return False
         self._attached = True
         return True
 
     def detach(self) -> None:
-        """Gives the device back."""
+        """Releases the device."""
         self._attached = False
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Device:
 
 @dataclass(slots=True)
 class IPUModel:
-    """What `create_device` is to make: fill in the fields, or name them.
+    """A configuration of modelled IPUs, from which `create_device` makes a device.
 
     Args:
         ipu_version: "ipu1" (GC2, Mk1), "ipu2" (GC200, Mk2) or "ipu21" (Bow), or a preset's own name.
@@ -176,7 +176,7 @@ class IPUModel:
         """A device of this model.
 
         Raises:
-            TargetError: for an unknown version, or a number that makes no sense.
+            TargetError: for an unknown version, or an invalid number.
         """
         if self.ipu_version not in _ARCHS:
             hint = nearest(self.ipu_version, _ARCHS)
@@ -192,7 +192,7 @@ class IPUModel:
 
 
 class DeviceManager:
-    """Lists the devices there are: a model of each known machine.
+    """Lists the available devices: a model of each known machine.
 
     Args:
         num_ipus: IPUs of each.
@@ -206,11 +206,11 @@ class DeviceManager:
 
     @staticmethod
     def create_device_manager(num_ipus: int = 1) -> DeviceManager:
-        """Poplar's way to make one."""
+        """A device manager, under Poplar's name of the constructor."""
         return DeviceManager(num_ipus)
 
     def get_num_devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self._devices)
 
     def get_devices(self, target_type: str | None = None, num_ipus: int | None = None) -> tuple[Device, ...]:
@@ -228,7 +228,7 @@ class DeviceManager:
         )
 
     def acquire_available_device(self, num_ipus: int = 1) -> Device:
-        """Attaches to the first device with so many IPUs that is not taken.
+        """Attaches to the first free device with this number of IPUs.
 
         Raises:
             TargetError: if there is none.
@@ -244,7 +244,7 @@ class DeviceManager:
         """The device of a number.
 
         Raises:
-            TargetError: for a number no device has.
+            TargetError: for a number out of range.
         """
         if not 0 <= device_id < len(self._devices):
             raise TargetError(f"no device {device_id}", expected=f"0 … {len(self._devices) - 1}")

@@ -1,4 +1,4 @@
-"""What the op libraries share: registration with a graph, and the checks of operands a user passes.
+"""Shared by the op libraries: registration with a graph, and checks of operands.
 
 Each library's `add_codelets(graph)` notes its name in `graph.libraries`, as a Poplar program does before it uses one.
 Codelets here need no loading, so that operations work without it.
@@ -6,13 +6,14 @@ Codelets here need no loading, so that operations work without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipujax.lowering.emit import emit, placing
 from ipujax.lowering.poputil import add_like
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 
@@ -27,7 +28,7 @@ def registrar(library: str) -> Callable[[Graph], None]:
 
 
 def check_tensors(name: str, *operands: Any) -> None:
-    """Refuses operands that are no tensors.
+    """Checks that all operands are tensors.
 
     Raises:
         GraphError: naming the first.
@@ -39,7 +40,7 @@ def check_tensors(name: str, *operands: Any) -> None:
 
 
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:
-    """Refuses operands of different types: Poplar converts nothing by itself.
+    """Checks that operands have one type: Poplar does not convert implicitly.
 
     Raises:
         GraphError: naming the types, or an operand that is no tensor.
@@ -51,6 +52,23 @@ def same_type(name: str, tensors: Sequence[Tensor]) -> None:
         raise GraphError(f"{name}: operands differ in type", where=user_line(), got=", ".join(types), hint=hint)
 
 
+def known(kind: str, table: Mapping[str, Any], what: str) -> Any:
+    """The entry of a table of kinds.
+
+    Args:
+        kind: its key.
+        table: entries by key.
+        what: what an entry is, for the error.
+
+    Raises:
+        GraphError: no such entry.
+    """
+    if kind not in table:
+        expected, hint = f"one of {', '.join(table)}", nearest(kind, table)
+        raise GraphError(f"no {what} {kind!r}", where=user_line(), expected=expected, hint=hint)
+    return table[kind]
+
+
 def add(
     graph: Graph,
     fun: Callable[..., Any],
@@ -59,10 +77,10 @@ def add(
     name: str,
     into: Sequence[Tensor | None] = (),
 ) -> Any:
-    """Adds what a function of the operands computes, see `lowering.emit`; shapes that do not fit are the user's fault.
+    """Adds the operations of a JAX function of the operands; see `lowering.emit`.
 
     Raises:
-        GraphError: operands that are no tensors, lie on no tile, or are of shapes the function does not take.
+        GraphError: operands that are no tensors, have no tile mapping, or have shapes that the function rejects.
     """
     check_tensors(name, *operands)
     if not isinstance(graph, Graph) or not isinstance(prog, Program):
@@ -76,7 +94,7 @@ def add(
 
 
 def add_new(graph: Graph, fun: Callable[..., Any], operands: Sequence[Tensor], prog: Program, name: str) -> Tensor:
-    """As `add`, for one result that is no view of an operand: what is written to the operand later is not seen in it.
+    """As `add`, for one result that never aliases an operand.
 
     Raises:
         GraphError: as `add`.

@@ -2,8 +2,8 @@
 
     Sequence(a, b)  Repeat(10, body)  If(flag, then, otherwise)  Copy(stream, tensor)  PrintTensor("v1", v1) …
 
-Tensors of equal size and dtype can be copied whatever their shapes, in row-major order, as in Poplar. What the host
-does in a program (printing, aborting) is a stream to the host: the profile shows it as a host exchange.
+Tensors of equal size and dtype can be copied whatever their shapes, in row-major order, as in Poplar. Host
+actions of a program (printing, aborting) are streams to the host: the profile shows them as host exchanges.
 Source: Poplar & PopLibs user guide, tutorials 1 to 3 and "Program structure"; names from poplar/Program.hpp.
 Limits: predicates are single BOOL elements.
 """
@@ -38,10 +38,10 @@ Place = Tensor | DataStream | RemoteBuffer
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrintStream(HostStream):
-    """Where `PrintTensor` sends a tensor: the host prints it under a title.
+    """The stream of a `PrintTensor`: the host prints the tensor under a title.
 
     Args:
-        title: what stands before the tensor.
+        title: printed before the tensor.
         replicated: whether dimension 0 counts replicas.
     """
 
@@ -51,11 +51,11 @@ class PrintStream(HostStream):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AbortStream(HostStream):
-    """Where a program sends what may end it: a flag, or what an unconditional error shows.
+    """The stream of an `AbortOn` (a flag) or an `ErrorProgram` (the tensor to show).
 
     Args:
-        message: what went wrong.
-        is_flag: whether the value says if it went wrong; otherwise it did, and the value is shown.
+        message: the error message.
+        is_flag: whether the value is the flag of an `AbortOn`; otherwise the run always ends and the value is shown.
         where: the user's line.
         replicated: whether dimension 0 counts replicas.
     """
@@ -118,9 +118,9 @@ def CrossReplicaCopy(
     """Copies a tensor of each replica to a tensor of others.
 
     Args:
-        source: what is sent.
-        destination: where it goes, in the replicas that receive; those that do not keep what they hold.
-        replica_map: for a replica that sends, the one that receives; or pairs of them, where one sends to several.
+        source: the tensor to send.
+        destination: written in the receiving replicas, unchanged in the others.
+        replica_map: receiver of each sender; or pairs of both, where one sends to several.
         name: debug name.
 
     Raises:
@@ -161,7 +161,7 @@ def _channel(stream: DataStream, tensor: Tensor, direction: str, origin: Origin)
 def _remote(
     buffer: RemoteBuffer, tensor: Tensor, offset: Tensor | None, origin: Origin
 ) -> tuple[Tensor, Tensor | None]:
-    """The tensor as rows of a remote buffer, and the numbers of the rows."""
+    """The tensor as rows of a remote buffer, and the row numbers."""
     rows = buffer.repeats if offset is None else offset.size
     if tensor.size != rows * buffer.num_elements or tensor.dtype != buffer.dtype:
         what = f"copy joins {rows} rows of remote buffer {buffer.handle} and a tensor of another size or type"
@@ -265,7 +265,7 @@ def ErrorProgram(message: str, tensor: Tensor) -> Program:
 
 
 def _items(pairs: Any) -> Any:
-    """The pairs of a dict, or those that are given as they are."""
+    """The items of a mapping; pairs stay as they are."""
     return pairs.items() if isinstance(pairs, Mapping) else pairs
 
 

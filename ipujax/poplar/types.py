@@ -1,4 +1,4 @@
-"""Poplar's data types, and what a graph knows of memory outside the device: streams and remote buffers.
+"""Poplar's data types, and handles of memory outside the device: streams and remote buffers.
 
 A type is a numpy dtype, so that it can be given wherever ipujax takes a dtype.
 Source: Poplar & PopLibs user guide, "Using the Poplar library" and "Data streams and remote buffers".
@@ -33,7 +33,7 @@ StreamDirection = Literal["host_to_device", "device_to_host"]
 
 
 class ReplicatedStreamMode(Enum):
-    """What a stream to the device brings the replicas of a graph: each its own data, or all the same."""
+    """Whether the replicas of a graph receive separate data from a stream, or all the same."""
 
     REPLICATE = "replicate"
     BROADCAST = "broadcast"
@@ -63,12 +63,12 @@ class DataStream:
 
     @property
     def is_by_replica(self) -> bool:
-        """Whether each of several replicas has data of its own."""
+        """Whether each of several replicas has separate data."""
         return self.replicas > 1 and not self.host.broadcast
 
     @property
     def replication_mode(self) -> ReplicatedStreamMode:
-        """What it brings the replicas."""
+        """The replication mode of the stream."""
         return ReplicatedStreamMode.BROADCAST if self.host.broadcast else ReplicatedStreamMode.REPLICATE
 
     @property
@@ -79,7 +79,7 @@ class DataStream:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteBuffer:
-    """Memory outside the IPU in which a program keeps data; made by `Graph.add_remote_buffer`.
+    """Memory outside the IPU; made by `Graph.add_remote_buffer`.
 
     Args:
         handle: its name.
@@ -87,7 +87,7 @@ class RemoteBuffer:
         num_elements: elements of one row.
         repeats: number of rows, each of which can be read and written by itself.
         origin: the user's line that added it.
-        replicas: replicas of the graph it was added to, each of which has one of its own.
+        replicas: replicas of the graph it was added to, each with a separate buffer.
 
     Attributes:
         remote: the runtime's memory.

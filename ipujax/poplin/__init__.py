@@ -2,7 +2,7 @@
 
     out = poplin.mat_mul(graph, a, b, prog, "MatMul")
 
-Operands lie on tiles already; `create_mat_mul_input_lhs` and its like make tensors that lie where the plan uses them.
+Operands need a tile mapping; `create_mat_mul_input_lhs` and its like map tensors as the plan uses them.
 Source: Poplar & PopLibs user guide, tutorial 4; names from poplin.
 """
 

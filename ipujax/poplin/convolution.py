@@ -91,7 +91,7 @@ class ConvParams:
         return lax.conv_general_dilated(x, kernels, **self.keywords())
 
     def keywords(self) -> dict[str, Any]:
-        """The parameters as the library's convolution takes them."""
+        """The parameters as keywords of the library's convolution."""
         rank = len(self.input_field_shape)
         ones, zeros, dims = (1,) * rank, (0,) * rank, tuple(range(rank + 2))
         return {
@@ -132,7 +132,7 @@ def convolution(
         A new tensor [batch, channels, field…].
 
     Raises:
-        GraphError: tensors that are not of the shapes of `params`, or lie on no tile.
+        GraphError: tensors without the shapes of `params`, or without a tile mapping.
     """
     weights = transposed_and_flipped(weights) if transpose_and_flip_weights else weights
     if x.shape != params.input_shape or weights.shape != params.weights_shape:
@@ -156,12 +156,12 @@ def _convolve(
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:
-    """An input tensor that lies where `convolution` uses it."""
+    """An input tensor mapped as `convolution` uses it."""
     return _conv_operand(graph, params, 0, name, options)
 
 
 def create_weights(graph: Graph, params: ConvParams, name: str = "weights", options: Options = None) -> Tensor:
-    """A weights tensor that lies where `convolution` uses it."""
+    """A weights tensor mapped as `convolution` uses it."""
     return _conv_operand(graph, params, 1, name, options)
 
 

@@ -19,10 +19,9 @@ from ipujax.runtime.tensor import Tensor
 
 
 def get_gradient_params(params: ConvParams) -> ConvParams:
-    """The convolution that takes gradients of the output of `params` to those of its input.
+    """The convolution that maps gradients of the output of `params` to gradients of its input.
 
-    Strides and dilations of the input change places, and a window of the forward pass is met from its other end: with a
-    kernel that reaches over k elements, `k - 1 - padding` zeros go around.
+    Strides and dilations of the input are swapped; a dilated kernel of k elements has padding `k - 1 - padding`.
 
     Source: poplin::getGradientParams.
     """
@@ -35,7 +34,7 @@ def get_gradient_params(params: ConvParams) -> ConvParams:
     out_field = params.output_shape[2:]
     outs = [(n - 1) * s + 1 for n, s in zip(out_field, strides, strict=True)]
     before = [k - 1 - low for k, low in zip(reaches, lower, strict=True)]
-    # What the last window left unread gets gradients of zero.
+    # Input elements after the last window have zero gradients.
     after = [n + k - 1 - o - b for n, k, o, b in zip(fields, reaches, outs, before, strict=True)]
     return ConvParams(
         params.dtype,
@@ -85,7 +84,7 @@ def calculate_weight_deltas(
         A new tensor [groups, out, in, kernel…].
 
     Raises:
-        GraphError: tensors that are not of the shapes of `params`.
+        GraphError: tensors without the shapes of `params`.
 
     Source: poplin::calculateWeightDeltas.
     """
@@ -99,8 +98,7 @@ def calculate_weight_deltas(
         (gradient,) = jax.linear_transpose(lambda w: params.convolve(x, w), weights)(z)
         return gradient
 
-    result: Tensor = add(graph, deltas, [z_deltas, activations], prog, name)
-    return result
+    return add(graph, deltas, [z_deltas, activations], prog, name)
 
 
 def convolution_weight_update(

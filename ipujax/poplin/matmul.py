@@ -43,7 +43,7 @@ def mat_mul(
         A new tensor [m, n].
 
     Raises:
-        GraphError: shapes that do not match, or an operand that lies on no tile.
+        GraphError: shapes that do not match, or an operand without a tile mapping.
     """
     _check_ranks(name, a, b, 2)
     grouped = mat_mul_grouped(
@@ -129,29 +129,19 @@ def _check_ranks(name: str, a: Tensor, b: Tensor, rank: int) -> None:
 def create_mat_mul_input_lhs(
     graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "lhs", options: Options = None
 ) -> Tensor:
-    """A matrix [m, k], or groups of them, that lies where `mat_mul` with one of `b_shape` uses it."""
+    """A matrix [m, k], or groups [g, m, k], mapped as `mat_mul` or `mat_mul_grouped` with one of `b_shape` uses it."""
     return _mat_mul_input(graph, dtype, (a_shape, b_shape), 0, name, options)
 
 
 def create_mat_mul_input_rhs(
     graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "rhs", options: Options = None
 ) -> Tensor:
-    """A matrix [k, n], or groups of them, that lies where `mat_mul` with one of `a_shape` uses it."""
+    """A matrix [k, n], or groups [g, k, n], mapped as `mat_mul` or `mat_mul_grouped` with one of `a_shape` uses it."""
     return _mat_mul_input(graph, dtype, (a_shape, b_shape), 1, name, options)
 
 
-def create_mat_mul_grouped_input_lhs(
-    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "lhs", options: Options = None
-) -> Tensor:
-    """Groups of matrices [g, m, k] that lie where `mat_mul_grouped` with one of `b_shape` uses them."""
-    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 0, name, options)
-
-
-def create_mat_mul_grouped_input_rhs(
-    graph: Graph, dtype: Any, a_shape: Sequence[int], b_shape: Sequence[int], name: str = "rhs", options: Options = None
-) -> Tensor:
-    """Groups of matrices [g, k, n] that lie where `mat_mul_grouped` with one of `a_shape` uses them."""
-    return _mat_mul_input(graph, dtype, (a_shape, b_shape), 1, name, options)
+create_mat_mul_grouped_input_lhs = create_mat_mul_input_lhs
+create_mat_mul_grouped_input_rhs = create_mat_mul_input_rhs
 
 
 def _mat_mul_input(

@@ -1,4 +1,4 @@
-"""Options of Poplar as keywords of the library, and operands that lie where an operation uses them."""
+"""Options of Poplar as keywords of the library, and operands mapped as an operation uses them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def where_used(
     which: Sequence[int],
     names: Sequence[str],
 ) -> list[Tensor]:
-    """New variables that lie as an operation would place them: tried on a graph of its own.
+    """New variables with the tile mapping that an operation gives its operands, found on a scratch graph.
 
     Args:
         graph: graph to add to.
         operands: shape and dtype of every operand of the operation.
-        build: adds the operation to a graph, on unplaced tensors.
+        build: adds the operation to a graph, on unmapped tensors.
         which: operands to make.
         names: debug name of each of those.
 
@@ -63,7 +63,7 @@ def where_used(
     made = []
     for number, name in zip(which, names, strict=True):
         shape, dtype = operands[number]
-        map_linearly(scratch, tried[number])  # where the operation is indifferent
+        map_linearly(scratch, tried[number])  # where the operation does not map it
         mapping = scratch.mappings[tried[number].variables()[0]]
         made.append(graph.add_variable(tuple(shape), np.dtype(dtype), name, mapping))
     return made

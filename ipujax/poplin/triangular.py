@@ -25,7 +25,7 @@ def triangular_mask(
     lower: bool = True,
     unit_diagonal: bool = False,
 ) -> Tensor:
-    """A matrix with zeros outside of one triangle.
+    """A matrix with zeros outside one triangle.
 
     Args:
         graph: graph to add to.
@@ -39,7 +39,7 @@ def triangular_mask(
         A new tensor [..., n, n].
 
     Raises:
-        GraphError: what is no square matrix.
+        GraphError: a matrix that is not square.
 
     Source: poplin::triangularMask.
     """
@@ -51,8 +51,7 @@ def triangular_mask(
         x = jnp.where(kept, x, jnp.zeros((), x.dtype))
         return jnp.where(row == column, jnp.ones((), x.dtype), x) if unit_diagonal else x
 
-    result: Tensor = add(graph, masked, [a], prog, name)
-    return result
+    return add(graph, masked, [a], prog, name)
 
 
 def triangular_solve(
@@ -80,15 +79,14 @@ def triangular_solve(
     def solve(x: jax.Array, y: jax.Array) -> jax.Array:
         return lax.linalg.triangular_solve(x, y, left_side=left_side, lower=lower, unit_diagonal=unit_diagonal)
 
-    result: Tensor = add(graph, solve, [a, b], prog, name)
-    return result
+    return add(graph, solve, [a, b], prog, name)
 
 
 def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, lower: bool = True) -> Tensor:
     """The Cholesky factor of symmetric positive definite matrices [..., n, n], as a lower or an upper triangle.
 
     Raises:
-        GraphError: what is no square matrix.
+        GraphError: a matrix that is not square.
 
     Source: poplin::cholesky.
     """
@@ -97,8 +95,7 @@ def cholesky(graph: Graph, a: Tensor, prog: Program, name: str = "cholesky", *, 
     def factor(x: jax.Array) -> jax.Array:
         return jnp.linalg.cholesky(x, upper=not lower)
 
-    result: Tensor = add(graph, factor, [a], prog, name)
-    return result
+    return add(graph, factor, [a], prog, name)
 
 
 def _check_square(name: str, a: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""popnn: what neural networks need beside linear algebra, under PopLibs' names in snake_case.
+"""popnn: operations of neural networks other than linear algebra, under PopLibs' names in snake_case.
 
 Non-linearities and their gradients, pooling, losses, normalisation; recurrent layers in `popnn.lstm` and `popnn.gru`,
 connectionist temporal classification in `popnn.ctc_loss`. All are compositions of operations of the other libraries.
@@ -7,15 +7,30 @@ Source: names from popnn.
 
 from ipujax.poplar.library import registrar as _registrar
 from ipujax.popnn import ctc_loss as ctc_loss, gru as gru, lstm as lstm
-from ipujax.popnn.batch_norm import (
+from ipujax.popnn.loss import (
+    LOSSES as LOSSES,
+    arg_max as arg_max,
+    arg_min as arg_min,
+    calc_accuracy as calc_accuracy,
+    calc_loss as calc_loss,
+    max_and_arg_max as max_and_arg_max,
+    min_and_arg_min as min_and_arg_min,
+)
+from ipujax.popnn.non_linearity import (
+    NON_LINEARITIES as NON_LINEARITIES,
+    log_softmax as log_softmax,
+    non_linearity as non_linearity,
+    non_linearity_in_place as non_linearity_in_place,
+    non_linearity_input_gradient as non_linearity_input_gradient,
+    softmax as softmax,
+)
+from ipujax.popnn.norm_kinds import (
     batch_norm as batch_norm,
     batch_norm_gradients as batch_norm_gradients,
     batch_norm_param_gradients as batch_norm_param_gradients,
     batch_norm_statistics as batch_norm_statistics,
     batch_norm_whiten as batch_norm_whiten,
     batch_normalise as batch_normalise,
-)
-from ipujax.popnn.group_norm import (
     group_norm as group_norm,
     group_norm_gradients as group_norm_gradients,
     group_norm_param_gradients as group_norm_param_gradients,
@@ -34,23 +49,6 @@ from ipujax.popnn.group_norm import (
     layer_norm_statistics as layer_norm_statistics,
     layer_norm_whiten as layer_norm_whiten,
     layer_normalise as layer_normalise,
-)
-from ipujax.popnn.loss import (
-    LOSSES as LOSSES,
-    arg_max as arg_max,
-    arg_min as arg_min,
-    calc_accuracy as calc_accuracy,
-    calc_loss as calc_loss,
-    max_and_arg_max as max_and_arg_max,
-    min_and_arg_min as min_and_arg_min,
-)
-from ipujax.popnn.non_linearity import (
-    NON_LINEARITIES as NON_LINEARITIES,
-    log_softmax as log_softmax,
-    non_linearity as non_linearity,
-    non_linearity_in_place as non_linearity_in_place,
-    non_linearity_input_gradient as non_linearity_input_gradient,
-    softmax as softmax,
 )
 from ipujax.popnn.norms import create_norm_params as create_norm_params, norm_param_update as norm_param_update
 from ipujax.popnn.pooling import PoolParams as PoolParams, pool as pool, pool_input_gradient as pool_input_gradient

@@ -1,20 +1,21 @@
 """Connectionist temporal classification: the loss of labels that are not aligned with the data, and its gradient.
 
-A path gives one class for every time step; it spells a label when repetitions and then blanks are taken out. The loss
-is the negative logarithm of the probability of all paths that spell the label. How it is found is in `ctc_paths`; its
+A path gives one class for every time step; it spells a label when repetitions and then blanks are removed. The loss
+is the negative logarithm of the probability of all paths that spell the label. The recursions are in `ctc_paths`; their
 loops over time are `Repeat`s of the control program, and logarithms are float whatever the data is.
 
     loss, gradient = ctc_loss.calc_loss_and_gradient_log_probabilities(
         graph, poplar.FLOAT, log_probs, labels, data_lengths, label_lengths, prog, blank_class=0)
 
-Shapes: data [time, batch, classes], labels [batch, length], lengths [batch]; entries beyond a sequence's lengths count
-for nothing. A label that no path of its data spells has the loss infinity and the gradient zero.
-Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; labels are not checked when it runs.
+Shapes: data [time, batch, classes], labels [batch, length], lengths [batch]; entries beyond a sequence's lengths are
+ignored. A label that no path of its data spells has the loss infinity and the gradient zero.
+Source: popnn `CTCLoss.hpp`; A. Graves et al., ICML 2006. Limits: no plan; labels are not checked at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def create_data_input(
     graph: Graph, dtype: Any, batch_size: int, max_time: int, num_classes: int, name: str = "ctc_data"
 ) -> Tensor:
-    """A tensor [time, batch, classes] that lies where the loss uses it.
+    """A tensor [time, batch, classes] mapped as the loss uses it.
 
     Source: popnn::ctc::createDataInput.
     """
@@ -42,7 +43,7 @@ def create_data_input(
 def create_labels_input(
     graph: Graph, dtype: Any, batch_size: int, max_label_length: int, name: str = "ctc_labels"
 ) -> Tensor:
-    """A tensor [batch, length] that lies where the loss uses it.
+    """A tensor [batch, length] mapped as the loss uses it.
 
     Source: popnn::ctc::createLabelsInput.
     """
@@ -80,8 +81,8 @@ def calc_ctc_loss(
         out_type: type of the result.
         log_probs: logarithms of probabilities [time, batch, classes].
         labels: classes other than the blank, integers [batch, length].
-        data_lengths: time steps that count, integers [batch], at most `time`.
-        label_lengths: symbols that count, integers [batch], at most `length`.
+        data_lengths: valid time steps, integers [batch], at most `time`.
+        label_lengths: valid symbols, integers [batch], at most `length`.
         prog: program the steps are added to.
         blank_class: the class of no symbol.
         name: debug name.
@@ -90,13 +91,12 @@ def calc_ctc_loss(
         A new tensor [batch], infinity where no path spells the label.
 
     Raises:
-        GraphError: tensors that do not go together, or a blank beyond the classes.
+        GraphError: tensors that do not match, or a blank out of the range of the classes.
 
     Source: popnn::ctc::calcCTCLossLogProbabilities.
     """
-    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
-    result: Tensor = add(graph, lambda *a: loss_of_paths(*a, blank=blank_class).astype(out_type), operands, prog, name)
-    return result
+    operands = [log_probs, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, loss_of_paths, operands, prog, blank_class, name)
 
 
 def calc_ctc_loss_logits(
@@ -114,13 +114,8 @@ def calc_ctc_loss_logits(
 
     Source: popnn::ctc::calcCTCLossLogits.
     """
-    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
-
-    def loss(x: jax.Array, *rest: jax.Array) -> jax.Array:
-        return loss_of_paths(_logs(x), *rest, blank=blank_class).astype(out_type)
-
-    result: Tensor = add(graph, loss, operands, prog, name)
-    return result
+    operands = [logits, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, _of_logits(loss_of_paths), operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_log_probabilities(
@@ -159,16 +154,9 @@ def calc_loss_and_gradient_log_probabilities(
 
     Source: popnn::ctc::calcLossAndGradientLogProbabilities, option includeSoftmaxGradient.
     """
-    operands = _check(name, log_probs, labels, data_lengths, label_lengths, blank_class)
-
-    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss, gradient = loss_and_gradient(
-            x, *rest, blank=blank_class, include_softmax_gradient=include_softmax_gradient
-        )
-        return loss.astype(out_type), gradient.astype(out_type)
-
-    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
-    return pair
+    function = partial(loss_and_gradient, include_softmax_gradient=include_softmax_gradient)
+    operands = [log_probs, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, function, operands, prog, blank_class, name)
 
 
 def calc_loss_and_gradient_logits(
@@ -186,25 +174,32 @@ def calc_loss_and_gradient_logits(
 
     Source: popnn::ctc::calcLossAndGradientLogits.
     """
-    operands = _check(name, logits, labels, data_lengths, label_lengths, blank_class)
-
-    def both(x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-        loss, gradient = loss_and_gradient(_logs(x), *rest, blank=blank_class, include_softmax_gradient=True)
-        return loss.astype(out_type), gradient.astype(out_type)
-
-    pair: tuple[Tensor, Tensor] = add(graph, both, operands, prog, name)
-    return pair
+    function = _of_logits(partial(loss_and_gradient, include_softmax_gradient=True))
+    operands = [logits, labels, data_lengths, label_lengths]
+    return _added(graph, out_type, function, operands, prog, blank_class, name)
 
 
-def _logs(x: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(x.astype(jnp.float32), -1)
+def _of_logits(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *rest, blank: function(jax.nn.log_softmax(x.astype(jnp.float32), -1), *rest, blank=blank)
 
 
-def _check(
-    name: str, data: Tensor, labels: Tensor, data_lengths: Tensor, label_lengths: Tensor, blank_class: int
-) -> list[Tensor]:
-    """The operands, if they go together."""
-    operands = [data, labels, data_lengths, label_lengths]
+def _added(
+    graph: Graph,
+    out_type: Any,
+    function: Callable[..., Any],
+    operands: Sequence[Tensor],
+    prog: Program,
+    blank: int,
+    name: str,
+) -> Any:
+    _check(name, operands, blank)
+    return add(
+        graph, lambda *a: jax.tree.map(lambda y: y.astype(out_type), function(*a, blank=blank)), operands, prog, name
+    )
+
+
+def _check(name: str, operands: Sequence[Tensor], blank_class: int) -> None:
+    data, labels, data_lengths, label_lengths = operands
     kinds = [np.dtype(t.dtype).kind for t in operands]
     got = ", ".join(f"{dtype_name(t.dtype)}{list(t.shape)}" for t in operands)
     if data.ndim != 3 or labels.ndim != 2 or kinds[0] != "f" or any(kind not in "iu" for kind in kinds[1:]):
@@ -215,7 +210,6 @@ def _check(
         raise GraphError(f"{name}: not as many labels and lengths as sequences", expected=f"batch {batch}", got=got)
     if not data.shape[0] or not 0 <= blank_class < data.shape[2]:
         raise GraphError(f"{name}: no such blank", expected=f"0 to {data.shape[2] - 1}", got=blank_class)
-    return operands
 
 
 calc_ctc_loss_log_probabilities = calc_ctc_loss  # its name in PopLibs

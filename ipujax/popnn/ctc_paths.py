@@ -1,8 +1,8 @@
 """Sums over all paths that spell a label: the recursions of connectionist temporal classification.
 
-A label of L symbols is walked through as blank, symbol, blank, …, blank: 2 L + 1 places. From one time step to the next
-a path stays at its place, goes on by one, or by two over a blank between different symbols. `alpha` sums paths from the
-beginning to a place, with what they emit there, `beta` paths from a place to an end, without; both are logarithms.
+A label of L symbols is extended to blank, symbol, blank, …, blank: 2 L + 1 places. From one time step to the next a
+path stays at its place, advances by one, or by two over a blank between different symbols. `alpha` sums paths from the
+start to a place, including the emission there, `beta` paths from a place to an end, without it; both are logarithms.
 
 Source: A. Graves et al., ICML 2006, equations 6 to 15.
 """
@@ -26,8 +26,8 @@ def loss_of_paths(
     Args:
         log_probs: [time, batch, classes].
         labels: [batch, length].
-        data_lengths: time steps that count [batch].
-        label_lengths: symbols that count [batch].
+        data_lengths: valid time steps [batch].
+        label_lengths: valid symbols [batch].
         blank: class of no symbol.
     """
     emitted, skips = _emissions(log_probs, labels, blank)
@@ -53,16 +53,16 @@ def loss_and_gradient(
         data_lengths: [batch].
         label_lengths: [batch].
         blank: class of no symbol.
-        include_softmax_gradient: whether the gradient is that of what a log-softmax made `log_probs` of.
+        include_softmax_gradient: whether the gradient is that of the operand of the log-softmax that made `log_probs`.
     """
     time, _, classes = log_probs.shape
     emitted, skips = _emissions(log_probs, labels, blank)
     ends = _ends(emitted.shape[2], label_lengths)
     last, alpha = _from_the_beginning(emitted, skips, data_lengths, every=True)
-    assert alpha is not None, "it was asked for"
+    assert alpha is not None, "alpha of all steps with `every`"
     total = _total(last, ends)
     beta = _to_the_end(emitted, skips, data_lengths, ends)
-    # The probability that a path which spells the label is at a place, and so that it emits a class.
+    # The probability that a path of the label is at a place, from which follows that of each emitted class.
     places = jnp.exp(alpha + beta - total[None, :, None])
     is_class = _walk(labels, blank)[..., None] == jnp.arange(classes, dtype=labels.dtype)
     emits = jnp.einsum("tbs,bsc->tbc", places, is_class.astype(places.dtype))
@@ -80,7 +80,7 @@ def _walk(labels: jax.Array, blank: int) -> jax.Array:
 
 
 def _emissions(log_probs: jax.Array, labels: jax.Array, blank: int) -> tuple[jax.Array, jax.Array]:
-    """What each place emits at each time [time, batch, places], and whether it is reached over the place before."""
+    """Emission of each place at each time [time, batch, places], and whether a path may skip the place before."""
     walk = _walk(labels, blank)
     wide = jnp.maximum(log_probs.astype(jnp.float32), _NEVER)
     emitted = jnp.take_along_axis(wide, walk[None].astype(jnp.int32), axis=2, mode="clip")
@@ -89,7 +89,7 @@ def _emissions(log_probs: jax.Array, labels: jax.Array, blank: int) -> tuple[jax
 
 
 def _before(time: int, lengths: jax.Array) -> jax.Array:
-    """Whether each time step counts, [time, batch]."""
+    """Whether each time step is valid, [time, batch]."""
     return jnp.arange(time, dtype=lengths.dtype)[:, None] < lengths[None]
 
 
@@ -118,7 +118,7 @@ def _never(x: jax.Array, places: int) -> jax.Array:
 def _from_the_beginning(
     emitted: jax.Array, skips: jax.Array, data_lengths: jax.Array, *, every: bool
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`alpha` of the last time step that counts [batch, places], and of all [time, batch, places] if asked for."""
+    """`alpha` of the last valid time step [batch, places], and with `every` of all [time, batch, places]."""
     time, batch, places = emitted.shape
 
     def step(alpha: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
@@ -146,6 +146,6 @@ def _to_the_end(emitted: jax.Array, skips: jax.Array, data_lengths: jax.Array, e
         beta = jnp.where(goes_on, _sum(later, one, two), ended)
         return beta + emits, beta
 
-    # Whether another step that counts comes after each.
+    # Whether another valid step follows each.
     goes_on = jnp.arange(1, time + 1, dtype=data_lengths.dtype)[:, None] < data_lengths[None]
     return lax.scan(step, ended, (emitted, goes_on[..., None]), reverse=True)[1]

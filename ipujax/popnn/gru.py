@@ -35,7 +35,7 @@ class GruWeights(RecurrentWeights):
 
 
 def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] that lies where `gru_fwd` slices it.
+    """A tensor [steps, batch, in] mapped as `gru_fwd` slices it.
 
     Source: popnn::gru::createInput.
     """
@@ -43,7 +43,7 @@ def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor
 
 
 def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -> Tensor:
-    """A tensor [batch, out] that lies where `gru_fwd` uses it, not yet written.
+    """A tensor [batch, out] mapped as `gru_fwd` uses it, not yet written.
 
     Source: popnn::gru::createInitialState.
     """
@@ -56,7 +56,7 @@ def zero_initial_state(graph: Graph, state: Tensor, prog: Program, name: str = "
 
 
 def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> GruWeights:
-    """The parameters of a layer, which lie where `gru_fwd` uses them, not yet written.
+    """The parameters of a layer, mapped as `gru_fwd` uses them, not yet written.
 
     Source: popnn::gru::createWeights.
     """
@@ -64,13 +64,8 @@ def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> Gr
 
 
 def _created(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, *_weight_shapes(params)]
+    shapes = [params.input_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
-
-
-def _weight_shapes(params: GruParams) -> list[tuple[int, ...]]:
-    units, out = len(params.UNITS), params.output_size
-    return [(units, params.input_size, out), (units, out, out), params.biases_shape]
 
 
 def gru_fwd(
@@ -95,7 +90,7 @@ def gru_fwd(
         weights: the layer's parameters.
         prog: program the steps are added to.
         name: debug name.
-        keep_intermediates: also return what the backward pass needs.
+        keep_intermediates: also return the intermediates for the backward pass.
         pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
             products [steps, batch, 3, out] take memory.
 
@@ -104,11 +99,11 @@ def gru_fwd(
         [4 or 5, steps, batch, out] or None.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruFwd.
     """
-    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    check(name, params, {"initial output": state_init}, weights, x)
     operands = [x, state_init, *weights.tensors(), *params.lengths]
     output, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
     return output, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
@@ -142,15 +137,14 @@ def gru_bwd(
 
     Returns:
         Gradients of the initial output; of the input [steps, batch, in], or None if the layer is to calculate none; and
-        of what goes into the non-linearities of the units, [3, steps, batch, out], for `gru_wu`.
+        of the operands of the units' non-linearities, [3, steps, batch, out], for `gru_wu`.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruBwd.
     """
-    _check(name, params, fwd_output_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
         "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
@@ -173,7 +167,7 @@ def gru_wu(
     output: Tensor,
     name: str = "gru_wu",
 ) -> GruWeights:
-    """Gradients of the weights, from what both passes left.
+    """Gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -191,12 +185,11 @@ def gru_wu(
         New tensors of the shapes of the weights.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::gru::gruWU.
     """
-    _check(name, params, fwd_output_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (params.kept, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
@@ -224,20 +217,3 @@ def gru_bwd_with_wu(
     same = (graph, params, prog, fwd_output_init, fwd_intermediates)
     d_h, d_x, units = gru_bwd(*same, weights, x, output, output_grad, name)
     return d_h, d_x, gru_wu(*same, units, weights, x, output, f"{name}/weights")
-
-
-def _check(
-    name: str,
-    params: GruParams,
-    state: Tensor,
-    weights: GruWeights,
-    others: dict[str, tuple[Tensor, tuple[int, ...]]],
-) -> None:
-    input_weights, output_weights, biases = _weight_shapes(params)
-    own = {
-        "initial output": (state, params.state_shape),
-        "input weight": (weights.input_weights, input_weights),
-        "output weight": (weights.output_weights, output_weights),
-        "bias": (weights.biases, biases),
-    }
-    check(name, params, {**others, **own})

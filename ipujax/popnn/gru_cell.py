@@ -49,7 +49,7 @@ def forward(params: GruParams, keep: bool, pre_calc_weights: bool) -> Callable[.
 
     Args:
         params: the layer.
-        keep: whether to return what the backward pass needs.
+        keep: whether to return the intermediates for the backward pass.
         pre_calc_weights: whether to multiply the input by its weights before the loop.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Losses with their gradients, accuracy, and where the greatest or least of a row is.
+"""Losses with their gradients, accuracy, and arg max and arg min of rows.
 
-Source: popnn `Loss.hpp`, `EncodingConstants.hpp`. Labels that are `popops.MASKED_LABEL_CODE` count in no loss and in no
-accuracy, as there.
+Source: popnn `Loss.hpp`, `EncodingConstants.hpp`. Labels that are `popops.MASKED_LABEL_CODE` are ignored, as
+there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add
-from ipujax.popnn.non_linearity import known
+from ipujax.poplar.library import add, known
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor
@@ -34,7 +33,7 @@ def _mean_squared(x: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _log(p: jax.Array) -> jax.Array:
-    """The logarithm, finite for what rounded to zero."""
+    """The logarithm, finite for zero."""
     return jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))
 
 
@@ -97,8 +96,8 @@ def calc_loss(
         prog: program the steps are added to.
         name: debug name.
         num_correct: also written, see `calc_accuracy`.
-        deltas_scale: one element, what deltas are multiplied by.
-        model_output_scaling: one element, what outputs were multiplied by before.
+        deltas_scale: one element, factor of the deltas.
+        model_output_scaling: one element, factor that the outputs already contain.
 
     Raises:
         GraphError: an unknown loss, or tensors of other shapes.
@@ -161,7 +160,7 @@ def _check_expected(name: str, outputs: Tensor, expected: Tensor, *, dense: bool
     if outputs.ndim != 2 or not (labels or (dense and expected.shape == outputs.shape)):
         wanted = "[batch, classes], and indices [batch]" + (" or targets [batch, classes]" if dense else "")
         got = f"{list(outputs.shape)} and {expected.dtype}{list(expected.shape)}"
-        raise GraphError(f"{name}: outputs and labels do not go together", expected=wanted, got=got)
+        raise GraphError(f"{name}: outputs and labels do not match", expected=wanted, got=got)
 
 
 def arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> Tensor:
@@ -169,8 +168,7 @@ def arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> Te
 
     Source: popnn::argMax.
     """
-    index: Tensor = _extremes(graph, x, prog, name, jnp.argmax, None)
-    return index
+    return _extremes(graph, x, prog, name, jnp.argmax, None)
 
 
 def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Tensor:
@@ -178,8 +176,7 @@ def arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> Te
 
     Source: popnn::argMin.
     """
-    index: Tensor = _extremes(graph, x, prog, name, jnp.argmin, None)
-    return index
+    return _extremes(graph, x, prog, name, jnp.argmin, None)
 
 
 def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max") -> tuple[Tensor, Tensor]:
@@ -187,8 +184,7 @@ def max_and_arg_max(graph: Graph, x: Tensor, prog: Program, name: str = "arg_max
 
     Source: popnn::maxAndArgMax.
     """
-    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
-    return pair
+    return _extremes(graph, x, prog, name, jnp.argmax, jnp.max)
 
 
 def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min") -> tuple[Tensor, Tensor]:
@@ -196,8 +192,7 @@ def min_and_arg_min(graph: Graph, x: Tensor, prog: Program, name: str = "arg_min
 
     Source: popnn::minAndArgMin.
     """
-    pair: tuple[Tensor, Tensor] = _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
-    return pair
+    return _extremes(graph, x, prog, name, jnp.argmin, jnp.min)
 
 
 def _extremes(

@@ -26,10 +26,14 @@ from ipujax.runtime.tensor import Tensor, concat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LstmState:
-    """What goes from step to step, or its gradients: output and cell state, each [batch, out]."""
+    """The recurrent state, or its gradients: output and cell state, each [batch, out]."""
 
     output: Tensor
     cell_state: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """Both tensors of an initial state, by their names in errors."""
+        return {"initial output": self.output, "initial cell state": self.cell_state}
 
 
 class LstmWeights(RecurrentWeights):
@@ -39,7 +43,7 @@ class LstmWeights(RecurrentWeights):
 
 
 def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tensor:
-    """A tensor [steps, batch, in] that lies where `lstm_fwd` slices it.
+    """A tensor [steps, batch, in] mapped as `lstm_fwd` slices it.
 
     Source: popnn::lstm::createInput.
     """
@@ -47,7 +51,7 @@ def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tenso
 
 
 def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") -> LstmState:
-    """Two tensors [batch, out] that lie where `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
+    """Two tensors [batch, out] mapped as `lstm_fwd` uses them, not yet written; see `zero_initial_state`.
 
     Source: popnn::lstm::createInitialState.
     """
@@ -64,7 +68,7 @@ def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str 
 
 
 def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> LstmWeights:
-    """The parameters of a layer, which lie where `lstm_fwd` uses them, not yet written.
+    """The parameters of a layer, mapped as `lstm_fwd` uses them, not yet written.
 
     Source: popnn::lstm::createWeights.
     """
@@ -73,13 +77,8 @@ def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> L
 
 
 def _created(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, params.state_shape, *_weight_shapes(params)]
+    shapes = [params.input_shape, params.state_shape, params.state_shape, *params.weights_shapes]
     return create_operands(graph, params, forward(params, False, False), shapes, which, names)
-
-
-def _weight_shapes(params: LstmParams) -> list[tuple[int, ...]]:
-    units, out = len(params.UNITS), params.output_size
-    return [(units, params.input_size, out), (units, out, out), (units, out)]
 
 
 def lstm_fwd(
@@ -104,7 +103,7 @@ def lstm_fwd(
         weights: the layer's parameters.
         x: [steps, batch, in].
         name: debug name.
-        keep_intermediates: also return what the backward pass needs.
+        keep_intermediates: also return the intermediates for the backward pass.
         pre_calc_weights: multiply the whole sequence by the input weights at once, before the loop: faster, but the
             products [steps, batch, 4, out] take memory.
 
@@ -113,11 +112,11 @@ def lstm_fwd(
         the intermediates [6, steps, batch, out] or None.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmFwd.
     """
-    _check(name, params, state_init, weights, {"input": (x, params.input_shape)})
+    check(name, params, state_init.named(), weights, x)
     operands = [x, state_init.output, state_init.cell_state, *weights.tensors(), *params.lengths]
     output, cell, kept = add(graph, forward(params, keep_intermediates, pre_calc_weights), operands, prog, name)
     return output, cell, concat([part.expand_dims(0) for part in kept]) if keep_intermediates else None
@@ -153,15 +152,14 @@ def lstm_bwd(
 
     Returns:
         Gradients of the initial state; of the input [steps, batch, in], or None if the layer is to calculate none; and
-        of what goes into the non-linearities of the units, [4, steps, batch, out], for `lstm_wu`.
+        of the operands of the units' non-linearities, [4, steps, batch, out], for `lstm_wu`.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmBwd.
     """
-    _check(name, params, fwd_state_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "gradient of the output": (output_grad, params.output_shape),
         "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
@@ -186,7 +184,7 @@ def lstm_wu(
     output: Tensor,
     name: str = "lstm_wu",
 ) -> LstmWeights:
-    """Gradients of the weights, from what both passes left.
+    """Gradients of the weights, from the intermediates of both passes.
 
     Args:
         graph: graph to add to.
@@ -204,12 +202,11 @@ def lstm_wu(
         New tensors of the shapes of the weights.
 
     Raises:
-        GraphError: tensors that are not of this layer.
+        GraphError: tensors without the type and shapes of this layer.
 
     Source: popnn::lstm::lstmWU.
     """
-    _check(name, params, fwd_state_init, weights, {
-        "input": (x, params.input_shape),
+    check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (KEPT, *params.sequence_shape)),
         "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
@@ -236,29 +233,6 @@ def lstm_bwd_with_wu(
 
     Source: popnn::lstm::lstmBwdWithWU.
     """
-    state, d_x, units = lstm_bwd(
-        graph, params, prog, fwd_state_init, fwd_intermediates, weights, x, output, output_grad, last_cell_state_grad,
-        name,
-    )  # fmt: skip
-    deltas = lstm_wu(
-        graph, params, prog, fwd_state_init, fwd_intermediates, units, weights, x, output, f"{name}/weights"
-    )
-    return state, d_x, deltas
-
-
-def _check(
-    name: str,
-    params: LstmParams,
-    state: LstmState,
-    weights: LstmWeights,
-    others: dict[str, tuple[Tensor, tuple[int, ...]]],
-) -> None:
-    input_weights, output_weights, biases = _weight_shapes(params)
-    own = {
-        "initial output": (state.output, params.state_shape),
-        "initial cell state": (state.cell_state, params.state_shape),
-        "input weight": (weights.input_weights, input_weights),
-        "output weight": (weights.output_weights, output_weights),
-        "bias": (weights.biases, biases),
-    }
-    check(name, params, {**others, **own})
+    same = (graph, params, prog, fwd_state_init, fwd_intermediates)
+    state, d_x, units = lstm_bwd(*same, weights, x, output, output_grad, last_cell_state_grad, name)
+    return state, d_x, lstm_wu(*same, units, weights, x, output, f"{name}/weights")

@@ -6,15 +6,12 @@ Source: popnn `NonLinearityDef.hpp`, `NonLinearity.hpp`, `LogSoftmax.hpp`; formu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.library import add
-from ipujax.runtime.errors import GraphError
+from ipujax.poplar.library import add, known
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor
 
 # By PopLibs' names; softmax is over the last dimension, and its stable form the only one here.
@@ -27,7 +24,7 @@ NON_LINEARITIES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.swish,
     "softmax": jax.nn.softmax,
 }
-# Those whose gradient is a function of their result, as popnn asks for; that of the others is one of their operand.
+# Gradients that are functions of the result, as in popnn; the others are functions of the operand.
 GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "sigmoid": lambda out, g: g * out * (1 - out),
     "hard_sigmoid": lambda out, g: jnp.where((out > 0) & (out < 1), g * 0.2, 0).astype(g.dtype),
@@ -37,22 +34,9 @@ GRADIENTS_BY_RESULT: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-def known(kind: str, table: dict[str, Any], what: str) -> Any:
-    """The entry of a table of kinds.
-
-    Raises:
-        GraphError: no such entry.
-    """
-    if kind not in table:
-        expected = f"one of {', '.join(table)}"
-        raise GraphError(f"no {what} {kind!r}", expected=expected, hint=nearest(kind, table))
-    return table[kind]
-
-
 def non_linearity(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> Tensor:
     """A non-linearity of a tensor: "relu", "sigmoid", "tanh", "gelu", "swish", "hard_sigmoid" or "softmax"."""
-    result: Tensor = add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
-    return result
+    return add(graph, known(kind, NON_LINEARITIES, "non-linearity"), [x], prog, name)
 
 
 def non_linearity_in_place(graph: Graph, kind: str, x: Tensor, prog: Program, name: str = "non_linearity") -> None:
@@ -79,8 +63,7 @@ def non_linearity_input_gradient(
         (grad,) = jax.vjp(forward, x)[1](g)
         return grad
 
-    result: Tensor = add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
-    return result
+    return add(graph, GRADIENTS_BY_RESULT.get(kind, from_operand), [activations, gradient], prog, name)
 
 
 def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Tensor:
@@ -89,9 +72,8 @@ def softmax(graph: Graph, x: Tensor, prog: Program, name: str = "softmax") -> Te
 
 
 def log_softmax(graph: Graph, x: Tensor, prog: Program, name: str = "log_softmax") -> Tensor:
-    """The logarithm of the softmax over the last dimension, taken without the softmax.
+    """The logarithm of the softmax over the last dimension, computed directly.
 
     Source: popnn::logSoftmax.
     """
-    result: Tensor = add(graph, jax.nn.log_softmax, [x], prog, name)
-    return result
+    return add(graph, jax.nn.log_softmax, [x], prog, name)

@@ -10,7 +10,7 @@ channel, a layer one group of all. `gamma` and `beta` are [channels].
     dx = popnn.batch_norm_gradients(graph, whitened, dy, inverse, gamma, prog)
 
 Gradients go through the statistics, taken as those of the biased variance, and need the whitened activations:
-`*_whiten` makes them anew from the activations where they were not kept.
+`*_whiten` recomputes them from the activations where they were not kept.
 Half activations are computed in float and rounded once at the end.
 Source: popnn `BatchNorm.hpp`, `GroupNorm.hpp`, `InstanceNorm.hpp`, `LayerNorm.hpp`.
 Limits: groups are of neighbouring channels (`groupNormStridedChannelGrouping` is false); statistics are of one replica.
@@ -18,6 +18,8 @@ Limits: groups are of neighbouring channels (`groupNormStridedChannelGrouping` i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -37,7 +39,7 @@ _WIDE = jnp.float32
 
 
 def create_norm_params(graph: Graph, x: Tensor, name: str = "norm") -> tuple[Tensor, Tensor]:
-    """Tensors `gamma` and `beta` for activations, spread over the tiles and not yet written.
+    """Tensors `gamma` and `beta` for activations, mapped linearly and not yet written.
 
     Source: poplin::createNormParams, popnn::bn::createBatchNormParams.
     """
@@ -49,117 +51,205 @@ def create_norm_params(graph: Graph, x: Tensor, name: str = "norm") -> tuple[Ten
     return made[0], made[1]
 
 
-def statistics(
-    graph: Graph,
-    x: Tensor,
-    epsilon: float,
-    groups: int | None,
-    prog: Program,
-    name: str,
-    unbiased_var_estimate: bool,
-    stable_algo: bool,
-) -> tuple[Tensor, Tensor]:
-    """Mean and inverse standard deviation of channels (`groups` None), or of groups of channels of each sample."""
-    _check(name, x)
-    if groups is not None and (groups < 1 or x.shape[1] % groups):
-        raise GraphError(f"{name}: groups of unequal size", got=f"{x.shape[1]} channels, {groups} groups")
-    shape, over = _parts(x.shape, groups)
-    count = prod(shape[d] for d in over)
-    if count < (2 if unbiased_var_estimate else 1):
-        raise GraphError(f"{name}: too few elements for statistics", got=f"{count} for each")
+@dataclass(frozen=True)
+class Norm:
+    """One kind of normalisation; its methods are the functions under PopLibs' names.
 
-    def estimated(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-        parts = a.astype(_WIDE).reshape(shape)
-        mean = jnp.mean(parts, over, keepdims=True)
-        if stable_algo:
-            variance = jnp.mean(lax.square(parts - mean), over, keepdims=True)
-        else:  # one pass over the elements; what cancels may fall below zero
-            variance = jnp.maximum(jnp.mean(lax.square(parts), over, keepdims=True) - lax.square(mean), 0)
-        if unbiased_var_estimate:
-            variance = variance * (count / (count - 1))
-        kept = [n for d, n in enumerate(shape) if d not in over]
-        inverse = lax.rsqrt(variance + epsilon)
-        return mean.reshape(kept).astype(a.dtype), inverse.reshape(kept).astype(a.dtype)
+    Args:
+        kind: "batch", "group", "instance" or "layer".
+        groups: number of groups for a number of channels; None for statistics of each channel over the whole batch.
+    """
 
-    pair: tuple[Tensor, Tensor] = add(graph, estimated, [x], prog, name)
-    return pair
+    kind: str
+    groups: Callable[[int], int | None]
 
+    def statistics(
+        self,
+        graph: Graph,
+        x: Tensor,
+        epsilon: float,
+        prog: Program,
+        unbiased_var_estimate: bool = False,
+        stable_algo: bool = False,
+        name: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and inverse standard deviation, of each channel or of groups of channels of each sample.
 
-def whiten(graph: Graph, x: Tensor, mean: Tensor, inverse: Tensor, grouped: bool, prog: Program, name: str) -> Tensor:
-    """`(x - mean) · inverse`."""
-    groups = _groups(name, x, [mean, inverse], grouped)
+        Args:
+            graph: graph to add to.
+            x: activations [batch, channels, field…].
+            epsilon: added to the variance.
+            prog: program the steps are added to.
+            unbiased_var_estimate: divide by the number of elements less one.
+            stable_algo: subtract the mean before squaring, in a second pass over the elements.
+            name: debug name.
 
-    def whitened(a: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
-        return _whitened(a, m, i, groups).astype(a.dtype)
+        Returns:
+            Two new tensors: [channels] for "batch", [batch, groups] for "group", [batch, channels] for "instance",
+            [batch, 1] for "layer".
 
-    result: Tensor = add(graph, whitened, [x, mean, inverse], prog, name)
-    return result
+        Raises:
+            GraphError: no activations, too few elements, or groups of unequal size.
 
+        Source: popnn::bn::batchNormStatistics and its like.
+        """
+        name = name or f"{self.kind}_norm_statistics"
+        _check(name, x)
+        groups = self.groups(x.shape[1])
+        if groups is not None and (groups < 1 or x.shape[1] % groups):
+            raise GraphError(f"{name}: groups of unequal size", got=f"{x.shape[1]} channels, {groups} groups")
+        shape, over = _parts(x.shape, groups)
+        count = prod(shape[d] for d in over)
+        if count < (2 if unbiased_var_estimate else 1):
+            raise GraphError(f"{name}: too few elements for statistics", got=f"{count} for each")
 
-def normalise(
-    graph: Graph,
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    grouped: bool,
-    prog: Program,
-    name: str,
-) -> tuple[Tensor, Tensor]:
-    """The whitened activations times `gamma` plus `beta`, and the whitened activations."""
-    groups = _groups(name, x, [mean, inverse], grouped)
-    _check(name, x, gamma, beta)
+        def estimated(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+            parts = a.astype(_WIDE).reshape(shape)
+            mean = jnp.mean(parts, over, keepdims=True)
+            if stable_algo:
+                variance = jnp.mean(lax.square(parts - mean), over, keepdims=True)
+            else:  # one pass over the elements; cancellation may give a negative difference
+                variance = jnp.maximum(jnp.mean(lax.square(parts), over, keepdims=True) - lax.square(mean), 0)
+            if unbiased_var_estimate:
+                variance = variance * (count / (count - 1))
+            kept = [n for d, n in enumerate(shape) if d not in over]
+            inverse = lax.rsqrt(variance + epsilon)
+            return mean.reshape(kept).astype(a.dtype), inverse.reshape(kept).astype(a.dtype)
 
-    def normalised(a: jax.Array, g: jax.Array, b: jax.Array, m: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
-        white = _whitened(a, m, i, groups)
-        out = white * _by_channel(g, a.ndim) + _by_channel(b, a.ndim)
-        return out.astype(a.dtype), white.astype(a.dtype)
+        return add(graph, estimated, [x], prog, name)
 
-    pair: tuple[Tensor, Tensor] = add(graph, normalised, [x, gamma, beta, mean, inverse], prog, name)
-    return pair
+    def whiten(
+        self, graph: Graph, x: Tensor, mean: Tensor, inv_std_dev: Tensor, prog: Program, name: str | None = None
+    ) -> Tensor:
+        """Activations less their mean, times the inverse standard deviation.
 
+        Source: popnn::bn::batchNormWhiten and its like.
+        """
+        name = name or f"{self.kind}_norm_whiten"
+        groups = self._groups(name, x, mean, inv_std_dev)
 
-def param_gradients(
-    graph: Graph, whitened: Tensor, gradient: Tensor, prog: Program, name: str
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `gamma` and `beta`, from the whitened activations and the gradient of the result."""
-    _check_alike(name, whitened, gradient)
-    over = (0, *range(2, whitened.ndim))
+        def whitened(a: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
+            return _whitened(a, m, i, groups).astype(a.dtype)
 
-    def gradients(w: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-        w, g, dtype = w.astype(_WIDE), g.astype(_WIDE), w.dtype
-        return jnp.sum(w * g, over).astype(dtype), jnp.sum(g, over).astype(dtype)
+        return add(graph, whitened, [x, mean, inv_std_dev], prog, name)
 
-    pair: tuple[Tensor, Tensor] = add(graph, gradients, [whitened, gradient], prog, name)
-    return pair
+    def normalise(
+        self,
+        graph: Graph,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        mean: Tensor,
+        inv_std_dev: Tensor,
+        prog: Program,
+        name: str | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Normalised activations, and whitened ones.
 
+        Args:
+            graph: graph to add to.
+            x: activations [batch, channels, field…].
+            gamma: [channels], factor of the whitened activations.
+            beta: [channels], added to the product.
+            mean: see `statistics`.
+            inv_std_dev: likewise.
+            prog: program the steps are added to.
+            name: debug name.
 
-def gradients(
-    graph: Graph,
-    whitened: Tensor,
-    gradient: Tensor,
-    inverse: Tensor,
-    gamma: Tensor,
-    grouped: bool,
-    prog: Program,
-    name: str,
-) -> Tensor:
-    """The gradient of the activations, through normalisation and statistics."""
-    _check_alike(name, whitened, gradient)
-    _check(name, whitened, gamma)
-    groups = _groups(name, whitened, [inverse], grouped)
-    shape, over = _parts(whitened.shape, groups)
+        Returns:
+            Two new tensors of the shape of `x`.
 
-    def backward(w: jax.Array, g: jax.Array, i: jax.Array, scale: jax.Array) -> jax.Array:
-        white = w.astype(_WIDE).reshape(shape)
-        inner = (g.astype(_WIDE) * _by_channel(scale, g.ndim)).reshape(shape)
-        along = jnp.mean(inner * white, over, keepdims=True)
-        out = (inner - jnp.mean(inner, over, keepdims=True) - white * along) * _kept(i, groups)
-        return out.reshape(g.shape).astype(g.dtype)
+        Raises:
+            GraphError: tensors whose shapes do not match.
 
-    result: Tensor = add(graph, backward, [whitened, gradient, inverse, gamma], prog, name)
-    return result
+        Source: popnn::bn::batchNormalise and its like.
+        """
+        name = name or f"{self.kind}_normalise"
+        groups = self._groups(name, x, mean, inv_std_dev)
+        _check(name, x, gamma, beta)
+
+        def normalised(
+            a: jax.Array, g: jax.Array, b: jax.Array, m: jax.Array, i: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            white = _whitened(a, m, i, groups)
+            out = white * _by_channel(g, a.ndim) + _by_channel(b, a.ndim)
+            return out.astype(a.dtype), white.astype(a.dtype)
+
+        return add(graph, normalised, [x, gamma, beta, mean, inv_std_dev], prog, name)
+
+    def param_gradients(
+        self, graph: Graph, acts_whitened: Tensor, grads_in: Tensor, prog: Program, name: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of `gamma` and `beta` [channels], from whitened activations and gradients of the result.
+
+        Source: popnn::bn::batchNormParamGradients and its like.
+        """
+        name = name or f"{self.kind}_norm_param_gradients"
+        _check_alike(name, acts_whitened, grads_in)
+        over = (0, *range(2, acts_whitened.ndim))
+
+        def gradients(w: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+            w, g, dtype = w.astype(_WIDE), g.astype(_WIDE), w.dtype
+            return jnp.sum(w * g, over).astype(dtype), jnp.sum(g, over).astype(dtype)
+
+        return add(graph, gradients, [acts_whitened, grads_in], prog, name)
+
+    def gradients(
+        self,
+        graph: Graph,
+        acts_whitened: Tensor,
+        grads_in: Tensor,
+        inv_std_dev: Tensor,
+        gamma: Tensor,
+        prog: Program,
+        name: str | None = None,
+    ) -> Tensor:
+        """The gradient of the activations, through the whole layer with its statistics.
+
+        Source: popnn::bn::batchNormGradients and its like.
+        """
+        name = name or f"{self.kind}_norm_gradients"
+        _check_alike(name, acts_whitened, grads_in)
+        _check(name, acts_whitened, gamma)
+        groups = self._groups(name, acts_whitened, inv_std_dev)
+        shape, over = _parts(acts_whitened.shape, groups)
+
+        def backward(w: jax.Array, g: jax.Array, i: jax.Array, scale: jax.Array) -> jax.Array:
+            white = w.astype(_WIDE).reshape(shape)
+            inner = (g.astype(_WIDE) * _by_channel(scale, g.ndim)).reshape(shape)
+            along = jnp.mean(inner * white, over, keepdims=True)
+            out = (inner - jnp.mean(inner, over, keepdims=True) - white * along) * _kept(i, groups)
+            return out.reshape(g.shape).astype(g.dtype)
+
+        return add(graph, backward, [acts_whitened, grads_in, inv_std_dev, gamma], prog, name)
+
+    def norm(
+        self,
+        graph: Graph,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        epsilon: float,
+        prog: Program,
+        name: str | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Statistics by the stable algorithm, then `normalise`: result, mean, inverse standard deviation."""
+        name = name or f"{self.kind}_norm"
+        mean, inverse = self.statistics(graph, x, epsilon, prog, stable_algo=True, name=f"{name}/statistics")
+        return self.normalise(graph, x, gamma, beta, mean, inverse, prog, name)[0], mean, inverse
+
+    def _groups(self, name: str, x: Tensor, *statistics: Tensor) -> int | None:
+        """The number of groups by the size of the statistics; None for statistics of channels."""
+        _check(name, x)
+        batch, channels = x.shape[:2]
+        is_grouped = self.kind != "batch"
+        groups = statistics[0].size // max(1, batch) if is_grouped else None
+        fits = (groups and channels % groups == 0) if is_grouped else True
+        size = batch * groups if groups is not None else channels
+        if not fits or any(t.size != size for t in statistics):
+            expected, got = "[batch, groups]" if is_grouped else f"[{channels}]", [list(t.shape) for t in statistics]
+            raise GraphError(f"{name}: not the statistics of {list(x.shape)}", expected=expected, got=got)
+        return groups
 
 
 def norm_param_update(
@@ -201,19 +291,6 @@ def _whitened(x: jax.Array, mean: jax.Array, inverse: jax.Array, groups: int | N
 
 def _by_channel(values: jax.Array, rank: int) -> jax.Array:
     return values.astype(_WIDE).reshape(1, -1, *([1] * (rank - 2)))
-
-
-def _groups(name: str, x: Tensor, kept: list[Tensor], grouped: bool) -> int | None:
-    """How many groups of channels statistics are of; None for those of channels."""
-    _check(name, x)
-    batch, channels = x.shape[:2]
-    groups = kept[0].size // max(1, batch) if grouped else None
-    fits = (groups and channels % groups == 0) if grouped else True
-    size = batch * groups if groups is not None else channels
-    if not fits or any(t.size != size for t in kept):
-        expected, got = "[batch, groups]" if grouped else f"[{channels}]", [list(t.shape) for t in kept]
-        raise GraphError(f"{name}: not the statistics of {list(x.shape)}", expected=expected, got=got)
-    return groups
 
 
 def _check(name: str, x: Tensor, *params: Tensor) -> None:

@@ -60,7 +60,7 @@ def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
         total = lax.reduce_window(x, np.array(0, x.dtype), lax.add, window, strides, padding)
         if params.pooling_type == "sum":
             return total
-        # How many elements each window has is known now.
+        # The number of elements of each window is a constant.
         with jax.ensure_compile_time_eval():
             ones = jnp.ones((1, 1, *x.shape[2:]), jnp.float32)
             count = np.asarray(lax.reduce_window(ones, 0.0, lax.add, window, strides, padding)).astype(x.dtype)
@@ -71,8 +71,7 @@ def _pooled(params: PoolParams) -> Callable[[jax.Array], jax.Array]:
 
 def pool(graph: Graph, params: PoolParams, x: Tensor, prog: Program, name: str = "pool") -> Tensor:
     """Pools a tensor [batch, channels, field…]; returns a new one."""
-    result: Tensor = add(graph, _pooled(params), [x], prog, name)
-    return result
+    return add(graph, _pooled(params), [x], prog, name)
 
 
 def pool_input_gradient(
@@ -84,5 +83,4 @@ def pool_input_gradient(
         (grad,) = jax.vjp(_pooled(params), a)[1](g)
         return grad
 
-    result: Tensor = add(graph, backward, [x, gradient], prog, name)
-    return result
+    return add(graph, backward, [x, gradient], prog, name)

@@ -1,7 +1,7 @@
-"""What recurrent layers share: their parameters, checks of their tensors, steps of sequences that have ended.
+"""Shared by recurrent layers: parameters, checks of tensors, masks of sequences that have ended.
 
 A sequence of the batch may be shorter than the others, by `var_time_steps`. After its end its state stays as it is, its
-outputs are zeros, and no gradient arises (the meaning of TensorFlow's `dynamic_rnn`; assumed of popnn).
+outputs are zeros, and its gradients are zeros (the meaning of TensorFlow's `dynamic_rnn`; assumed of popnn).
 Source: popnn `Rnn.hpp`.
 """
 
@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.poplar.library import add
+from ipujax.poplar.library import add, known
 from ipujax.poplin.operands import where_used
-from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES, known
+from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
 
-# Non-linearities of single elements whose gradient follows from their result, which is all that is kept of them.
+# Elementwise non-linearities with gradients by result, since only results are kept.
 ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if kind != "softmax"}
 
 
@@ -78,12 +79,12 @@ class RecurrentParams:
 
     @property
     def input_size(self) -> int:
-        """Elements of one step of a sequence that comes in."""
+        """Elements of one step of the input."""
         return self.layer_sizes[0]
 
     @property
     def output_size(self) -> int:
-        """Elements of one step of a sequence that goes out."""
+        """Elements of one step of the output."""
         return self.layer_sizes[1]
 
     @property
@@ -103,8 +104,19 @@ class RecurrentParams:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of the results: all steps, or the last."""
+        """Shape of the results: all steps, or the last."""
         return self.sequence_shape if self.output_full_sequence else self.state_shape
+
+    @property
+    def biases_shape(self) -> tuple[int, ...]:
+        """[units, out]."""
+        return (len(self.UNITS), self.output_size)
+
+    @property
+    def weights_shapes(self) -> list[tuple[int, ...]]:
+        """Of the weights of inputs [units, in, out] and of outputs [units, out, out], and of the biases."""
+        units, out = len(self.UNITS), self.output_size
+        return [(units, self.input_size, out), (units, out, out), self.biases_shape]
 
     @property
     def lengths(self) -> list[Tensor]:
@@ -112,7 +124,7 @@ class RecurrentParams:
         return [] if self.var_time_steps is None else [self.var_time_steps]
 
     def unit(self, name: str) -> int:
-        """Where a unit is in weights and biases."""
+        """Index of a unit in weights and biases."""
         return self.cell_order.index(name)
 
     def activations(self) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
@@ -120,7 +132,7 @@ class RecurrentParams:
         return ACTIVATIONS[self.activation], ACTIVATIONS[self.recurrent_activation]
 
     def gradients(self) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
-        """For both the gradient of the operand, from result and gradient of the result."""
+        """For both, the gradient of the operand as a function of the result and its gradient."""
         return GRADIENTS_BY_RESULT[self.activation], GRADIENTS_BY_RESULT[self.recurrent_activation]
 
 
@@ -131,7 +143,7 @@ class RecurrentWeights:
     Args:
         input_weights: [units, in, out].
         output_weights: [units, out, out].
-        biases: [units, out], or what the layer says.
+        biases: [units, out], or the layer's `biases_shape`.
     """
 
     input_weights: Tensor
@@ -139,7 +151,7 @@ class RecurrentWeights:
     biases: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All parameters, in order."""
         return [self.input_weights, self.output_weights, self.biases]
 
 
@@ -151,14 +163,14 @@ def create_operands(
     which: Sequence[int],
     names: Sequence[str],
 ) -> list[Tensor]:
-    """Some operands of a layer's forward pass, as new variables that lie where it uses them.
+    """Some operands of a layer's forward pass, as new variables mapped as it uses them.
 
     Args:
         graph: graph to add to.
         params: the layer.
         forward: the pass, a function of arrays of `shapes` and of lengths if the layer has them.
         shapes: of all its operands but lengths.
-        which: numbers of those to make.
+        which: indices of the operands to make.
         names: their debug names.
     """
 
@@ -169,17 +181,31 @@ def create_operands(
     return where_used(graph, operands, build, which, names)
 
 
-def check(name: str, params: RecurrentParams, tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
-    """Refuses tensors that are not those of a layer.
+def check(
+    name: str,
+    params: RecurrentParams,
+    states: Mapping[str, Tensor],
+    weights: RecurrentWeights,
+    x: Tensor,
+    others: Mapping[str, tuple[Tensor, tuple[int, ...]]] = MappingProxyType({}),
+) -> None:
+    """Refuses tensors that do not have the type and shapes of a layer.
 
     Args:
         name: debug name of the operation.
         params: the layer.
-        tensors: by what they are, each with the shape it must have.
+        states: initial states, by their names in errors.
+        weights: parameters.
+        x: the input sequence.
+        others: further tensors by name, each with the shape it must have.
 
     Raises:
         GraphError: naming the first that does not fit.
     """
+    parts = zip(("input weight", "output weight", "bias"), weights.tensors(), params.weights_shapes, strict=True)
+    tensors = {"input": (x, params.input_shape), **others}
+    tensors |= {what: (state, params.state_shape) for what, state in states.items()}
+    tensors |= {what: (tensor, shape) for what, tensor, shape in parts}
     for what, (tensor, shape) in tensors.items():
         if tensor.shape != shape or tensor.dtype != params.data_type:
             expected = f"{dtype_name(params.data_type)}{list(shape)}"

@@ -24,26 +24,6 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 Operation = Callable[..., Tensor]
 
 
-def _select(chosen: jax.Array, other: jax.Array, predicate: jax.Array) -> jax.Array:
-    return jnp.where(predicate, chosen, other)
-
-
-def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    return lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape))
-
-
-def _variance_to_inv_std_dev(variance: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return lax.rsqrt(variance + epsilon)
-
-
-def _inv_std_dev_to_variance(inverse: jax.Array, epsilon: jax.Array) -> jax.Array:
-    return 1 / lax.square(inverse) - epsilon
-
-
-def _trunc(x: jax.Array) -> jax.Array:
-    return jnp.where(x < 0, lax.ceil(x), lax.floor(x))
-
-
 # PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
 UNARY: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
@@ -78,7 +58,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "square": lax.square,
     "tan": lax.tan,
     "tanh": lax.tanh,
-    "trunc": _trunc,
+    "trunc": lambda x: jnp.where(x < 0, lax.ceil(x), lax.floor(x)),
 }
 BINARY: dict[str, Callable[..., Any]] = {
     "add": jnp.add,
@@ -91,7 +71,7 @@ BINARY: dict[str, Callable[..., Any]] = {
     "eq": jnp.equal,
     "gt": jnp.greater,
     "gteq": jnp.greater_equal,
-    "inv_std_dev_to_variance": _inv_std_dev_to_variance,
+    "inv_std_dev_to_variance": lambda inverse, epsilon: 1 / lax.square(inverse) - epsilon,
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
     "lt": jnp.less,
@@ -106,18 +86,21 @@ BINARY: dict[str, Callable[..., Any]] = {
     "shift_right": lambda a, b: lax.shift_right_logical(*jnp.broadcast_arrays(a, b)),
     "shift_right_sign_extend": lambda a, b: lax.shift_right_arithmetic(*jnp.broadcast_arrays(a, b)),
     "sub": jnp.subtract,
-    "variance_to_inv_std_dev": _variance_to_inv_std_dev,
+    "variance_to_inv_std_dev": lambda variance, epsilon: lax.rsqrt(variance + epsilon),
 }
-TERNARY: dict[str, Callable[..., Any]] = {"clamp": _clamp, "select": _select}
+TERNARY: dict[str, Callable[..., Any]] = {
+    "clamp": lambda x, low, high: lax.clamp(jnp.broadcast_to(low, x.shape), x, jnp.broadcast_to(high, x.shape)),
+    "select": lambda chosen, other, predicate: jnp.where(predicate, chosen, other),
+}
 OPERATIONS = UNARY | BINARY | TERNARY
-_MIXED = {"select": 2}  # how many of the operands, the first ones, must agree in type
-_NEW_TYPE = frozenset(  # results are BOOL, so that only BOOL operands could be overwritten by them
+_MIXED = {"select": 2}  # number of leading operands of one type
+_NEW_TYPE = frozenset(  # results are BOOL, so that there is no in-place form
     ("is_finite", "is_inf", "is_nan", "eq", "gt", "gteq", "lt", "lteq", "neq")
 )
 
 
 def _operation(name: str, *, in_place: bool) -> Operation:
-    """The function that a user calls for one row of the tables."""
+    """The user's function for one row of the tables."""
     fun = OPERATIONS[name]
     count = 1 if name in UNARY else 2 if name in BINARY else 3
 
@@ -127,8 +110,7 @@ def _operation(name: str, *, in_place: bool) -> Operation:
         same_type(name, operands[: _MIXED.get(name, count)])
         if name == "select":
             _check_predicate(operands[2])
-        result: Tensor = _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
-        return result
+        return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
 
     operation.__name__ = operation.__qualname__ = f"{name}_in_place" if in_place else name
     operands = ", ".join("abc"[:count])
@@ -163,8 +145,7 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
     Raises:
         GraphError: a placeholder without a tensor, or tensors that do not fit.
     """
-    result: Tensor = _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
-    return result
+    return _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
 
 
 def map_in_place(
@@ -176,5 +157,4 @@ def map_in_place(
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:
     """A tensor converted to a type; the tensor itself if it has it."""
-    result: Tensor = _add(graph, lambda a: a.astype(dtype), [x], prog, name)
-    return result
+    return _add(graph, lambda a: a.astype(dtype), [x], prog, name)

@@ -19,97 +19,37 @@ import jax.numpy as jnp
 from ipujax.runtime.errors import GraphError, user_line
 
 
+def _maker(operation: str) -> Callable[..., Expression]:
+    def make(*operands: Any) -> Expression:
+        return Apply(operation, *operands)
+
+    make.__doc__ = f"The expression `popops.{operation}` of expressions or numbers."
+    return make
+
+
+def _operators(operation: str) -> tuple[Callable[..., Expression], Callable[..., Expression]]:
+    """A binary operator, and its reflected form."""
+    return _maker(operation), lambda a, b: Apply(operation, b, a)
+
+
 class Expression:
     """Base of all expressions; operators make further ones."""
 
     __slots__ = ()
 
-    def __add__(self, other: Any) -> Expression:
-        return Apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Expression:
-        return Apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Expression:
-        return Apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Expression:
-        return Apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Expression:
-        return Apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Expression:
-        return Apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Expression:
-        return Apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Expression:
-        return Apply("div", other, self)
-
-    def __mod__(self, other: Any) -> Expression:
-        return Apply("rem", self, other)
-
-    def __rmod__(self, other: Any) -> Expression:
-        return Apply("rem", other, self)
-
-    def __pow__(self, other: Any) -> Expression:
-        return Apply("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Expression:
-        return Apply("pow", other, self)
-
-    def __and__(self, other: Any) -> Expression:
-        return Apply("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Expression:
-        return Apply("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Expression:
-        return Apply("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Expression:
-        return Apply("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Expression:
-        return Apply("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Expression:
-        return Apply("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Expression:
-        return Apply("shift_left", self, other)
-
-    def __rlshift__(self, other: Any) -> Expression:
-        return Apply("shift_left", other, self)
-
-    def __rshift__(self, other: Any) -> Expression:
-        return Apply("shift_right_sign_extend", self, other)
-
-    def __rrshift__(self, other: Any) -> Expression:
-        return Apply("shift_right_sign_extend", other, self)
-
-    def __lt__(self, other: Any) -> Expression:
-        return Apply("lt", self, other)
-
-    def __le__(self, other: Any) -> Expression:
-        return Apply("lteq", self, other)
-
-    def __gt__(self, other: Any) -> Expression:
-        return Apply("gt", self, other)
-
-    def __ge__(self, other: Any) -> Expression:
-        return Apply("gteq", self, other)
-
-    def __neg__(self) -> Expression:
-        return Apply("neg", self)
-
-    def __invert__(self) -> Expression:
-        return Apply("bitwise_not", self)
-
-    def __abs__(self) -> Expression:
-        return Apply("abs", self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+    __mod__, __rmod__ = _operators("rem")
+    __pow__, __rpow__ = _operators("pow")
+    __and__, __rand__ = _operators("bitwise_and")
+    __or__, __ror__ = _operators("bitwise_or")
+    __xor__, __rxor__ = _operators("bitwise_xor")
+    __lshift__, __rlshift__ = _operators("shift_left")
+    __rshift__, __rrshift__ = _operators("shift_right_sign_extend")
+    __lt__, __le__, __gt__, __ge__ = map(_maker, ("lt", "lteq", "gt", "gteq"))
+    __neg__, __invert__, __abs__ = map(_maker, ("neg", "bitwise_not", "abs"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +61,7 @@ class PlaceHolder(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expression):
-    """A number, which takes the type of what it meets."""
+    """A number, which takes the type of the other operands."""
 
     value: Any
 
@@ -181,17 +121,8 @@ def evaluate(
             shape = jnp.broadcast_shapes(*(v.shape for v in operands))
             # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.
             spread = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]
-            result: jax.Array = operations[expression.operation](*spread)
-            return result
+            return operations[expression.operation](*spread)
     raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
-
-
-def _maker(operation: str) -> Callable[..., Expression]:
-    def make(*operands: Any) -> Expression:
-        return Apply(operation, *operands)
-
-    make.__doc__ = f"The expression `popops.{operation}` of expressions or numbers."
-    return make
 
 
 _1, _2, _3, _4, _5, _6 = (PlaceHolder(n) for n in range(1, 7))

@@ -1,4 +1,4 @@
-"""Values known beforehand, encodings of indices, and tensors with something put around them.
+"""Constant fills, encodings of indices, and padding.
 
 Source: popops `Fill.hpp`, `Zero.hpp`, `Encoding.hpp`, `EncodingConstants.hpp`, `Pad.hpp`, `NormaliseImage.hpp`.
 """
@@ -46,7 +46,7 @@ def iota(graph: Graph, x: Tensor, start: int, prog: Program, name: str = "iota")
     """Writes start, start + 1, … to a vector.
 
     Raises:
-        GraphError: what is no vector of integers.
+        GraphError: a tensor that is no vector of integers.
     """
     check_tensors(name, x)
     if x.ndim != 1 or x.dtype.kind not in "iu":
@@ -76,7 +76,7 @@ def encode_one_hot(
         name: debug name.
 
     Raises:
-        GraphError: shapes that do not go together.
+        GraphError: shapes that do not match.
 
     Source: popops::encodeOneHot.
     """
@@ -106,12 +106,12 @@ def pad(
     *,
     mode: Literal["constant", "edge", "reflect"] = "constant",
 ) -> Tensor:
-    """A view of a tensor with elements around it; nothing runs until it is used.
+    """A view of a tensor with padding around it; nothing runs until it is used.
 
     Args:
         graph: graph to add the constant to.
         x: the tensor.
-        lower: elements before each dimension; as many are cut off where negative.
+        lower: elements before each dimension; a negative number crops.
         upper: elements after each dimension, likewise.
         value: of the new elements, for "constant".
         name: debug name.
@@ -121,7 +121,7 @@ def pad(
         A view.
 
     Raises:
-        GraphError: not one number a dimension, more cut off than there is, or nothing to repeat or mirror.
+        GraphError: not one number a dimension, cropping beyond the size, or too few elements to repeat or mirror.
 
     Source: popops::pad, padding::Type.
     """
@@ -135,7 +135,7 @@ def pad(
         least = min(0, low) + min(0, high) + x.shape[dim]
         if least < 0:
             got = f"{low} and {high} of {x.shape[dim]} elements"
-            raise GraphError(f"{name}: more is cut off than there is", got=got)
+            raise GraphError(f"{name}: crops more than the dimension", got=got)
         cut = [slice(None)] * x.ndim
         cut[dim] = slice(max(0, -low), x.shape[dim] - max(0, -high))
         x = x[tuple(cut)]
@@ -149,7 +149,7 @@ def pad(
 def _around(
     graph: Graph, x: Tensor, dim: int, low: int, high: int, value: float, mode: str, name: str
 ) -> tuple[Tensor, Tensor]:
-    """What is put before and after a tensor along one dimension."""
+    """The padding before and after a tensor along one dimension."""
     extent = x.shape[dim]
 
     def part(begin: int, end: int) -> Tensor:
@@ -167,7 +167,7 @@ def _around(
         return before, after
     if extent == 0 or (mode == "reflect" and max(low, high) >= extent):
         got = f"{low} and {high} around {extent} elements"
-        raise GraphError(f"{name}: not enough to {'mirror' if mode == 'reflect' else 'repeat'}", got=got)
+        raise GraphError(f"{name}: too few elements to {'mirror' if mode == 'reflect' else 'repeat'}", got=got)
     if mode == "edge":
         return part(0, 1).broadcast(low, dim), part(extent - 1, extent).broadcast(high, dim)
     return part(1, low + 1).reverse(dim), part(extent - 1 - high, extent - 1).reverse(dim)
@@ -213,5 +213,4 @@ def normalise_image(
         colours = (a.astype(dtype) * jnp.asarray(in_scale, dtype) - offset) * scale
         return jnp.pad(colours, [(0, 0)] * (a.ndim - 1) + [(0, _PADDED_COLOURS - _COLOURS)])
 
-    result: Tensor = add(graph, normalised, [x, offsets, scales], prog, name)
-    return result
+    return add(graph, normalised, [x, offsets, scales], prog, name)

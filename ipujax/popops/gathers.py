@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, add_new, same_type
+from ipujax.poplar.library import add, add_new, known, same_type
 from ipujax.popops.fills import MASKED_LABEL_CODE
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 UpdateComputation = Literal["replace", "add", "sub", "mul", "min", "max"]
@@ -44,17 +43,17 @@ def gather(
     prog: Program,
     name: str = "gather",
 ) -> Tensor:
-    """Slices of a tensor at many places.
+    """Gathers slices of a tensor.
 
     Args:
         graph: graph to add to.
         operand: what is sliced.
-        indices: integers, where slices start; moved so that each fits.
-        index_vector_dim: dimension of `indices` that holds the parts of one place; its rank when places are one number.
+        indices: integers, starts of the slices; clamped to the tensor.
+        index_vector_dim: dimension of `indices` that holds the components of a start; its rank for scalar starts.
         offset_dims: dimensions of the result that run along a slice.
         slice_sizes: sizes of a slice in every dimension of `operand`.
         collapsed_slice_dims: dimensions of a slice of size 1 that the result leaves out.
-        start_index_map: dimension of `operand` for each part of a place.
+        start_index_map: dimension of `operand` for each component of a start.
         prog: program the steps are added to.
         name: debug name.
 
@@ -62,7 +61,7 @@ def gather(
         A new tensor.
 
     Raises:
-        GraphError: numbers that do not go together.
+        GraphError: inconsistent dimension numbers.
     """
     _check_indices(name, indices, index_vector_dim)
     numbers = lax.GatherDimensionNumbers(tuple(offset_dims), tuple(collapsed_slice_dims), tuple(start_index_map))
@@ -88,29 +87,27 @@ def scatter(
     *,
     update_computation: UpdateComputation = "replace",
 ) -> None:
-    """Combines slices of a tensor, at many places, with updates, in place.
+    """Combines slices of a tensor with updates, in place.
 
     Args:
         graph: graph to add to.
         operand: written.
-        indices: integers, where slices start; slices that do not fit are dropped.
+        indices: integers, starts of the slices; slices out of bounds are dropped.
         updates: of the type of `operand`.
         index_vector_dim: see `gather`.
         update_window_dims: dimensions of `updates` that run along a slice.
         insert_window_dims: dimensions of `operand` in which a slice has size 1 that `updates` leaves out.
-        scatter_dims_to_operand_dims: dimension of `operand` for each part of a place.
+        scatter_dims_to_operand_dims: dimension of `operand` for each component of a start.
         prog: program the steps are added to.
         name: debug name.
         update_computation: "replace", "add", "sub", "mul", "min" or "max".
 
     Raises:
-        GraphError: numbers or types that do not go together.
+        GraphError: inconsistent dimension numbers or types.
 
     Source: popops::scatter; PopLibs takes a function for the combination, here it is one of those with a codelet.
     """
-    if update_computation not in _SCATTERS:
-        expected, hint = f"one of {', '.join(_SCATTERS)}", nearest(update_computation, _SCATTERS)
-        raise GraphError(f"{name}: no combination {update_computation!r}", expected=expected, hint=hint)
+    combine = known(update_computation, _SCATTERS, f"update_computation of {name}")
     _check_indices(name, indices, index_vector_dim)
     same_type(name, [operand, updates])
     numbers = lax.ScatterDimensionNumbers(
@@ -119,7 +116,7 @@ def scatter(
 
     def scattered(a: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
         places = _places_last(at, index_vector_dim)
-        return _SCATTERS[update_computation](a, places, new, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
+        return combine(a, places, new, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
 
     add(graph, scattered, [operand, indices, updates], prog, name, [operand])
 
@@ -132,14 +129,14 @@ def _check_indices(name: str, indices: Tensor, index_vector_dim: int) -> None:
 
 
 def _places_last(indices: jax.Array, index_vector_dim: int) -> jax.Array:
-    """Indices with the parts of one place in the last dimension."""
+    """Indices with the components of a start in the last dimension."""
     return indices[..., None] if index_vector_dim == indices.ndim else jnp.moveaxis(indices, index_vector_dim, -1)
 
 
 def select_scalar_from_rows(
     graph: Graph, params: Tensor, indices: Tensor, prog: Program, name: str = "select_scalar_from_rows"
 ) -> Tensor:
-    """Of each row the element at its index: NaN for an index beyond the row, 0 for `MASKED_LABEL_CODE`.
+    """Selects an element of each row by index: NaN for an index out of bounds, 0 for `MASKED_LABEL_CODE`.
 
     Args:
         graph: graph to add to.
@@ -170,8 +167,8 @@ def update_scalar_in_rows(
 ) -> None:
     """Subtracts 1 from the element of each row at its index, in place: the gradient of a cross entropy.
 
-    Arguments as of `select_scalar_from_rows`; nothing is done for `MASKED_LABEL_CODE`, and a row whose index lies
-    beyond it becomes NaN.
+    Arguments as of `select_scalar_from_rows`; a row with `MASKED_LABEL_CODE` stays, and a row with an index
+    out of bounds becomes NaN.
     """
     _check_rows(name, params, indices)
 

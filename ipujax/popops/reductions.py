@@ -1,4 +1,4 @@
-"""Reductions of tensors over some dimensions, and questions about all elements.
+"""Reductions of tensors over some dimensions, and predicates of all elements.
 
 Source: popops `Reduce.hpp`, `AllTrue.hpp`, `NaN.hpp`. Numbers are those of the JAX reductions of the same kind: sums of
 halves are taken in float and rounded once, as `accumType` does by default.
@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add, check_tensors
+from ipujax.poplar.library import add, check_tensors, known
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
-from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
 Scale = float | Tensor
@@ -59,7 +58,7 @@ def reduce(
         operation: "add", "square_add", "log_add", "mul", "max", "min", "logical_and" or "logical_or".
         prog: program the steps are added to.
         name: debug name.
-        scale: what a sum is multiplied by, a number or a tensor of one element.
+        scale: factor of a sum, a number or a tensor of one element.
         update: tensor of the result's shape that a sum is added to, in place.
         out_type: type of the result; that of `update`, or of `x`, when None.
 
@@ -67,7 +66,7 @@ def reduce(
         A tensor of the shape without `dims`: new, or `update`.
 
     Raises:
-        GraphError: an unknown operation, a dimension the tensor lacks, or a scale or update of what is no sum.
+        GraphError: an unknown operation, a dimension out of range, or a scale or update without a sum.
 
     Source: popops::reduce with ReduceParams(op, update, scale).
     """
@@ -79,8 +78,7 @@ def reduce(
         result = _reduced(a, dims, operation, rest[0] if isinstance(scale, Tensor) else scale, dtype)
         return result if update is None else rest[-1] + result
 
-    result: Tensor = add(graph, reduced, operands, prog, name, [] if update is None else [update])
-    return result
+    return add(graph, reduced, operands, prog, name, [] if update is None else [update])
 
 
 def reduce_with_output(
@@ -128,7 +126,7 @@ class SingleReduceOp:
         x: the tensor.
         dims: dimensions to reduce.
         operation: see `reduce`.
-        scale: what a sum is multiplied by.
+        scale: factor of a sum.
         update: whether a sum is added to its output.
         out_type: type of a result that is made.
         name: debug name.
@@ -158,7 +156,7 @@ def reduce_many(
         reductions: what to reduce.
         prog: program the steps are added to.
         name: debug name.
-        outputs: where the results go, one for each reduction; they are made when empty.
+        outputs: tensors to write, one for each reduction; new tensors when empty.
 
     Returns:
         The results, in order.
@@ -171,7 +169,7 @@ def reduce_many(
     if outputs and len(outputs) != len(reductions):
         raise GraphError(f"{name}: not one output a reduction", expected=len(reductions), got=len(outputs))
     if not outputs and any(one.update for one in reductions):
-        raise GraphError(f"{name}: an update has nothing to be added to", hint="outputs=")
+        raise GraphError(f"{name}: an update needs an output", hint="outputs=")
     names = [f"{name}/{one.name or number}" for number, one in enumerate(reductions)]
     if not outputs:
         return [
@@ -185,10 +183,7 @@ def reduce_many(
 
 def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing: bool) -> None:
     check_tensors(name, x)
-    if operation not in _REDUCTIONS:
-        expected = f"one of {', '.join(_REDUCTIONS)}"
-        hint = nearest(operation, _REDUCTIONS)
-        raise GraphError(f"{name}: no reduction {operation!r}", expected=expected, hint=hint)
+    known(operation, _REDUCTIONS, f"operation of {name}")
     if summing and operation not in _SUMS:
         expected = " or ".join(_SUMS)
         raise GraphError(f"{name}: only sums scale and update", expected=expected, got=operation)
@@ -196,7 +191,7 @@ def _check(name: str, x: Tensor, dims: Sequence[int], operation: str, *, summing
         expected = f"different numbers from 0 to {x.ndim - 1}"
         raise GraphError(f"{name}: not dimensions of the tensor", expected=expected, got=list(dims))
     if operation in _TRUTHS and x.dtype != np.bool_:
-        raise GraphError(f"{name}: {operation} is of truth values", expected="bool", got=dtype_name(x.dtype))
+        raise GraphError(f"{name}: {operation} takes BOOL operands", expected="bool", got=dtype_name(x.dtype))
 
 
 def all_true(graph: Graph, x: Tensor, prog: Program, name: str = "all_true") -> Tensor:
@@ -208,18 +203,16 @@ def all_true(graph: Graph, x: Tensor, prog: Program, name: str = "all_true") -> 
 
 
 def has_nan(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan") -> Tensor:
-    """Whether any element is no number, as a BOOL scalar.
+    """Whether any element is NaN, as a BOOL scalar.
 
     Source: popops::hasNaN.
     """
-    result: Tensor = add(graph, lambda a: jnp.any(jnp.isnan(a)), [x], prog, name)
-    return result
+    return add(graph, lambda a: jnp.any(jnp.isnan(a)), [x], prog, name)
 
 
 def has_nan_or_inf(graph: Graph, x: Tensor, prog: Program, name: str = "has_nan_or_inf") -> Tensor:
-    """Whether any element is no number or infinite, as a BOOL scalar.
+    """Whether any element is NaN or infinite, as a BOOL scalar.
 
     Source: popops::hasNaNOrInf.
     """
-    result: Tensor = add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)
-    return result
+    return add(graph, lambda a: jnp.any(~lax.is_finite(a)), [x], prog, name)

@@ -43,7 +43,7 @@ def scaled_add_to(
         speciality: "x_minus_ax_plus_by" computes `a = a - scale_a · a + scale · b` instead.
 
     Raises:
-        GraphError: shapes that differ, a scale of several elements, or a speciality that is none or lacks its scale.
+        GraphError: shapes that differ, a scale of several elements, or an unknown speciality, or one without its scale.
 
     Source: popops::scaledAddTo, where the order is A, scaleA, B, scaleB; ScaledAddSpecialisation.
     """

@@ -1,7 +1,7 @@
-"""Slices at places known when the program runs: one slice, or one for each of many offsets.
+"""Slices at run-time offsets: one slice, or one for each of many offsets.
 
-Source: popops `DynamicSlice.hpp`. Boxes of one slice are moved to fit, as `lax.dynamic_slice` does.
-Limits: no slice plans; every tile goes through all offsets of an update.
+Source: popops `DynamicSlice.hpp`. Offsets of one slice are clamped, as by `lax.dynamic_slice`.
+Limits: no slice plans; every tile iterates over all offsets of an update.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def create_sliceable_tensor(
     graph: Graph, dtype: Any, shape: Sequence[int], dims: Sequence[int], sizes: Sequence[int], name: str = "sliceable"
 ) -> Tensor:
-    """A tensor that lies so that slices along some dimensions need no exchange: those dimensions whole on every tile.
+    """A tensor mapped for slices without exchange: each tile holds the sliced dimensions whole.
 
     Args:
         graph: graph to add to.
         dtype: type of its elements.
         shape: its sizes.
-        dims: the dimensions that are going to be sliced.
+        dims: the dimensions to slice.
         sizes: sizes of the slices in them.
         name: debug name.
 
@@ -56,12 +56,12 @@ def dynamic_slice(
     prog: Program,
     name: str = "dynamic_slice",
 ) -> Tensor:
-    """A box at a place known when it runs.
+    """Slices a box at a run-time offset.
 
     Args:
         graph: graph to add to.
         x: the tensor.
-        offset: integers, the first index in each of `dims`; moved so that the box fits.
+        offset: integers, the first index in each of `dims`; clamped to the tensor.
         dims: the dimensions that are sliced.
         sizes: size of the box in each of `dims`.
         prog: program the steps are added to.
@@ -116,7 +116,7 @@ def dynamic_update(
     prog: Program,
     name: str = "dynamic_update",
 ) -> None:
-    """Overwrites a box at a place known when it runs, in place; arguments as of `dynamic_slice`."""
+    """Overwrites a box at a run-time offset, in place; arguments as of `dynamic_slice`."""
     expected = _box(name, x, dims, sizes)
     if update.shape != expected:
         raise GraphError(f"{name}: the update has another shape", expected=expected, got=update.shape)
@@ -136,12 +136,12 @@ def multi_slice(
     prog: Program,
     name: str = "multi_slice",
 ) -> Tensor:
-    """Boxes at many places: rows of a table by index are `multi_slice(graph, table, indices, [0], [1], prog)`.
+    """Slices boxes at many offsets; `multi_slice(graph, table, indices, [0], [1], prog)` looks up rows of a table.
 
     Args:
         graph: graph to add to.
         x: the tensor.
-        offsets: [n, dims], or [n] for one dimension, integers; those beyond the tensor are moved to its end.
+        offsets: [n, dims], or [n] for one dimension, integers; clamped to the tensor.
         dims: the dimensions that are sliced.
         sizes: size of a box in each of `dims`.
         prog: program the steps are added to.
@@ -175,9 +175,9 @@ def multi_update(
     prog: Program,
     name: str = "multi_update",
 ) -> None:
-    """Overwrites boxes at many places, in place; of several at one place any may stay.
+    """Overwrites boxes at many offsets, in place; with duplicate offsets any of the boxes may remain.
 
-    `slices` is [n, box…], other arguments are as of `multi_slice`; a box beyond the tensor is dropped.
+    `slices` is [n, box…], other arguments are as of `multi_slice`; a box out of bounds is dropped.
 
     Source: popops::multiUpdate.
     """
@@ -195,7 +195,7 @@ def multi_update_add(
     prog: Program,
     name: str = "multi_update_add",
 ) -> None:
-    """Adds `scale · slices` to boxes at many places, in place; as `multi_update`.
+    """Adds `scale · slices` to boxes at many offsets, in place; as `multi_update`.
 
     Source: popops::multiUpdateAdd.
     """
@@ -212,7 +212,7 @@ def multi_update_max(
     prog: Program,
     name: str = "multi_update_max",
 ) -> None:
-    """Keeps the greater of boxes at many places and `slices`, in place; as `multi_update`.
+    """Takes the maximum of boxes at many offsets and `slices`, in place; as `multi_update`.
 
     Source: popops::multiUpdateMax.
     """

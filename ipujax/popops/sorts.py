@@ -5,7 +5,6 @@ Source: popops `Sort.hpp`, `TopK.hpp`. Sorting is stable, and NaN is greater tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -22,39 +21,30 @@ SortOrder = Literal["none", "ascending", "descending"]
 
 
 def sort(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> Tensor:
-    """A tensor sorted along one dimension, rising."""
-    result: Tensor = add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
-    return result
+    """Sorts a tensor along one dimension, ascending, into a new one."""
+    return add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name)
 
 
 def sort_in_place(graph: Graph, x: Tensor, dim: int, prog: Program, name: str = "sort") -> None:
-    """Sorts a tensor along one dimension, rising."""
+    """Sorts a tensor along one dimension, ascending, in place."""
     add(graph, lambda a: lax.sort(a, dimension=dim), [x], prog, name, [x])
 
 
 def sort_key_value(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> tuple[Tensor, Tensor]:
-    """Keys sorted along one dimension, rising, and the values that go with them, both new.
+    """Sorts keys along one dimension, ascending, and their values with them, into new tensors.
 
     Source: popops::sortKeyValue, which returns the values alone.
     """
-    pair: tuple[Tensor, Tensor] = add(graph, _sorted_pair(dim), [keys, values], prog, name)
-    return pair
+    return add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name)
 
 
 def sort_key_value_in_place(
     graph: Graph, keys: Tensor, values: Tensor, dim: int, prog: Program, name: str = "sort"
 ) -> None:
-    """Sorts keys along one dimension, rising, and the values with them; the two must not overlap."""
-    add(graph, _sorted_pair(dim), [keys, values], prog, name, [keys, values])
-
-
-def _sorted_pair(dim: int) -> Callable[..., tuple[jax.Array, ...]]:
-    def sorted_pair(k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(lax.sort((k, v), dimension=dim, num_keys=1))
-
-    return sorted_pair
+    """Sorts keys along one dimension, ascending, and their values with them, in place; the two must not overlap."""
+    add(graph, lambda *pair: lax.sort(pair, dimension=dim, num_keys=1), [keys, values], prog, name, [keys, values])
 
 
 def top_k(
@@ -67,7 +57,7 @@ def top_k(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, elements along the last dimension, and where they are.
+    """The k largest, or smallest, elements along the last dimension, and their indices.
 
     Args:
         graph: graph to add to.
@@ -82,13 +72,12 @@ def top_k(
         Values [..., k], and their UNSIGNED_INT indices; of equal ones those of least index.
 
     Raises:
-        GraphError: more than there are, or an order that is none.
+        GraphError: `k` out of range, or an unknown order.
 
     Source: popops::topKWithPermutation with TopKParams(k, largest, sortOrder).
     """
     _check(name, x, k, sort_order)
-    pair: tuple[Tensor, Tensor] = add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
-    return pair
+    return add(graph, lambda a: _best(a, k, largest, sort_order), [x], prog, name)
 
 
 def top_k_key_value(
@@ -102,7 +91,7 @@ def top_k_key_value(
     largest: bool = True,
     sort_order: SortOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest, or smallest, keys along the last dimension, and the values that go with them.
+    """The k largest, or smallest, keys along the last dimension, and their values.
 
     Arguments as of `top_k`; `values` has the shape of `keys`.
 
@@ -116,8 +105,7 @@ def top_k_key_value(
         found, at = _best(a, k, largest, sort_order)
         return found, jnp.take_along_axis(b, at.astype(jnp.int32), -1)
 
-    pair: tuple[Tensor, Tensor] = add(graph, best, [keys, values], prog, name)
-    return pair
+    return add(graph, best, [keys, values], prog, name)
 
 
 def _best(x: jax.Array, k: int, largest: bool, order: SortOrder | None) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,7 @@
-"""Streams connected to what answers them on the host, for one replica or several.
+"""Connects streams to buffers and callbacks on the host, for one replica or several.
 
-Input: a stream, and a buffer or a callback. Output: a channel. A stream that brings each replica data of its own has a
-channel for each, and its transfers are all replicas' together, [replicas, elements]; any other stream has one.
+Input: a stream, and a buffer or a callback. Output: a channel. A stream with separate data for each
+replica has a channel for each, and its transfers are [replicas, elements]; any other stream has one channel.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def callback_channel(
         callback: called once a transfer; for all replicas, in the order of their numbers.
         depth: see `CallbackChannel`.
         replica: the one it is called for; all of them when None.
-        before: what the stream was connected to; other replicas keep that.
+        before: the stream's current channel; other replicas keep it.
 
     Raises:
-        EngineError: a replica there is not, or one of a stream that does not tell them apart.
+        EngineError: a replica number out of range, or a replica of a broadcast stream.
     """
     if replica is not None:
         if stream.replicas > 1 and not stream.is_by_replica:
@@ -70,7 +70,7 @@ def callback_channel(
 
 
 def unconnected(channel: AnyChannel | None) -> str | None:
-    """What a stream lacks to be used: words to follow its name, None when it lacks nothing."""
+    """Why a stream cannot be used yet, as words that follow its name; None if it is connected."""
     if channel is None:
         return "is not connected"
     missing = channel.missing() if isinstance(channel, ReplicaChannels) else []

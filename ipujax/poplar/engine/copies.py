@@ -57,7 +57,7 @@ def check_stream_sizes(graph: Graph, program: Program) -> None:
 
 
 def split_large_copies(program: Program, limit_bytes: int) -> Program:
-    """The program with every stream copy over the limit made of parts that are not."""
+    """Splits every stream copy over the limit into copies within it."""
     functions: dict[Function, Function] = {}
 
     def visit(node: Program) -> Program:
@@ -75,7 +75,7 @@ def split_large_copies(program: Program, limit_bytes: int) -> Program:
 
 
 def rebuilt(node: Program, visit: Callable[[Program], Program]) -> Program:
-    """A node with the programs inside of it visited, but for the body of a function."""
+    """A node with `visit` applied to its child programs, except to the bodies of functions."""
     match node:
         case Sequence():
             return Sequence(*map(visit, node.children()))

@@ -1,7 +1,7 @@
-"""What the variables of a loaded device hold between runs.
+"""The values of variables of a loaded device between runs.
 
-Input: initial values, and what runs and the host write. Output: arrays by variable. Memory that nothing wrote holds
-zeros. With several replicas each array has a leading axis of them, and so has what the host writes and reads.
+Input: initial values, and writes of programs and of the host. Output: arrays by variable. Memory that was never written
+holds zeros. With several replicas each array has a leading replica axis, as have the arrays of the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DeviceMemory:
     """The memory of a device.
 
     Args:
-        initial: what variables hold at first, in every replica.
+        initial: initial values of variables, in every replica.
         replicas: how many there are.
     """
 
@@ -34,7 +34,7 @@ class DeviceMemory:
         return shape if self._replicas == 1 else (self._replicas, *shape)
 
     def __getitem__(self, variable: Variable) -> jax.Array:
-        """What a variable holds, as an array of JAX that may be donated."""
+        """The value of a variable, as a JAX array that may be donated."""
         value = self._held.get(variable)
         if not isinstance(value, jax.Array):
             shape = self._shape(variable.shape)
@@ -43,14 +43,14 @@ class DeviceMemory:
         return value
 
     def update(self, values: Iterable[tuple[Variable, jax.Array]]) -> None:
-        """Replaces what variables hold."""
+        """Replaces the values of variables."""
         self._held.update(values)
 
     def write(self, name: str, tensor: Tensor, value: Any) -> None:
         """Writes a tensor.
 
         Args:
-            name: how messages call it.
+            name: its name in error messages.
             tensor: where to.
             value: as many elements as the tensor has, in all replicas, of a type that converts without loss of kind.
 
@@ -80,7 +80,7 @@ class DeviceMemory:
         return constant if variable.by_replica else jax.numpy.broadcast_to(constant, self._shape(variable.shape))
 
     def _in_each(self, fun: Callable[..., Any], held: Held, *more: jax.Array) -> Any:
-        """A function of what variables hold, in each replica."""
+        """Applies a function of the variables' values in each replica."""
         if self._replicas == 1:
             return fun(held, *more)
         variables = list(held)  # which cannot be sorted, as the keys of JAX's dicts are

@@ -6,12 +6,12 @@
     engine.run(0)
     engine.read_tensor("result")
 
-Each program is one jitted function of memory, so that a run is one call of XLA. What variables hold persists between
-runs: what any program reads before it writes it, what the host has a handle for, remote buffers, and results that
-nothing in the graph reads on. Memory that nothing wrote holds zeros.
+Each program is one jitted function of memory, so that a run is one call of XLA. Values of variables persist between
+runs for variables that a program reads before it writes them, variables with a host handle, remote buffers, and results
+that nothing in the graph reads. Memory that was never written holds zeros.
 
-After a callback, an abort or a print raises, later transfers of that run call nobody and bring zeros, loops with
-data-dependent counts end, and memory holds whatever the program then left; the engine stays usable.
+After a callback, an abort or a print raises, later transfers of that run call no callback and deliver zeros, loops with
+data-dependent trip counts end, and memory holds the values of that incomplete run; the engine stays usable.
 Source: Poplar & PopLibs user guide, tutorials 1 to 4, "Profiling"; names from poplar/Engine.hpp.
 """
 
@@ -64,7 +64,7 @@ class Engine:
     """A session on a device.
 
     Args:
-        graph: variables, tile mappings, vertices, streams and handles; what is added later does not count.
+        graph: variables, tile mappings, vertices, streams and handles; later additions are ignored.
         programs: the program, or several that `run` calls by number.
         options: see `EngineOptions`; `IPUJAX_ENGINE_OPTIONS` in the environment goes before them.
 
@@ -150,7 +150,7 @@ class Engine:
         return compile(self._machine, whole, options=options)
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
-        """A program as a function of memory, and that jitted: what it overwrites is donated."""
+        """A program as a function of memory, plain and jitted; overwritten variables are donated."""
         if index not in self._functions:
             function = StateFunction(
                 self._executable.graph,
@@ -293,7 +293,7 @@ class Engine:
         return moves
 
     def set_print_stream(self, stream: TextIO) -> None:
-        """Says where `PrintTensor` prints; the standard error stream when nothing was said.
+        """Sets the stream that `PrintTensor` prints to; the default is the standard error stream.
 
         Raises:
             ArgumentError: something that cannot be printed to.
@@ -371,19 +371,19 @@ class Engine:
         """The execution profile of all runs since the last reset, JSON-able.
 
         Raises:
-            ProfileError: loops whose trip count is data ran without `debug.instrument`.
+            ProfileError: loops with data-dependent trip counts ran without `debug.instrument`.
         """
         return self.execution.execution()
 
     def reset_execution_profile(self) -> None:
-        """Forgets all runs so far."""
+        """Discards the record of all runs so far."""
         self._runs.reset()
 
     def print_profile_summary(self, stream: TextIO | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Prints both profiles for people.
+        """Prints a human-readable summary of both profiles.
 
         Args:
-            stream: where to, the standard output when None.
+            stream: the output, standard output when None.
             options: `showExecutionSteps`, `showVarStorage`, `showOptimizations`, `showPerIpuMemoryUsage` and `colours`,
                 each "true" or "false".
 

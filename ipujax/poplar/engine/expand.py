@@ -1,9 +1,9 @@
-"""Programs that mention tensors of a replicated graph, as programs of the graph that holds all replicas.
+"""Expands programs on tensors of a replicated graph to programs of the graph that holds all replicas.
 
 Input: a top-level graph and programs. Output: the graph to compile and the programs to run. A step becomes one step
-that does it in all replicas, side by side:
+that runs in all replicas in parallel:
 
-    Copy(a, b)               of [replicas, *shape] to [replicas, *shape]; what is of no replica goes to each
+    Copy(a, b)               of [replicas, *shape] to [replicas, *shape]; a tensor of the parent goes to each
     StreamIn, StreamOut      of all replicas' data in one transfer
     CrossReplicaCopy         a copy of the senders' tensors, one after the other, to the receivers'
     RemoteIn, RemoteOut      a copy for each replica, with a remote buffer of its own
@@ -11,8 +11,8 @@ that does it in all replicas, side by side:
                              that is inside
 
 A graph without replicated graphs, and its programs, stay as they are.
-Limits: replicas that take decisions of their own do so one after the other, so that their cycles add up; in between
-they can neither meet nor share compute sets with the parent's vertices.
+Limits: control flow on a tensor of replicas runs one replica after the other, so that their cycles add up; inside it
+replicas can neither communicate nor share compute sets with the parent's vertices.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ from ipujax.runtime.graph import Graph as RuntimeGraph, Program, distinct, progr
 from ipujax.runtime.tensor import Tensor, concat
 from ipujax.runtime.verify import map_errors
 
+# Nodes that become one node for each replica.
+_PER_REPLICA = (nodes.If, nodes.Switch, nodes.RepeatWhile, nodes.RemoteIn, nodes.RemoteOut, nodes.WriteUndef)
+
 
 def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, tuple[Program, ...]]:
-    """The graph and the programs that do in all replicas what programs say of one.
+    """Expands programs of one replica to programs of all replicas, with the graph to compile.
 
     Args:
         graph: a top-level graph.
         programs: programs of it and of the replicated graphs inside of it.
 
     Raises:
-        GraphError: steps that cannot be done in all replicas, such as all of them writing one tensor of the parent.
-        VerifyError: a copy between replicas there are not.
+        GraphError: steps that cannot run in all replicas, such as all of them writing one tensor of the parent.
+        VerifyError: a copy between replicas with invalid numbers.
     """
     if not graph.replicated:
         return graph, tuple(programs)
@@ -53,7 +56,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
 
 
 def _check_parents_vertices(graph: Graph, programs: Sequence[Program]) -> None:
-    """The parent's vertices are connected to memory, not to what stands for it."""
+    """Refuses vertices of the parent that are connected to templates."""
     for node in (node for program in programs for node in distinct(program)):
         if isinstance(node, nodes.Execute) and node.compute_set in graph.groups:
             for group in graph.groups[node.compute_set]:
@@ -73,7 +76,7 @@ class _Expander:
 
     Args:
         graph: the top-level graph.
-        flat: what is compiled; gets the compute sets of single replicas.
+        flat: the graph that is compiled; gets the compute sets of single replicas.
     """
 
     def __init__(self, graph: Graph, flat: RuntimeGraph) -> None:
@@ -90,26 +93,21 @@ class _Expander:
     # --- all replicas together ---
 
     def all(self, node: Program) -> Program:
-        """A node done in all replicas."""
-        found: Program = self._once(node, lambda: self._all(node))
-        return found
+        """A node that runs in all replicas."""
+        return self._once(node, lambda: self._all(node))
 
     def _all(self, node: Program) -> Program:
         graph = replicated_graph_of(self._graph, *nodes.own_tensors(node))
+        if graph is not None and isinstance(node, _PER_REPLICA):
+            return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
         match node:
-            case nodes.If() | nodes.Switch() | nodes.RepeatWhile() if graph is not None:
-                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
             case nodes.Copy(source, destination) if graph is not None:
                 self._check_receiver(node, destination)
                 return replace(node, source=self._in_all(source, graph), destination=self._in_all(destination, graph))
             case nodes.CrossReplicaCopy():
                 return self._cross_replica_copy(node, graph)
-            case nodes.StreamIn(stream, destination):
-                return self._transfer(node, stream, destination, graph)
-            case nodes.StreamOut(source, stream):
-                return self._transfer(node, stream, source, graph)
-            case nodes.RemoteIn() | nodes.RemoteOut() | nodes.WriteUndef() if graph is not None:
-                return nodes.Sequence(*(self.one(node, graph, replica) for replica in range(graph.replicas)))
+            case nodes.StreamIn(stream, tensor) | nodes.StreamOut(tensor, stream):
+                return self._transfer(node, stream, tensor, graph)
             case nodes.RemoteIn(buffer) | nodes.RemoteOut(_, buffer) if self._buffers[buffer].replicas > 1:
                 what = f"remote buffer {buffer.name} of a replicated graph is used with a tensor of the parent"
                 raise GraphError(what, where=node.origin, hint="graph.add_remote_buffer")
@@ -122,7 +120,7 @@ class _Expander:
             raise GraphError(what, where=getattr(node, "origin", None), got=tensor, hint=hint)
 
     def _in_all(self, tensor: Tensor, graph: Replicas) -> Tensor:
-        """A tensor of all replicas, [replicas, *shape]; what is of none repeated."""
+        """A tensor of all replicas, [replicas, *shape]; a tensor of the parent is broadcast."""
         if replicated_graph_of(self._graph, tensor) is not None:
             return all_replicas(self._graph, tensor)
         return tensor.expand_dims(0).broadcast(graph.replicas, 0)
@@ -166,9 +164,8 @@ class _Expander:
     # --- one replica ---
 
     def one(self, node: Program, graph: Replicas, replica: int) -> Program:
-        """A node done in one replica only."""
-        found: Program = self._once((node, graph, replica), lambda: self._one(node, graph, replica))
-        return found
+        """A node that runs in one replica only."""
+        return self._once((node, graph, replica), lambda: self._one(node, graph, replica))
 
     def _one(self, node: Program, graph: Replicas, replica: int) -> Program:
         def there(tensor: Tensor) -> Tensor:
@@ -176,7 +173,8 @@ class _Expander:
 
         match node:
             case nodes.Execute(compute_set):
-                return nodes.Execute(self._compute_set(compute_set, graph, replica))
+                key = compute_set, graph, replica
+                return nodes.Execute(self._once(key, lambda: self._compute_set(compute_set, graph, replica)))
             case nodes.Copy(source, destination):
                 self._check_receiver(node, destination)
                 return replace(node, source=there(source), destination=there(destination))
@@ -195,9 +193,9 @@ class _Expander:
                 return nodes.RemoteOut(there(source), self._buffer(buffer, replica), offset, node.origin)
             case nodes.StreamIn() | nodes.StreamOut() | nodes.CrossReplicaCopy():
                 raise GraphError(
-                    f"{type(node).__name__} under a decision that each replica takes for itself",
+                    f"{type(node).__name__} under control flow on a tensor of replicas",
                     where=node.origin,
-                    expected="a decision on a tensor of the parent graph, around what replicas do together",
+                    expected="control flow on a tensor of the parent graph",
                 )
             case nodes.If(tensor) | nodes.RepeatWhile(_, tensor):
                 node = replace(node, predicate=there(tensor))
@@ -209,30 +207,25 @@ class _Expander:
         if self._buffers[buffer].replicas == 1:
             return buffer
         memory = replace(buffer.memory, name=f"{buffer.name} of replica {replica}")
-        found: nodes.RemoteBuffer = self._once((buffer, replica), lambda: replace(buffer, memory=memory))
-        return found
+        return self._once((buffer, replica), lambda: replace(buffer, memory=memory))
 
     def _compute_set(self, compute_set: nodes.ComputeSet, graph: Replicas, replica: int) -> nodes.ComputeSet:
         """The vertices of one replica in a compute set, as a compute set."""
-        key = compute_set, graph, replica
-        if key not in self._known:
-            groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
-            if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
-                what = f"compute set {compute_set.name} has vertices of the parent graph too"
-                where = compute_set.origin
-                hint = "a compute set of their own, for it runs under a decision that each replica takes for itself"
-                raise GraphError(what, where=where, hint=hint)
-            self._known[key] = own = nodes.ComputeSet(compute_set.name, compute_set.origin)
-            self._flat.groups[own] = groups
-            if compute_set in self._flat.fallbacks:
-                self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
-        found: nodes.ComputeSet = self._known[key]
-        return found
+        groups = [graph.group_in_replica(group, replica) for group in graph.groups[compute_set]]
+        if len(self._flat.groups[compute_set]) != graph.replicas * len(groups):
+            what = f"compute set {compute_set.name} has vertices of the parent graph too"
+            hint = "a separate compute set, because it runs under control flow on a tensor of replicas"
+            raise GraphError(what, where=compute_set.origin, hint=hint)
+        own = nodes.ComputeSet(compute_set.name, compute_set.origin)
+        self._flat.groups[own] = groups
+        if compute_set in self._flat.fallbacks:
+            self._flat.fallbacks[own] = self._flat.fallbacks[compute_set]
+        return own
 
     # --- control ---
 
     def _inside(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:
-        """A node with the programs inside of it visited."""
+        """A node with `visit` applied to its child programs."""
         if isinstance(node, nodes.Call):
             body = node.function.body
             made = self._once((node.function, key), lambda: replace(node.function, body=visit(body)))

@@ -21,13 +21,13 @@ ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Choices for one engine.
+    """Options of one engine.
 
     Args:
-        instrument: `debug.instrument`: note what data-dependent control does in every run, for the execution profile.
+        instrument: `debug.instrument`: record data-dependent control flow of every run, for the execution profile.
         allow_out_of_memory: `debug.allowOutOfMemory`: run programs that overflow tiles.
         exact_splits: `debug.exactSplits`: compute vertex by vertex, rounding as split; slower.
-        prefetch_depth: `streams.prefetchDepth`: transfers that callbacks are asked for ahead of time; 0 for none.
+        prefetch_depth: `streams.prefetchDepth`: number of transfers to prefetch from callbacks; 0 for none.
         split_large_copies: `streams.splitLargeCopies`: split stream copies over the size limit.
     """
 
@@ -39,15 +39,15 @@ class EngineOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
-        """The options that a program and the environment ask for.
+        """The options set by a program and by the environment.
 
         Args:
             given: values by option name.
             environment: environment variables, those of the process when None.
 
         Raises:
-            ArgumentError: no dict, an unknown name, a value that makes no sense, or an environment variable that is no
-                JSON object.
+            ArgumentError: no dict, an unknown name, an invalid value, or an environment variable that is no JSON
+                object.
         """
         if not isinstance(given, Mapping | None):
             raise ArgumentError("engine options are no dict", expected='{"debug.instrument": "true"}', got=repr(given))

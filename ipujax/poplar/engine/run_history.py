@@ -1,7 +1,7 @@
-"""What an engine has run: the programs in order, and what their data-dependent control did.
+"""The record of an engine's runs: the programs in order, and their data-dependent control flow.
 
-Input: runs, as they happen. Output: the profile of all of them, as one program after the other. Runs of one program
-that is the same every time are counted, so that many of them cost nothing.
+Input: runs, as they happen. Output: the profile of all of them, as a sequence of programs. Consecutive runs of one
+program are only counted, so that many of them cost nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Runs:
         self._choices: dict[Program, list[int]] = {}
 
     def start(self, index: int) -> None:
-        """Notes that a program runs."""
+        """Records the start of a program."""
         if self._order and self._order[-1][0] == index:
             self._order[-1][1] += 1
         else:
             self._order.append([index, 1])
 
     def record(self, node: Program, what: Any) -> None:
-        """Notes what a node of data-dependent control did; see `engine_function`."""
+        """Records a trip count or a branch of a node of data-dependent control flow; see `StateFunction`."""
         self._choices.setdefault(node, []).append(int(what))
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Discards all records."""
         self._order.clear()
         self._choices.clear()
 
@@ -44,15 +44,15 @@ class Runs:
         Args:
             executable: of all programs.
             programs: by number.
-            is_recorded: whether data-dependent control was noted.
+            is_recorded: whether data-dependent control flow was recorded.
 
         Raises:
-            ProfileError: a loop whose trip count is data ran without being noted.
+            ProfileError: a loop with a data-dependent trip count ran without being recorded.
         """
         ran = {programs[index] for index, _ in self._order}
         if not is_recorded:
             for loop in (node for program in ran for node in distinct(program) if isinstance(node, RepeatWhile)):
-                what = "the trip count of a loop that ran was not noted"
+                what = "the trip count of a loop that ran was not recorded"
                 raise ProfileError(what, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
         steps = [programs[i] if count == 1 else Repeat(count, programs[i]) for i, count in self._order]
         return Profile(executable, dict(self._choices) if is_recorded else None, Sequence(*steps))

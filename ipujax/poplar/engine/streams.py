@@ -2,12 +2,12 @@
 
 Input: transfers of a running program, one by one. Output: their values; see `runtime.host.host.Host`.
 
-    buffer    transfer k reads or writes part k, modulo the parts that fit; the array is looked at when it happens
-    callback  host to device: `fetch` fills a buffer, or `prefetch` did ahead of time; `complete` when it was taken
-              device to host: `fetch` is given the data, then `complete`
+    buffer    transfer k reads or writes part k modulo the number of parts; the array is accessed at that moment
+    callback  host to device: `fetch` fills a buffer, or `prefetch` filled it ahead of time; then `complete`
+              device to host: `fetch` receives the data; then `complete`
 
-Up to `depth` prefetches wait ready, made by one thread a stream, in order. One that has nothing yet ends the row: no
-later one is made before the next `fetch`, so that nothing overtakes. Prefetched data stay for the next run.
+One thread a stream makes up to `depth` prefetches ahead, in order. A prefetch that returns False stops the queue until
+the next `fetch`, which keeps transfers in order. Prefetched data stay for the next run.
 Source: Poplar & PopLibs user guide, "Host-side stream access"; poplar/StreamCallback.hpp for the names.
 Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream buffer size limit"), taken as MiB.
 """
@@ -34,7 +34,7 @@ from ipujax.runtime.tensor import dtype_name
 
 
 class StreamCallback(ABC):
-    """What a stream calls on the host; subclass it and override `fetch`, and the others as needed."""
+    """A callback of a stream on the host; override `fetch`, and the other methods as needed."""
 
     @abstractmethod
     def fetch(self, buffer: np.ndarray) -> None:
@@ -45,12 +45,12 @@ class StreamCallback(ABC):
         del buffer
         return False
 
-    def complete(self) -> None:  # noqa: B027 - to be overridden by those who want to know
-        """Told after each transfer."""
+    def complete(self) -> None:  # noqa: B027 - an optional hook
+        """Called after each transfer."""
 
 
 class _Function(StreamCallback):
-    """A plain function as a callback: it cannot be called ahead of time."""
+    """A plain function as a callback, without prefetching."""
 
     def __init__(self, fun: Callable[[np.ndarray], Any], *, fills: bool) -> None:
         self._fun, self._fills = fun, fills
@@ -64,7 +64,7 @@ class _Function(StreamCallback):
 
 
 def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills: bool = False) -> StreamCallback:
-    """The callback that an object is, or a function stands for; `fills` if it is to fill the buffer it is given."""
+    """A callback as it is, or a function as a callback; `fills` if it has to fill its buffer."""
     if isinstance(callback, StreamCallback):
         return callback
     if not callable(callback):
@@ -75,7 +75,7 @@ def as_callback(callback: StreamCallback | Callable[[np.ndarray], Any], *, fills
 
 @dataclass(slots=True)
 class CircularBuffer:
-    """A numpy array whose parts a stream reads or writes one after the other, again from the start at the end.
+    """A numpy array whose parts a stream reads or writes in turn, from the start again after the last.
 
     Args:
         parts: a view of the user's array, [parts, elements of a transfer].
@@ -118,11 +118,11 @@ class CircularBuffer:
 
 
 class CallbackChannel:
-    """A stream that a callback answers.
+    """A stream connected to a callback.
 
     Args:
         stream: gives size and type of a transfer.
-        callback: what is called.
+        callback: the callback.
         depth: how many prefetches may be ready or under way, for a stream to the device.
     """
 
@@ -133,7 +133,7 @@ class CallbackChannel:
         self._stopped = Event()
 
     def pull(self) -> np.ndarray:
-        """The next value: what was prefetched, or else what `fetch` gives now."""
+        """The next value, prefetched or from `fetch`."""
         value = self._prefetched()
         if value is None:
             value = self._buffer()
@@ -165,13 +165,13 @@ class CallbackChannel:
         return value
 
     def _restart(self) -> None:
-        """Forgets the prefetches after one that failed: none of them has been made."""
+        """Discards the prefetches queued after one that failed; none of them has run."""
         while self._ahead:
             self._ahead.popleft().result()
         self._stopped.clear()
 
     def _prefetch(self) -> np.ndarray | None:
-        """One prefetch, in the thread; None if there was nothing, or nothing before it."""
+        """One prefetch, in the thread; None if it, or one before it, had no data."""
         if self._stopped.is_set():
             return None
         buffer = self._buffer()
@@ -189,7 +189,7 @@ Channel = CircularBuffer | CallbackChannel
 
 
 class ReplicaChannels:
-    """A stream that brings each replica data of its own; a transfer is all of theirs, [replicas, elements].
+    """A stream with separate data for each replica; a transfer is [replicas, elements].
 
     Args:
         replicas: how many.
@@ -199,7 +199,7 @@ class ReplicaChannels:
         self._channels: list[Channel | None] = [None] * replicas
 
     def connect(self, channel: Channel, replica: int | None = None) -> None:
-        """Connects one replica, or all of them, who then take turns in the order of their numbers."""
+        """Connects one replica, or all to one channel, which then serves them in the order of their numbers."""
         for number in range(len(self._channels)):
             if replica is None or number == replica:
                 self._channels[number] = channel
@@ -221,7 +221,7 @@ class ReplicaChannels:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StreamPart(HostStream):
-    """Part of a transfer that is too large for one copy: the host sees the whole.
+    """Part of a transfer that is too large for one copy; the host sees the whole transfer.
 
     Args:
         whole: the stream.
@@ -241,7 +241,7 @@ class StreamHost:
     """Answers all transfers of an engine, see `runtime.host.host.Host`.
 
     Attributes:
-        channels: what streams are connected to, by handle.
+        channels: channel of each stream, by handle.
         print_to: where tensors are printed; the standard error stream of the moment when None.
     """
 
@@ -281,12 +281,12 @@ class StreamHost:
 
 
 def _for_all(stream: HostStream, value: np.ndarray) -> np.ndarray:
-    """A value to the device; one that goes to all replicas in one tensor repeated."""
+    """A value to the device, broadcast if all replicas receive the same."""
     return np.broadcast_to(value, stream.shape) if value.ndim < len(stream.shape) else value
 
 
 def _by_replica(stream: PrintStream | AbortStream, value: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """What each replica sent, with words that name it; of one replica what it sent."""
+    """The value of each replica, with a suffix that names the replica if there are several."""
     if stream.replicated or value.ndim > len(stream.shape):
         return [(f" (replica {replica})", own) for replica, own in enumerate(value)]
     return [("", value)]

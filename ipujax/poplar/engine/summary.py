@@ -30,8 +30,8 @@ def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str,
     """Prints the summary of a profile, with the sections that options ask for, in colours on a terminal.
 
     Args:
-        profile: what to tell of.
-        stream: where to, the standard output when None.
+        profile: the profile.
+        stream: the output, standard output when None.
         options: by Poplar's names, each "true" or "false".
 
     Raises:

@@ -1,8 +1,8 @@
 """Poplar's `Graph`: variables, tile mapping by slices, vertices one by one, codelets, and names for the host.
 
-It is a graph of the runtime, so whatever takes one takes it: the op libraries, `compile`, the engine and the tile
-interpreter. At any time `mappings` and `groups` are right for what was added so far. Nothing is placed on tiles that
-the user did not place, but for the results of library operations.
+It is a graph of the runtime and works wherever one does: op libraries, `compile`, the engine and the tile interpreter.
+`mappings` and `groups` are up to date after each addition. Variables and vertices have only the tiles that the user
+gave them, except for the results of library operations.
 
 Methods have Poplar's names in snake_case and Poplar's order of arguments. `add_variable(FLOAT, [4], "v1")` may also be
 called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `add_constant`.
@@ -11,7 +11,7 @@ Replicas in both ways of the guide: `Graph(target, replication_factor=4)` is one
 once; `graph.create_replicated_graph(4)` puts all replicas in one graph (see `replicated`).
 
 Source: Poplar & PopLibs user guide, tutorials 1 to 7, "Replicated graphs"; poplar::Graph.
-Limits: a graph of the first way has no graph of the second inside of it.
+Limits: the two ways cannot be combined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ipujax.poplar.graph.graph_base import GraphBase
-from ipujax.poplar.graph.replica_tensors import all_replicas, is_of_replicas
+from ipujax.poplar.graph.replica_tensors import all_replicas, replicated_graph_of
 from ipujax.poplar.graph.replicated import ReplicatedBase
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
@@ -40,10 +40,10 @@ class Graph(GraphBase):
     """
 
     def get_top_level_graph(self) -> Graph:
-        """The graph this one is a part of; itself when it is part of none.
+        """The graph that this graph is a view of, or this graph itself.
 
         Raises:
-            GraphError: replicas made by `replication_factor`, which are part of no graph.
+            GraphError: replicas made by `replication_factor`, which have no parent graph.
         """
         top = self._top()
         assert isinstance(top, Graph)
@@ -65,7 +65,7 @@ class Graph(GraphBase):
         return VirtualGraph(self, chosen_tiles(self.target, tiles, upper))
 
     def create_replicated_graph(self, replicas: int) -> ReplicatedGraph:
-        """Copies of a graph, each on an equal share of this graph's tiles; whatever is added to it, all copies get.
+        """Copies of a graph, each on an equal share of this graph's tiles; additions apply to all copies.
 
         Args:
             replicas: how many; they divide the IPUs, or the tiles of a single one.
@@ -84,7 +84,7 @@ class Graph(GraphBase):
         top = self._top()
         if top.replication_factor > 1:
             raise GraphError("replicas of a top-level graph have no graph that sees them all", hint=_BELOW)
-        if not is_of_replicas(top, tensor):
+        if replicated_graph_of(top, tensor) is None:
             raise GraphError(f"{tensor!r} is of no replicated graph", hint="graph.create_replicated_graph")
         return all_replicas(top, tensor)
 

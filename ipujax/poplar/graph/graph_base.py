@@ -1,7 +1,7 @@
-"""What Poplar's graphs and their parts have in common: variables, tile mappings, vertices one by one, codelets.
+"""Base of Poplar's graphs and their views: variables, tile mappings, single vertices, codelets.
 
-Input: what a user adds. Output: a graph of the runtime, at any time right for what was added so far. Nothing is placed
-on tiles that the user did not place, but for the results of library operations.
+Input: additions of a user. Output: a graph of the runtime, complete after each addition. Variables and vertices have
+only the tiles that the user gave them, except for the results of library operations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
 from ipujax.runtime.target import Target as RuntimeTarget, nearest
 from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
 
-# What a graph shares with those that are views of it.
+# Attributes that a graph shares with its views.
 SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
           "initial_values", "libraries")  # fmt: skip
 
 
 class GraphBase(HostSide):
-    """What graphs and their parts have in common.
+    """Base of graphs and their views.
 
     Args:
         target: the machine, or a device for its machine.
@@ -58,23 +58,23 @@ class GraphBase(HostSide):
         return Target.of(self.target)
 
     def _top(self) -> GraphBase:
-        """The graph that holds all that runs."""
+        """The top-level graph, which is compiled."""
         return self
 
     def _tiles_in_top_level(self) -> np.ndarray:
-        """The number that each tile has in that graph, int32[num_tiles]."""
+        """The top-level graph's number of each tile, int32[num_tiles]."""
         return np.arange(self.target.num_tiles, dtype=np.int32)
 
     def _for_host(self, tensor: Tensor) -> Tensor:
         return all_replicas(self._top(), tensor)
 
     def get_replication_factor(self) -> int:
-        """How many replicas there are of the graph."""
+        """The number of replicas of the graph."""
         return self.replication_factor
 
     @property
     def origin(self) -> Origin:
-        """Where what is being added comes from: what `debug_origin` says, else the user's running line."""
+        """The origin of additions: set by `debug_origin`, else the user's current line."""
         return self._origin if self._origin != Origin() else Origin(user_line() or "")
 
     # --- variables ---
@@ -87,7 +87,7 @@ class GraphBase(HostSide):
         mapping: TileMapping | None = None,
         monoid: str | None = None,
     ) -> Tensor:
-        """Adds a variable, which lies on no tile yet.
+        """Adds a variable without a tile mapping.
 
         Args:
             dtype: type of its elements, `FLOAT`, `INT`…
@@ -100,7 +100,7 @@ class GraphBase(HostSide):
             The tensor of all of it.
 
         Raises:
-            GraphError: a type or shape that is none.
+            GraphError: an invalid type or shape.
         """
         dtype, shape = type_and_shape(dtype, shape, name)
         return super().add_variable(shape, dtype, name, mapping, monoid)
@@ -126,7 +126,7 @@ class GraphBase(HostSide):
         return super().add_constant(filled(values, shape, dtype, f"constant {name or 'unnamed'}"), name, mapping)
 
     def clone(self, tensor: Tensor, name: str = "") -> Tensor:
-        """Adds a variable of a tensor's shape and type that lies on tiles as the tensor does.
+        """Adds a variable with the shape, type and tile mapping of a tensor.
 
         Raises:
             MappingError: an element of the tensor lies on no tile.
@@ -136,7 +136,7 @@ class GraphBase(HostSide):
         return new
 
     def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
-        """Says what a tensor holds before the first program runs, or what a state field of a vertex is.
+        """Sets the value of a tensor before the first program runs, or of a state field of a vertex.
 
         Args:
             what: a tensor, or `vertex["name"]`.
@@ -153,7 +153,7 @@ class GraphBase(HostSide):
             self._set_elements(tensor, flat)
 
     def _set_elements(self, what: Tensor, values: np.ndarray) -> None:
-        """Says what the elements of a tensor hold before the first program runs."""
+        """Sets the values of a tensor's elements before the first program runs."""
         which, index = (part.reshape(-1) for part in what.flat_indices())
         for number, variable in enumerate(what.variables()):
             if variable.is_constant:
@@ -174,7 +174,7 @@ class GraphBase(HostSide):
             self._placement.place_whole(variable, mapping)
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
-        """Puts a tensor, or a vertex, on tiles.
+        """Maps a tensor, or a vertex, to tiles.
 
         Args:
             what: a tensor (any view), a vertex, or a whole variable.
@@ -184,7 +184,7 @@ class GraphBase(HostSide):
 
         Raises:
             MappingError: a tile the target lacks, or elements left out or held twice.
-            GraphError: something that can be put nowhere.
+            GraphError: something that is no tensor and no vertex.
         """
         if isinstance(what, VertexRef):
             self.vertices.set_tile(self.vertices.own(what), mapping)
@@ -196,7 +196,7 @@ class GraphBase(HostSide):
             return
         tensor = Tensor.of(what) if isinstance(what, Variable) else what
         if not isinstance(tensor, Tensor):
-            raise GraphError("a tile mapping of nothing known", expected="a tensor or a vertex", got=repr(what))
+            raise GraphError("invalid `what` of a tile mapping", expected="a tensor or a vertex", got=repr(what))
         self._placement.place(tensor, self._checked_tiles(tensor, mapping))
 
     def _checked_tiles(self, tensor: Tensor, mapping: Any) -> int | np.ndarray:
@@ -238,7 +238,7 @@ class GraphBase(HostSide):
     # --- codelets and vertices ---
 
     def add_codelets(self, source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> None:
-        """Makes codelets known by their names.
+        """Registers codelets by their names.
 
         Args:
             source: a codelet class, several, or a module: all codelets it defines.
@@ -326,19 +326,17 @@ class GraphBase(HostSide):
         self.vertices.connect(*self.vertices.own_field(field), what)
 
     def set_perf_estimate(self, vertex: VertexRef, cycles: int) -> None:
-        """Says how many cycles one run of a vertex takes its worker.
+        """Sets the cycles of one run of a vertex on its worker.
 
         Raises:
             GraphError: anything else than a whole number from 0 to 4,294,967,295.
         """
         self.vertices.set_estimate(self.vertices.own(vertex), cycles)
 
-    def set_cycle_estimate(self, vertex: VertexRef, cycles: int) -> None:
-        """The older name of `set_perf_estimate`."""
-        self.set_perf_estimate(vertex, cycles)
+    set_cycle_estimate = set_perf_estimate  # its older name
 
     def add_replication_index_constant(self, name: str = "replication index") -> Tensor:
-        """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica; it lies on no tile yet.
+        """Adds a constant, UNSIGNED_INT of no dimensions, that holds the number of its replica, unmapped.
 
         Args:
             name: debug name.

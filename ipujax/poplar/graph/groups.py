@@ -1,7 +1,7 @@
-"""The vertex groups of a graph's compute sets: added as groups, made of vertices added one by one, or of replicas.
+"""The vertex groups of a graph's compute sets: added as groups, made from single vertices, or from replicas.
 
-Input: what was added. Output: for each compute set its vertex groups, always right for what was added so far. A group
-stays the same object as long as it is the same.
+Input: additions to a graph. Output: the vertex groups of each compute set, up to date after each addition. An unchanged
+group stays the same object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ipujax.runtime.graph import ComputeSet, VertexGroup
 
 
 class GroupTable(dict[ComputeSet, list[VertexGroup]]):
-    """Vertex groups by compute set, made when asked for: every way to read it goes through iteration and `[]`."""
+    """Vertex groups by compute set, made on access: all read methods use iteration and `[]`."""
 
     def get(self, compute_set: ComputeSet, default: Any = None) -> Any:
         return self[compute_set] if compute_set in self else default  # noqa: SIM401 this is `get`
@@ -37,7 +37,7 @@ class Groups(GroupTable):
         vertices: the vertices added one by one.
 
     Attributes:
-        replicated: graphs whose vertices are here once for each of their replicas.
+        replicated: graphs whose vertices occur once for each of their replicas.
     """
 
     def __init__(self, vertices: VertexStore) -> None:
@@ -50,12 +50,12 @@ class Groups(GroupTable):
         return own + [group for graph in self.replicated for group in graph.groups_of_replicas(compute_set)]
 
     def added(self, compute_set: ComputeSet) -> list[VertexGroup]:
-        """The groups that were added as groups, to be appended to."""
+        """The mutable list of the groups that were added as groups."""
         return super().__getitem__(compute_set)
 
 
 class TemplateGroups(Groups):
-    """The vertex groups of one replica, in the compute sets of the graph it is a part of.
+    """The vertex groups of one replica, in the compute sets of the parent graph.
 
     Args:
         vertices: the vertices added one by one.

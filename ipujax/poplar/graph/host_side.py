@@ -1,7 +1,7 @@
-"""What the host knows of a graph: tensors it reads and writes by name, streams, and memory outside of the IPU.
+"""The host's interface to a graph: tensors it reads and writes by name, streams, and remote buffers.
 
-Input: handles. Output: tables of them, which the engine looks up. Where a graph has several replicas, each has streams
-and remote buffers of its own, and the host sees the tensors of all of them as one.
+Input: handles. Output: tables of them for the engine. Each replica of a graph has its own streams and remote buffers;
+the host sees the tensors of all replicas as one.
 Source: Poplar & PopLibs user guide, "Data streams and remote buffers"; poplar::Graph.
 """
 
@@ -28,28 +28,28 @@ class HostSide(RuntimeGraph):
         self.remote_buffers: dict[str, RemoteBuffer] = {}
 
     def _for_host(self, tensor: Tensor) -> Tensor:
-        """A tensor as the host sees it."""
+        """A tensor in the host's view, with all replicas."""
         return tensor
 
     def create_host_write(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host write a tensor by this name; with several replicas all of theirs, [replicas, *shape].
+        """Lets the host write a tensor by this name; with several replicas it is [replicas, *shape].
 
         Raises:
-            GraphError: a name that is taken, a constant, or a view that sees an element of memory twice.
+            GraphError: a duplicate name, a constant, or a view with a repeated element of memory.
         """
         _check_host_tensor(handle, tensor)
         if tensor.contains_constant:
             raise GraphError(f"host write {handle} would write to {tensor!r}", got="a constant")
         if not tensor.is_writable:
             what = f"host write {handle} would write to {tensor!r}"
-            raise GraphError(what, expected="each element of memory once", got="a view that sees an element twice")
+            raise GraphError(what, expected="each element of memory once", got="a view with a repeated element")
         _claim(self.host_writes, handle, self._for_host(tensor), "host write")
 
     def create_host_read(self, handle: str, tensor: Tensor) -> None:
-        """Lets the host read a tensor by this name; with several replicas all of theirs, [replicas, *shape].
+        """Lets the host read a tensor by this name; with several replicas it is [replicas, *shape].
 
         Raises:
-            GraphError: a name that is taken.
+            GraphError: a duplicate name.
         """
         _check_host_tensor(handle, tensor)
         _claim(self.host_reads, handle, self._for_host(tensor), "host read")
@@ -64,7 +64,7 @@ class HostSide(RuntimeGraph):
         """Adds a stream from the host of `num_elements` a transfer, for each replica or one for all.
 
         Raises:
-            GraphError: a name that is taken, or no replication mode.
+            GraphError: a duplicate name, or an invalid replication mode.
         """
         if not isinstance(replication_mode, ReplicatedStreamMode):
             expected = "one of ReplicatedStreamMode"
@@ -76,7 +76,7 @@ class HostSide(RuntimeGraph):
         """Adds a stream to the host of `num_elements` a transfer, for each replica.
 
         Raises:
-            GraphError: a name that is taken.
+            GraphError: a duplicate name.
         """
         return self._add_stream(handle, dtype, num_elements, "device_to_host")
 
@@ -93,7 +93,7 @@ class HostSide(RuntimeGraph):
         """Adds memory outside of the IPU, of `repeats` rows of `num_elements`, for each replica.
 
         Raises:
-            GraphError: a name that is taken.
+            GraphError: a duplicate name.
         """
         dtype, (size, rows) = type_and_shape(dtype, (num_elements, repeats), handle)
         buffer = RemoteBuffer(handle, dtype, size, rows, self.origin, self.replication_factor)

@@ -44,7 +44,7 @@ class Placement:
         self._mappings[variable] = mapping
 
     def place(self, tensor: Tensor, tile: int | np.ndarray) -> None:
-        """Maps the elements a tensor sees.
+        """Maps the elements of a tensor.
 
         Args:
             tensor: any view of any variables.
@@ -79,7 +79,7 @@ class Placement:
         return np.full(variable.size, UNMAPPED, np.int32)
 
     def _owners_of(self, variable: Variable) -> np.ndarray:
-        """The tiles of a variable's elements, to be changed by the caller."""
+        """The mutable array of the tiles of a variable's elements."""
         if variable not in self._owners:
             self._owners[variable] = np.array(self._known_owners(variable), np.int32)
         self._changed[variable] = None
@@ -87,11 +87,11 @@ class Placement:
 
 
 def _contiguous(node: Affine) -> tuple[int, int] | None:
-    """First element and number of elements of a view that is one interval of its variable in order, else None."""
-    digits = canonical(node.subdims)
-    if not digits:
+    """First element and size of a view that is one contiguous interval of its variable, else None."""
+    radices = canonical(node.subdims)
+    if not radices:
         return node.offset, 1
-    return (node.offset, digits[0][0]) if len(digits) == 1 and digits[0][1] == 1 else None
+    return (node.offset, radices[0][0]) if len(radices) == 1 and radices[0][1] == 1 else None
 
 
 def _as_flat(tiles: np.ndarray) -> TileMapping | None:

@@ -17,7 +17,7 @@ from ipujax.runtime.tensor import Tensor, Variable, concat
 
 
 class Replicas(Protocol):
-    """A replicated graph; `replicated.ReplicatedBase` says what each part is."""
+    """A replicated graph; see `replicated.ReplicatedBase`."""
 
     replicas: int
     instances: dict[Variable, tuple[Variable, ...]]
@@ -31,13 +31,13 @@ class Replicas(Protocol):
 
 
 class HasReplicas(Protocol):
-    """A top-level graph, with the replicated graphs inside of it."""
+    """A top-level graph with its replicated graphs."""
 
     replicated: list[Replicas]
 
 
 def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
-    """The replicated graph that tensors are of, None if of none.
+    """The replicated graph of some tensors, None if they have none.
 
     Raises:
         GraphError: tensors of several replicated graphs.
@@ -49,20 +49,15 @@ def replicated_graph_of(top: HasReplicas, *tensors: Tensor) -> Replicas | None:
     return found[0] if found else None
 
 
-def is_of_replicas(top: HasReplicas, tensor: Tensor) -> bool:
-    """Whether a tensor is of a replicated graph."""
-    return replicated_graph_of(top, tensor) is not None
-
-
 def in_each_replica(top: HasReplicas, tensor: Tensor) -> list[Tensor]:
-    """The tensor that a template stands for in each replica; a tensor that is no template by itself."""
+    """The instance of a template in each replica; a tensor that is no template stays as it is."""
     graph = replicated_graph_of(top, tensor)
     return [tensor] if graph is None else [graph.in_replica(tensor, r) for r in range(graph.replicas)]
 
 
 def all_replicas(top: HasReplicas, tensor: Tensor) -> Tensor:
-    """The tensors of all replicas as one, [replicas, *shape]; a tensor that is no template as it is."""
-    if not is_of_replicas(top, tensor):
+    """The instances of a template as one tensor, [replicas, *shape]; a tensor that is no template stays as it is."""
+    if replicated_graph_of(top, tensor) is None:
         return tensor
     return concat([each.expand_dims(0) for each in in_each_replica(top, tensor)])
 

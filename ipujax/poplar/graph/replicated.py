@@ -5,11 +5,11 @@
 
 A variable of the replicated graph is a template: the parent has one instance of it for each replica, on tile
 r · tiles + t where the template lies on tile t. Vertices are in the parent's compute sets once a replica. Programs may
-mention templates; the engine makes of each step one that does it in all replicas (see `expand`). The parent stays
-usable by itself, also in the same compute sets and copies.
+use templates; the engine expands each step to one that runs in all replicas (see `expand`). The parent stays usable
+by itself, also in the same compute sets and copies.
 
 Source: Poplar & PopLibs user guide, "Replicating an existing graph".
-Limits: no replicas inside of replicas; what the parent maps or sets later of one replica, templates do not show.
+Limits: no replicas inside of replicas; later changes of one replica through the parent are not visible in templates.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ipujax.runtime.tensor import Tensor, TileMapping, Variable, moved
 
 
 class ReplicatedBase(GraphBase):
-    """What makes a graph stand for copies of it on shares of a parent's tiles.
+    """Base of graphs that are copied to each share of a parent's tiles.
 
     Args:
-        parent: the graph it is a part of.
+        parent: the graph that it is a view of.
         replicas: how many.
 
     Attributes:
@@ -77,7 +77,7 @@ class ReplicatedBase(GraphBase):
         return replace(variable)
 
     def in_replica(self, tensor: Tensor, replica: int) -> Tensor:
-        """The parent's tensor that a template stands for in one replica; what is no template stays."""
+        """The instance of a template in one replica; a tensor that is no template stays as it is."""
         return substituted(tensor, self._tables[replica])
 
     def set_tile_mapping(self, what: Any, mapping: Any) -> None:
@@ -111,7 +111,7 @@ class ReplicatedBase(GraphBase):
 
 
 class _TemplatePlacement(Placement):
-    """Where templates lie, in tiles of a replica; their instances lie on the parent's tiles accordingly."""
+    """Tile mappings of templates, in tiles of a replica; maps their instances to the parent's tiles."""
 
     def __init__(self, graph: ReplicatedBase, parent: GraphBase, tiles: np.ndarray) -> None:
         super().__init__()

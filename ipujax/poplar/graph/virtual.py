@@ -1,7 +1,7 @@
 """Virtual graphs: a view of a graph that has some of its tiles, numbered from 0.
 
-Everything that is added to a virtual graph is added to its parent, on the parent's tiles. Of what the parent has, the
-virtual graph sees the variables that lie wholly on its tiles. Programs are compiled for the top-level graph.
+Additions to a virtual graph go to its parent, on the parent's tiles. The virtual graph sees the parent's variables that
+lie wholly on its tiles. Programs are compiled for the top-level graph.
 
 Source: Poplar & PopLibs user guide, "Virtual graphs".
 Limits: a virtual graph has equally many tiles of each IPU, those of one IPU next to one another.
@@ -38,32 +38,33 @@ def chosen_tiles(target: Target, tiles: int | Iterable[int], upper: int | None) 
     """
     if isinstance(tiles, bool | float | str):
         expected = "a number of tiles of each IPU, a range, or a list of tiles"
-        raise GraphError("virtual graph of nothing known", expected=expected, got=repr(tiles))
+        raise GraphError("invalid `tiles` argument of a virtual graph", expected=expected, got=repr(tiles))
     if upper is not None:
         if not isinstance(tiles, int | np.integer):
-            raise GraphError("virtual graph of no range", expected="first tile, one past the last", got=(tiles, upper))
+            raise GraphError("invalid tile range of a virtual graph", expected="first tile, end", got=(tiles, upper))
         chosen = np.arange(tiles, upper, dtype=np.int32)
     elif isinstance(tiles, int | np.integer):
         if not 0 < tiles <= target.tiles_per_ipu:
-            raise GraphError("tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
+            raise GraphError("invalid number of tiles of each IPU", expected=f"1 … {target.tiles_per_ipu}", got=tiles)
         firsts = np.arange(target.num_ipus) * target.tiles_per_ipu
         chosen = (firsts[:, None] + np.arange(tiles)).reshape(-1).astype(np.int32)
     else:
         given = np.asarray(list(tiles))
         if given.size and given.dtype.kind not in "iu":
-            raise GraphError("virtual graph of no tiles", expected="a list of whole numbers", got=repr(given.tolist()))
+            got = repr(given.tolist())
+            raise GraphError("invalid `tiles` argument of a virtual graph", expected="a list of integers", got=got)
         chosen = given.astype(np.int32)
     if not chosen.size or chosen.min() < 0 or chosen.max() >= target.num_tiles or len(np.unique(chosen)) < len(chosen):
         expected = f"different tiles in 0 … {target.num_tiles - 1}"
-        raise GraphError("virtual graph of no such tiles", expected=expected, got=chosen.tolist()[:8])
+        raise GraphError("invalid tiles of a virtual graph", expected=expected, got=chosen.tolist()[:8])
     return chosen
 
 
 def virtual_target(target: Target, tiles: np.ndarray) -> Target:
-    """The machine of some tiles of another.
+    """The target with a subset of another's tiles.
 
     Raises:
-        GraphError: if there are not equally many of each IPU, those of one next to one another.
+        GraphError: unless every IPU has equally many tiles, listed IPU by IPU.
     """
     ipus = tiles // target.tiles_per_ipu
     num_ipus = len(np.unique(ipus))
@@ -78,7 +79,7 @@ def virtual_target(target: Target, tiles: np.ndarray) -> Target:
 
 
 class _VirtualMappings(Mapping[Variable, TileMapping]):
-    """The mappings of a parent that lie wholly on the tiles of a virtual graph, in its numbers."""
+    """The parent's mappings that lie wholly on the tiles of a virtual graph, in its tile numbers."""
 
     def __init__(self, parent: GraphBase, inverse: np.ndarray) -> None:
         self._parent, self._inverse = parent, inverse
@@ -166,10 +167,10 @@ class _VirtualGroups(GroupTable):
 
 
 class VirtualBase(GraphBase):
-    """What makes a graph a view of another with some of its tiles.
+    """Base of graphs that are views of another with some of its tiles.
 
     Args:
-        parent: the graph it is a part of.
+        parent: the graph that it is a view of.
         tiles: the parent's number of each of its tiles, int32[n].
     """
 
@@ -188,8 +189,7 @@ class VirtualBase(GraphBase):
         return self._parent._top()
 
     def _tiles_in_top_level(self) -> np.ndarray:
-        tiles: np.ndarray = self._parent._tiles_in_top_level()[self._tiles]
-        return tiles
+        return self._parent._tiles_in_top_level()[self._tiles]
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
         tensor = self._parent._add(variable, None)

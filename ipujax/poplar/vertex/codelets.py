@@ -1,10 +1,10 @@
-"""From a codelet class and the shapes its fields are connected to, to a codelet of the runtime.
+"""Makes codelets of the runtime from codelet classes and the shapes of their connections.
 
     SumVertex, shapes ((4,), ())  →  Codelet("SumVertex", fields in: float32, out: float32, compute, cycles)
 
-A field without elements is not connected at all and reads as an empty array. A vector list is one operand, its vectors
-one after the other. Vertices of equal shapes share one codelet, so these are memoised; codelets with state are made for
-each group of vertices, around a table of the state of each vertex.
+A field without elements is not connected and reads as an empty array. A vector list is one operand, the concatenation
+of its vectors. Codelets are memoised by class and shapes; a codelet with state is made for each group of vertices, with
+a table of each vertex's state.
 
 Limits: the size of the vertex state is an estimate (`assumed`: 4 bytes a pointer or length).
 """
@@ -31,13 +31,13 @@ from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import dtype_name
 
-# For each field that is connected, in order: () for a scalar, (n,) for a vector, the length of each vector for a list.
+# For each connected field, in order: () for a scalar, (n,) for a vector, the length of each vector for a list.
 Shapes = tuple[tuple[int, ...], ...]
 _POINTER_BYTES = 4  # assumed: a pointer or a length in the vertex state
 
 
 def connected_fields(cls: type[Vertex]) -> tuple[VertexField, ...]:
-    """The fields that are connected to tensors, in order."""
+    """The fields that connect to tensors, in order."""
     return tuple(field for field in cls.fields if not field.is_state)
 
 
@@ -52,7 +52,7 @@ def num_elements(field: VertexField, shape: tuple[int, ...]) -> int:
 
 
 def place_of(cls: type[Vertex], function: str = "compute") -> str:
-    """Where a function of a codelet is defined, as errors show it."""
+    """The source place of a codelet's function, for errors."""
     code = getattr(getattr(cls, function), "__code__", None)
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({cls.__name__}.{function})" if code else cls.__name__
 
@@ -66,7 +66,7 @@ def vertex_codelet(cls: type[Vertex], shapes: Shapes) -> Codelet:
         shapes: of its `connected_fields`.
 
     Raises:
-        GraphError: if `compute` returns something else than the written fields hold.
+        GraphError: if the result of `compute` does not match the written fields.
     """
     return _codelet(cls, shapes, lambda *blocks: _run(cls, shapes, {}, blocks))
 
@@ -102,10 +102,10 @@ def codelet_of_call(cls: type[Vertex], shapes: Shapes, state: tuple[tuple[str, A
 
 
 def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The shape `compute` gives each field that is written, from those of the fields that are read.
+    """The shape of each written field as `compute` returns it, from the shapes of the read fields.
 
     Raises:
-        GraphError: if `compute` returns something else than one value a field.
+        GraphError: if `compute` does not return one value a field.
     """
     read = [field for field in connected_fields(cls) if field.is_read]
     written = [field for field in connected_fields(cls) if field.is_written]
@@ -119,7 +119,7 @@ def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
-    """The codelet with the cycles of each vertex of a group given, int64 broadcastable to its grid; −1 as estimated."""
+    """The codelet with given cycles of each vertex, int64 broadcastable to the grid; −1 keeps the estimate."""
 
     def given(shapes: BlockShapes, target: Target) -> np.ndarray:
         return cycles if np.all(cycles >= 0) else np.where(cycles >= 0, cycles, codelet.cycles(shapes, target))
@@ -143,7 +143,7 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
 
 
 def _specs(cls: type[Vertex], shapes: Shapes) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """What `_run` is given: the blocks of fields that are read and have elements, and the state by attribute."""
+    """The arguments of `_run`: blocks of non-empty read fields, and the state by attribute."""
     pairs = zip(connected_fields(cls), shapes, strict=True)
     blocks = [
         jax.ShapeDtypeStruct((sum(shape),) if field.kind == "list" else shape, field.dtype)
@@ -172,7 +172,7 @@ def _cycles(cls: type[Vertex], shapes: Shapes) -> Callable[[BlockShapes, Target]
 
 
 def _own_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
-    """What `cycles` of a codelet says."""
+    """The codelet's own estimate, by its `cycles`."""
     own, pairs = cls.cycles, list(zip(connected_fields(cls), shapes, strict=True))
     assert own is not None
     given: dict[str, Any] = {f.attribute: _spec(f, shape) for f, shape in pairs}
@@ -184,7 +184,7 @@ def _own_cycles(cls: type[Vertex], shapes: Shapes, target: Target) -> int:
 
 
 def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
-    """Shape and dtype of what a field is connected to; of each vector of a list."""
+    """Shape and dtype of a field's connection; of each vector of a list."""
     if field.kind == "list":
         return tuple(jax.ShapeDtypeStruct((n,), field.dtype) for n in shape)
     return jax.ShapeDtypeStruct(shape, field.dtype)
@@ -194,7 +194,7 @@ def _spec(field: VertexField, shape: tuple[int, ...]) -> Any:
 
 
 def _run(cls: type[Vertex], shapes: Shapes, state: Mapping[str, Any], blocks: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Calls `compute` of one vertex: blocks of the fields read that have elements in, of the fields written out."""
+    """Calls `compute` of one vertex: takes the blocks of non-empty read fields, returns those of written fields."""
     arguments, left = dict(state), iter(blocks)
     connected = list(zip(connected_fields(cls), shapes, strict=True))
     for field, shape in connected:
@@ -217,7 +217,7 @@ def _split(block: jax.Array, lengths: tuple[int, ...]) -> tuple[jax.Array, ...]:
 
 
 def _by_field(cls: type[Vertex], result: Any, written: Sequence[VertexField]) -> list[Any]:
-    """What `compute` returned, for each field that is written."""
+    """The result of `compute`, by written field."""
     names = [field.name for field in written]
     if isinstance(result, Mapping):
         given = {_field_name(written, key): value for key, value in result.items()}
@@ -236,7 +236,7 @@ def _field_name(written: Sequence[VertexField], key: str) -> str:
 
 
 def _joined(cls: type[Vertex], field: VertexField, shape: tuple[int, ...], value: Any) -> jax.Array:
-    """The block of a written field, checked."""
+    """The block of a written field, after a check of type and shape."""
     if field.kind != "list":
         return _array(cls, field, shape, value)
     vectors = list(value)
@@ -266,7 +266,7 @@ def _wrong_result(cls: type[Vertex], got: str, expected: str) -> GraphError:
 
 
 def codelets_in(source: type[Vertex] | ModuleType | Sequence[type[Vertex]]) -> list[type[Vertex]]:
-    """The codelet classes that `Graph.add_codelets` is given: one, several, or all that a module defines.
+    """The codelet classes of an argument of `Graph.add_codelets`: one, several, or all that a module defines.
 
     Raises:
         GraphError: for anything else, or a codelet without `compute` or without a field that is written.

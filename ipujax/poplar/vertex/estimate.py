@@ -1,12 +1,12 @@
-"""Cycles of a codelet that gives no estimate of its own, by counting what its JAX function does.
+"""Cycles of a codelet without its own estimate: counts the operations of its JAX function.
 
-Code that a compiler makes from C++ issues one instruction a cycle (reference, "What a first-principles model was found
+Code compiled from C++ issues one instruction a cycle (reference, "What a first-principles model was found
 to need", 5: the tutorials' dot product, 4 instructions a multiply-add, is within 4 % of hardware). Counted are a load
 or a store for each element of a field, and one instruction for each element an operation computes, or takes in if it
 reduces; a dot of n elements then takes 4 n. Moving data about is counted with the loads.
 
 Input: a function and its arguments' shapes. Output: instructions. Everything here is `assumed`.
-Limits: a loop whose trip count is data counts once, a branch as its longest side.
+Limits: a loop with a data-dependent trip count counts once, a branch as its longest side.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One tensor for the connections of many vertices: row v is what vertex v is connected to.
+"""Stacks the connections of many vertices into one tensor: row v is the connection of vertex v.
 
 Input: for each vertex a tensor, all of one shape and dtype. Output: a tensor `[vertices, *shape]`, affine where the
 rows lie in arithmetic progression (or in progressions of progressions, as nested loops leave them), else a list of
@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.runtime.tensor import Affine, Group, Tensor, Variable, canonical, elements, freeze
 
-_MAX_DIGITS = 4  # nested loops deeper than this become lists of elements
+_MAX_RADICES = 4  # deeper nested loops become lists of elements
 
 
 def is_same(tensors: Sequence[Tensor]) -> bool:
@@ -25,7 +25,7 @@ def is_same(tensors: Sequence[Tensor]) -> bool:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors one after the other along a new first dimension.
+    """Stacks tensors along a new first dimension.
 
     Args:
         tensors: at least one, all of one shape and dtype.
@@ -35,20 +35,20 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     offsets, patterns = _by_pattern(tensors)
     if len(patterns) == 1 and first.size:
         (only,) = patterns
-        digits = digits_of(offsets)
-        if only is not None and digits is not None:
+        rows = mixed_radix(offsets)
+        if only is not None and rows is not None:
             variable, dims = only
-            return Tensor(Affine(variable, int(offsets[0]), (digits, *dims)), shape, first.dtype)
+            return Tensor(Affine(variable, int(offsets[0]), (rows, *dims)), shape, first.dtype)
     variables: dict[Variable, int] = {}
     which = np.zeros((len(tensors), first.size), np.int64)
     index = np.zeros((len(tensors), first.size), np.int64)
-    for pattern, rows in patterns.items():
+    for pattern, numbers in patterns.items():
         if pattern is None:
-            _list_one_by_one(tensors, rows, variables, which, index)
+            _list_one_by_one(tensors, numbers, variables, which, index)
         else:
             variable, dims = pattern
-            which[rows] = variables.setdefault(variable, len(variables))
-            index[rows] = offsets[rows, None] + Affine(variable, 0, dims).flat_indices().reshape(-1)
+            which[numbers] = variables.setdefault(variable, len(variables))
+            index[numbers] = offsets[numbers, None] + Affine(variable, 0, dims).flat_indices().reshape(-1)
     return Tensor(freeze(tuple(variables), which.reshape(shape), index.reshape(shape)), shape, first.dtype)
 
 
@@ -79,15 +79,15 @@ def _list_one_by_one(
         which[row], index[row] = numbers[own_which].reshape(-1), own_index.reshape(-1)
 
 
-def digits_of(values: np.ndarray, most: int = _MAX_DIGITS) -> Group | None:
-    """Writes a sequence as `first + Σ digit · stride` of its number in mixed radix.
+def mixed_radix(values: np.ndarray, most: int = _MAX_RADICES) -> Group | None:
+    """Writes a sequence as `first + Σ digit · stride` over the mixed-radix digits of the position.
 
     Args:
         values: int64[n], n at least 1.
-        most: digits allowed.
+        most: maximal number of digits.
 
     Returns:
-        (size, stride) of each digit, outermost first; None if the sequence is no such thing.
+        (size, stride) of each digit, outermost first; None if the sequence has no such form.
     """
     if len(values) == 1:
         return ()
@@ -99,12 +99,12 @@ def digits_of(values: np.ndarray, most: int = _MAX_DIGITS) -> Group | None:
     rows = values.reshape(-1, run)
     if np.any(np.diff(rows, axis=1) != step):
         return None
-    outer = digits_of(rows[:, 0], most - 1)
+    outer = mixed_radix(rows[:, 0], most - 1)
     return None if outer is None else canonical((*outer, (run, step)))
 
 
 def repeated_element(tensor: Tensor) -> tuple[Variable, int, int, int] | None:
-    """An element of memory that a stacked tensor sees twice: variable, flat element, and the two rows that see it."""
+    """An element that occurs twice in a stacked tensor: variable, flat element, and its two rows."""
     which, index = (np.broadcast_to(part, tensor.shape).reshape(-1) for part in tensor.flat_indices())
     order = np.lexsort((index, which))
     same = np.flatnonzero((np.diff(which[order]) == 0) & (np.diff(index[order]) == 0))

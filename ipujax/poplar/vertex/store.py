@@ -1,4 +1,4 @@
-"""Vertices added one by one, and the vertex groups they make.
+"""Single vertices, and their vertex groups.
 
 Input: for each vertex its compute set, codelet, tile, and what its fields are connected to, kept in flat lists. Output:
 for a compute set the `VertexGroup`s of the runtime: the vertices of one codelet whose fields have equal shapes, on one
@@ -55,7 +55,7 @@ class VertexRef:
 
 
 class FieldRef:
-    """A field of a vertex, to be connected."""
+    """A field of a vertex, for `connect`."""
 
     __slots__ = ("number", "vertex")
 
@@ -72,7 +72,7 @@ class FieldRef:
 
 
 class VectorListTensors:
-    """What a vector list is connected to: its vectors as one tensor, and the length of each."""
+    """The connection of a vector list: its vectors as one tensor, and the length of each."""
 
     __slots__ = ("lengths", "tensor")
 
@@ -82,7 +82,7 @@ class VectorListTensors:
 
 
 class VertexStore:
-    """All vertices of a graph that were added one by one; a vertex is known by its number.
+    """All single vertices of a graph, by number.
 
     Args:
         num_tiles: tiles of the target.
@@ -105,7 +105,7 @@ class VertexStore:
         return len(self.codelets)
 
     def name(self, number: int) -> str:
-        """A vertex as errors name it."""
+        """The name of a vertex in errors."""
         compute_set, rank = self._compute_sets[number], self._ranks[number]
         return f"vertex {rank} ({self.codelets[number].vertex_name}) of compute set {compute_set.name}"
 
@@ -124,7 +124,7 @@ class VertexStore:
         return VertexRef(self, number)
 
     def take_back(self, vertex: VertexRef) -> None:
-        """Forgets the vertex that was added last."""
+        """Removes the vertex that was added last."""
         assert vertex.number == len(self.codelets) - 1, "only the last vertex can be taken back"
         compute_set = self._compute_sets[-1]
         for each in (self.codelets, self._compute_sets, self._ranks, self._places, self._tiles, self._connections):
@@ -175,7 +175,7 @@ class VertexStore:
         self._built.pop(self._compute_sets[vertex], None)
 
     def set_state(self, vertex: int, field_index: int, value: Any) -> None:
-        """Gives a state field its value.
+        """Sets the value of a state field.
 
         Raises:
             GraphError: for a field that is connected to tensors, or a value that is not one number.
@@ -191,7 +191,7 @@ class VertexStore:
         self._built.pop(self._compute_sets[vertex], None)
 
     def set_tile(self, vertex: int, tile: int) -> None:
-        """Puts a vertex on a tile.
+        """Maps a vertex to a tile.
 
         Raises:
             GraphError: for a tile the target lacks.
@@ -200,7 +200,7 @@ class VertexStore:
         self._built.pop(self._compute_sets[vertex], None)
 
     def set_estimate(self, vertex: int, cycles: int) -> None:
-        """Says how many cycles a vertex takes a worker.
+        """Sets the cycles of a vertex on a worker.
 
         Raises:
             GraphError: for anything else than a whole number from 0 to `MAX_COUNT`.
@@ -209,7 +209,7 @@ class VertexStore:
         self._built.pop(self._compute_sets[vertex], None)
 
     def _fitting(self, vertex: int, field: VertexField, what: Any) -> Any:
-        """What a field is connected to, in the field's own form."""
+        """The connection of a field, in the field's form."""
         if field.kind != "list":
             return self._one(vertex, field, what)
         if isinstance(what, Tensor) and what.ndim == 2:
@@ -232,7 +232,7 @@ class VertexStore:
         raise self._unfit(vertex, field, expected, f"shape {list(what.shape)}")
 
     def _unfit(self, vertex: int, field: VertexField, expected: str, got: object) -> GraphError:
-        what = f"field {field.name} of {self.name(vertex)} is connected to something else than it holds"
+        what = f"field {field.name} of {self.name(vertex)} does not match its connection"
         return GraphError(what, expected=expected, got=got)
 
     # --- vertex groups ---
@@ -252,7 +252,7 @@ class VertexStore:
         return self._built[compute_set]
 
     def _by_shape(self, vertices: list[int]) -> dict[tuple[type[Vertex], Shapes, int], list[int]]:
-        """Vertices that differ only in tile and regions, by codelet, shapes and IPU."""
+        """Vertices by codelet, shapes and IPU."""
         found: dict[tuple[type[Vertex], Shapes, int], list[int]] = {}
         connected = {cls: _connected_numbers(cls) for cls in {self.codelets[v] for v in vertices}}
         for vertex in vertices:
@@ -308,12 +308,12 @@ class VertexStore:
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
 
     def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:
-        """The tensor of a field of many vertices, which they may only write if no element is met twice."""
+        """The stacked tensor of a field; a written field may have no repeated element."""
         tensor = stacked(tensors)
         if not field.is_written or tensor.is_writable:
             return tensor
         found = repeated_element(tensor)
-        assert found is not None, "a stacked tensor that is not writable sees an element twice"
+        assert found is not None, "a stacked tensor that is not writable has a repeated element"
         variable, flat, first, second = found
         one, other = vertices[first], vertices[second]
         names = f"{self.name(one)}, added at {self._where(one)}, and {self.name(other)}"
@@ -339,7 +339,7 @@ class VertexStore:
 
 
 def _connected_numbers(cls: type[Vertex]) -> list[tuple[int, bool]]:
-    """The number of each connected field, and whether it is connected to one tensor."""
+    """The number of each connected field, and whether its connection is one tensor."""
     return [(number, field.kind != "list") for number, field in enumerate(cls.fields) if not field.is_state]
 
 

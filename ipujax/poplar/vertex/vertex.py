@@ -11,12 +11,12 @@ A field is an annotated attribute: `Input`, `Output` or `InOut` of a type, of a 
 of vectors, each of its own length); or a plain type, which is state of the vertex, with the attribute's value as its
 default. A trailing underscore that avoids a keyword of Python is no part of a field's name: `in_` is connected as "in".
 
-`compute` gets, by name, those fields that it asks for: arrays, tuples of arrays for vector lists, scalars. It returns
-the value of the field that is written, a tuple of them in order, or a dict by name. It is a JAX function without side
+`compute` receives the fields named by its parameters: arrays, tuples of arrays for vector lists, scalars. It returns
+the value of the written field, a tuple of values in order, or a dict by name. It is a JAX function without side
 effects, traced once for vertices of equal shapes, and has no `self`.
 
-`cycles`, if given, estimates the cycles of one vertex of one worker: a number of at most 2^32 − 1, rounded up. It gets,
-by name, what it asks for: for a field that is connected its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
+`cycles`, if given, estimates the cycles of one vertex of one worker: a number of at most 2^32 − 1, rounded up. Its
+parameters name what it receives: for a connected field its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
 vector list), `shapes`, the shape of each field by name, and `target`, the machine. Without it the estimate counts
 operations (see `ipujax.poplar.vertex.estimate`).
 
@@ -43,7 +43,7 @@ NUM_DIMS: dict[FieldKind, int] = {"scalar": 0, "vector": 1, "list": 1}
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What `Vector[FLOAT]` or `VectorList[FLOAT]` is."""
+    """The value of `Vector[FLOAT]` or `VectorList[FLOAT]`."""
 
     kind: FieldKind
     dtype: np.dtype
@@ -75,7 +75,7 @@ class VectorList:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What `Input[FLOAT]` or `Output[Vector[FLOAT]]` is."""
+    """The value of `Input[FLOAT]` or `Output[Vector[FLOAT]]`."""
 
     direction: FieldDirection
     kind: FieldKind
@@ -118,7 +118,7 @@ class VertexField:
         direction: "state" for a value of the vertex itself.
         kind: its form.
         dtype: type of its elements.
-        default: value of state that is not set, None when it must be.
+        default: value of unset state; None if it has to be set.
     """
 
     name: str
@@ -178,7 +178,7 @@ _RESERVED = frozenset(Vertex.__annotations__)
 
 
 def _declared(cls: type[Vertex]) -> list[VertexField]:
-    """The fields a class declares itself."""
+    """The fields that a class itself declares."""
     try:
         annotations = inspect.get_annotations(cls, eval_str=True)
     except NameError as error:
@@ -204,7 +204,7 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
 
 
 def _parameters(cls: type[Vertex], function: str, of_what: str, known: list[str]) -> tuple[str, ...]:
-    """The names that `compute` or `cycles` asks for; refuses what it cannot be given."""
+    """The parameters of `compute` or `cycles`; an unknown one is an error."""
     found = getattr(cls, function, None)
     if found is None:
         return ()

@@ -194,7 +194,7 @@ UNFIT = {
 def test_a_field_of_another_type_or_shape(s, name):
     codelet, field, what, message = UNFIT[name]
     vertex = s.graph.add_vertex(s.compute_set, codelet)
-    named = rf"field {field} of vertex 0 \({codelet}\) of compute set cs is connected to something else than it holds"
+    named = rf"field {field} of vertex 0 \({codelet}\) of compute set cs does not match its connection"
     with refused(GraphError, rf"{named}[\s\S]*{message}"):
         s.graph.connect(vertex[field], what(s))  # here
 

@@ -101,7 +101,7 @@ def test_mappings_of_no_tiles(s, mapping):
 
 @pytest.mark.parametrize("tiles", ["abc", 1.5, [0.5], True, [None]])
 def test_virtual_graphs_of_no_tiles(s, tiles):
-    with refused(GraphError, "virtual graph of"):
+    with refused(GraphError, "virtual graph"):
         s.graph.create_virtual_graph(tiles)  # here
 
 
@@ -128,7 +128,7 @@ def test_names_that_are_no_names(s):
 
 
 def test_a_host_write_that_sees_an_element_twice(s):
-    with refused(GraphError, r"host write w .*Tensor\(float32\[4, 3\] of a\)[\s\S]*an element twice"):
+    with refused(GraphError, r"host write w .*Tensor\(float32\[4, 3\] of a\)[\s\S]*a repeated element"):
         s.graph.create_host_write("w", s.a.broadcast(2, 0))  # here
 
 

@@ -52,13 +52,13 @@ def test_tiles_are_chosen_by_range_by_number_and_by_list(chosen, tiles, ipus):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ((5, 5), "virtual graph of no such tiles"),
+        ((5, 5), "invalid tiles of a virtual graph"),
         ((0, 25), r"different tiles in 0 … 23"),
-        (([1, 1],), "no such tiles"),
+        (([1, 1],), "invalid tiles"),
         ((9,), r"1 … 8[\s\S]*got: 9"),
         ((6, 11), r"unequal IPUs[\s\S]*got: \[2, 3\] tiles of IPUs \[0, 1\]"),
         (([0, 8, 1, 9],), "unequal IPUs"),
-        (([0], 4), "virtual graph of no range"),
+        (([0], 4), "invalid tile range"),
     ],
 )
 def test_tiles_that_are_none_are_refused(chosen, message):

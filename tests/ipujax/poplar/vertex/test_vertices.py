@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from ipujax import poplar
 from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, VectorList, Vertex
-from ipujax.poplar.vertex.stacking import digits_of, stacked
+from ipujax.poplar.vertex.stacking import mixed_radix, stacked
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError, VerifyError
 from ipujax.runtime.graph.program import ComputeSet, Execute, Program, Sequence
@@ -144,7 +144,7 @@ def test_nested_progressions_are_found_and_nothing_else_is_made_of_them(digits, 
     for size, stride in digits:
         values = values[..., None] + np.arange(size) * stride
     values = values.reshape(-1).astype(np.int64)
-    found = digits_of(values)
+    found = mixed_radix(values)
     if found is None:
         assert sum(size > 1 for size, _ in digits) > 1
         return
