@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -70,19 +71,9 @@ def _check_partition(num_ipus: int) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class CPU:
     """The host's CPU: the numbers, without a machine, a limit or a profile."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CPU)
-
-    def __hash__(self) -> int:
-        return hash(CPU)
-
-    def __repr__(self) -> str:
-        return "CPU()"
 
 
 Device = IPUModel | CPU

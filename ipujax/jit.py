@@ -11,10 +11,10 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
@@ -22,6 +22,7 @@ import jax
 from ipujax.calls import (
     Compilation,
     FunctionName,
+    Places,
     Replication,
     argument_places,
     as_names,
@@ -41,7 +42,7 @@ from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.replicas import AXIS, evaluate
+from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
@@ -55,38 +56,25 @@ _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
+class _Settings(TypedDict, total=False):
+    """Keywords of `jit`."""
+
+    device: Device | None
+    replicas: int | None
+    in_specs: Any
+    out_specs: Any
+    axis_name: str
+    donate_argnums: int | Sequence[int]
+    donate_argnames: str | Sequence[str]
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    options: Options | None
+
+
 @overload
-def jit(
-    fun: None = None,
-    /,
-    *,
-    device: Device | None = None,
-    replicas: int | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    axis_name: str = AXIS,
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    options: Options | None = None,
-) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
+def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
-def jit(
-    fun: Callable[_P, _R],
-    /,
-    *,
-    device: Device | None = None,
-    replicas: int | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    axis_name: str = AXIS,
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    options: Options | None = None,
-) -> IpuFunction[_P, _R]: ...
+def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
 @knowing_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
@@ -137,30 +125,21 @@ def jit(  # type: ignore[no-untyped-def]
             got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
             hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
         )
-    if fun is None:
-        return functools.partial(
-            jit,
-            device=device,
-            replicas=replicas,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_name=axis_name,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            options=options,
-        )
-    return IpuFunction(
-        fun,
-        device,
-        as_numbers("donate_argnums", donate_argnums),
-        as_names("donate_argnames", donate_argnames),
-        as_numbers("static_argnums", static_argnums),
-        as_names("static_argnames", static_argnames),
-        Options() if options is None else options,
-        Replication.of(replicas, in_specs, out_specs, axis_name),
+    settings = {
+        "donate_argnums": as_numbers("donate_argnums", donate_argnums),
+        "donate_argnames": as_names("donate_argnames", donate_argnames),
+        "static_argnums": as_numbers("static_argnums", static_argnums),
+        "static_argnames": as_names("static_argnames", static_argnames),
+    }
+    replication = Replication.of(replicas, in_specs, out_specs, axis_name)
+    make = functools.partial(
+        IpuFunction,
+        device=device,
+        settings=settings,
+        options=Options() if options is None else options,
+        replication=replication,
     )
+    return make if fun is None else make(fun)
 
 
 class IpuFunction(Generic[_P, _R]):
@@ -170,10 +149,7 @@ class IpuFunction(Generic[_P, _R]):
         self,
         fun: Callable[_P, _R],
         device: Device | None,
-        donate_argnums: tuple[int, ...],
-        donate_argnames: tuple[str, ...],
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
+        settings: Mapping[str, tuple[Any, ...]],
         options: Options,
         replication: Replication | None = None,
     ) -> None:
@@ -186,19 +162,14 @@ class IpuFunction(Generic[_P, _R]):
             raise ArgumentError(
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, donate_argnums, donate_argnames, static_argnums, static_argnames)
+        check_settings(fun, **settings)
         self._line = calling_line()  # where the work of a function with no line of the user's is shown
         # A callable object's attributes are its own business: copied here, they would stand in for methods.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
-        self._static = static_argnums, static_argnames
+        self._static = settings["static_argnums"], settings["static_argnames"]
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
-        self._settings: dict[str, Any] = {
-            "donate_argnums": donate_argnums or None,
-            "donate_argnames": donate_argnames or None,
-            "static_argnums": static_argnums or None,
-            "static_argnames": static_argnames or None,
-        }
+        self._settings: dict[str, Any] = {name: value or None for name, value in settings.items()}
         self._replication = replication
         self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
@@ -218,7 +189,10 @@ class IpuFunction(Generic[_P, _R]):
         device = self._device or current_device()
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs)
-        plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        is_traced = has_tracer(args, kwargs)
+        if is_traced:
+            self._log_plain()
+        plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
@@ -255,8 +229,7 @@ class IpuFunction(Generic[_P, _R]):
         self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
     ) -> Operands:
         """The arguments of all instances, as far as this one has them."""
-        places = argument_places(self._fun, args, *self._static)
-        return spread.operands(args, kwargs, places, static_keywords(self._fun, *self._static), shapes_only)
+        return spread.operands(args, kwargs, self._places(args), static_keywords(self._fun, *self._static), shapes_only)
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
@@ -324,26 +297,18 @@ class IpuFunction(Generic[_P, _R]):
         self._tracers.clear()
         self._lowered.clear()
 
-    def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
-        if has_tracer(args, kwargs):
-            self._log_plain()
-            return True
-        return False
-
     def _all_replicas(self, replication: Replication) -> Any:
         """The results of all replicas in plain JAX, jitted."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = received((args, kwargs))
-            places = argument_places(self._fun, args, *self._static)
-            return replication.evaluate(self._fun, args, kwargs, places, self.__name__, self._evaluator())
+            do = evaluate if self._spread is None else self._spread.evaluate
+            return replication.apply(do, self._fun, args, kwargs, self._places(args), self.__name__)
 
         return self._jitted(run)
 
-    def _evaluator(self) -> Callable[..., Any]:
-        """What evaluates a `replicated` equation."""
-        return evaluate if self._spread is None else self._spread.evaluate
+    def _places(self, args: Sequence[Any]) -> Places:
+        return argument_places(self._fun, args, *self._static)
 
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
@@ -378,9 +343,8 @@ class IpuFunction(Generic[_P, _R]):
                 with compiling_for(self._compilation(device)):
                     if replication is None:
                         return self._fun(*args, **kwargs)
-                    return replication.trace(
-                        self._fun, args, kwargs, argument_places(self._fun, args, *self._static), self.__name__
-                    )
+                    places = self._places(args)
+                    return replication.apply(replicated_p.bind, self._fun, args, kwargs, places, self.__name__)
 
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
@@ -399,7 +363,7 @@ class IpuFunction(Generic[_P, _R]):
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
         with _timed(timings, "trace"), saying_what_axes_there_are(self._replication):
             traced = jitted.trace(*args, **kwargs)
-        names, static = argument_places(self._fun, args, *self._static)
+        names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
         return Traced(traced, arguments, timings, functools.partial(self._lower, device))
 

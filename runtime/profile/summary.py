@@ -81,7 +81,7 @@ def summary(
 
 def _target(profile: Profile) -> str:
     target, replicas = profile.executable.target, profile.executable.graph.replication_factor
-    replicated = [("Replicas", f"{replicas:,}, of which one is told of")]
+    replicated = [("Replicas", f"{replicas:,}; figures are per replica")]
     several = [("Tiles", f"{target.num_tiles:,}")]
     return table(
         "Target",
