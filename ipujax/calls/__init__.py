@@ -10,10 +10,12 @@ from ipujax.calls.arguments import (
     check_optimizer as check_optimizer,
     check_settings as check_settings,
     described as described,
+    floating_dtype as floating_dtype,
     function_name as function_name,
     has_tracer as has_tracer,
     knowing_keywords as knowing_keywords,
     static_keywords as static_keywords,
+    whole_number as whole_number,
 )
 from ipujax.calls.in_specs import (
     Places as Places,

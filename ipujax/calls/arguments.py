@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
 from ipujax.runtime.target import nearest
@@ -92,6 +93,43 @@ def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ip
 def _kinds(value: Any, items: Sequence[Any]) -> str:
     inside = ", ".join(sorted({type(item).__name__ for item in items}))
     return inside if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {inside}"
+
+
+def whole_number(what: str, value: Any, least: int, expected: str | None = None) -> int:
+    """A whole number of at least `least`; booleans are none.
+
+    Args:
+        what: the setting, for the message.
+        value: anything with `__index__`.
+        least: the smallest that is taken.
+        expected: what to give, for the message.
+
+    Raises:
+        ArgumentValueError: for anything else.
+    """
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or value.__index__() < least:
+        raise ArgumentValueError(what, expected=expected or f"a whole number from {least}", got=repr(value))
+    return int(value)
+
+
+def floating_dtype(what: str, dtype: Any) -> Any:
+    """A floating-point dtype.
+
+    Args:
+        what: the setting, for the message.
+        dtype: anything that names a dtype.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise ArgumentTypeError(what, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
+    return found
 
 
 def by_position(

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
+from ipujax.calls.arguments import whole_number
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
 from ipujax.lowering.replicas import AXIS, Dims
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
@@ -53,9 +53,7 @@ class Replication:
         if replicas is None:
             _refuse_axes_without_replicas(in_specs, out_specs, axis_name)
             replicas = 1
-        if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
-            raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
-        replicas = int(replicas)
+        replicas = whole_number("replicas of ipu.jit", replicas, 1)
         for name, spec in _all_specs(in_specs, out_specs):
             _check_spec(name, spec, axis_name)
         is_plain = (replicas, in_specs, out_specs) == (1, None, None)
