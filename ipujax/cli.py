@@ -80,7 +80,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         f"collective (default {defaults.timeout_seconds:g}; 0: never). A call that computes for longer counts as stuck"
     )
     add("--timeout", type=float, default=defaults.timeout_seconds, metavar="SECONDS", help=help_timeout)
-    help_grace = f"time for instances that are told to end before they are killed (default {defaults.grace_seconds:g})"
+    help_grace = f"time between the signal to end and the kill (default {defaults.grace_seconds:g})"
     add("--grace", type=float, default=defaults.grace_seconds, metavar="SECONDS", help=help_grace)
     help_prefix = (
         "put before each line of output; may name {instance}, {instances}, {stream} and {time}; '' for none "

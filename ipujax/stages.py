@@ -174,7 +174,7 @@ class Lowered:
 
         Args:
             leaves: arrays of the signature's shapes and dtypes, in order.
-            record: told what data-dependent control does, see `engine_function`.
+            record: receives what data-dependent control does, see `engine_function`.
         """
         signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]

@@ -7,7 +7,7 @@
 
 Input: an optax `GradientTransformation`, or any named tuple of `init` and `update` like it. Output: one of the same
 type, whose gradients are those of the scaled loss. It divides by the scale before the optimiser sees them, in float32
-unless told otherwise; the optimiser keeps its state in that dtype too.
+unless `dtype` is another; the optimiser keeps its state in that dtype too.
 
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.2.
 Limits: the scale is one for all parameters.

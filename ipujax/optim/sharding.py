@@ -162,7 +162,7 @@ class _Sharding:
             return jax.tree.unflatten(tree, kept)
         if self.replicas is None:
             raise ArgumentValueError(
-                f"init of ipu.optim.shard is called where no axis is called {self.axis!r}, and is not told its size",
+                f"init of ipu.optim.shard is called where no axis is called {self.axis!r}, and replicas= is not given",
                 where=calling_line() or None,
                 expected="the number of replicas, or a call inside of ipu.jit(..., replicas=N)",
                 hint="ipu.optim.shard(optimizer, replicas=N)",

@@ -1,4 +1,4 @@
-"""Runs the user's script inside an instance, and tells the launcher how it went.
+"""Runs the user's script inside an instance, and reports its exit code to the launcher.
 
     python instance.py train.py [argument…]        python instance.py -m package.module [argument…]
 

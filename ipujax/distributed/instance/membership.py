@@ -165,7 +165,7 @@ class _Line:
         request: dict[str, object] = {"what": what, "digest": facts.digest}
         with self._one_at_a_time:
             reply = self.ask(request)
-            if "tell" in reply:
+            if "report" in reply:
                 reply = self.ask({**request, "facts": facts.texts})
         if "lost" in reply:
             raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")
