@@ -6,8 +6,8 @@ The resident set (RSS) after 10 and after 100 different small training steps, ea
 and garbage collected; the difference, for `ipu.jit` and for plain `jax.jit`, each in a process of its own. `--clear`
 calls `jax.clear_caches()` before each reading.
 
-The row of `jax.jit` is JAX's own growth, and part of that of `ipu.jit`: with jaxlib 0.10 on two cores 27 of 62 MiB, with
-`--clear` 18 of 67 MiB; readings vary by about 5 MiB. Limits: reads `/proc/self/statm`, so it runs on Linux only.
+The row of `jax.jit` is JAX's own growth, and part of that of `ipu.jit`: with jaxlib 0.10 27 of 62 MiB, with
+`--clear` 18 of 67 MiB, in one run each. Limits: reads `/proc/self/statm`, so it runs on Linux only.
 """
 
 from __future__ import annotations

@@ -58,22 +58,16 @@ class Compilation:
         Raises:
             ArgumentError: naming both.
         """
-        if name.device is not None and name.device != self.device:
-            raise ArgumentError(
-                f"{name} is called inside a function compiled for another device",
-                where=where,
-                expected=self.device,
-                got=name.device,
-                hint="give both functions one device, or leave the inner one's out",
-            )
-        if name.replicas is not None and name.replicas != self.replicas:
-            raise ArgumentError(
-                f"{name} is called inside a function of another number of replicas",
-                where=where,
-                expected=self.replicas,
-                got=name.replicas,
-                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
-            )
+        one_device = "give both functions one device, or leave the inner one's out"
+        no_specs = "leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already"
+        checks: tuple[tuple[str, object, object, str], ...] = (
+            ("compiled for another device", self.device, name.device, one_device),
+            ("of another number of replicas", self.replicas, name.replicas, no_specs),
+        )
+        for difference, expected, got, hint in checks:
+            if got is not None and got != expected:
+                what = f"{name} is called inside a function {difference}"
+                raise ArgumentError(what, where=where, expected=expected, got=got, hint=hint)
 
     def check(self, jaxpr: ClosedJaxpr) -> None:
         """Refuses such functions in a jaxpr, however deep.
