@@ -2,7 +2,7 @@
 
     ipujax run --instances 2 --replicas 4 train.py [argument…]
 
-Input: arguments. Output: the exit code; 2 for arguments that make no sense, which is said on the standard error.
+Input: arguments. Output: the exit code; 2 for invalid arguments, with an error text on standard error.
 """
 
 from __future__ import annotations
@@ -96,11 +96,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 
 def _launch(given: argparse.Namespace) -> Launch:
-    """What the arguments of `run` ask for.
-
-    Raises:
-        ArgumentError: for what cannot be run.
-    """
+    """The settings that the arguments of `run` give."""
     if given.module is not None:
         _check_module(given.module)
         command = ("-m", *given.module)

@@ -1,4 +1,4 @@
-"""Devices: what a function is compiled for, and which one is used by default.
+"""Devices: the targets of a compilation, and the default one.
 
 `IPUModel` is a simulated system of IPUs; `CPU` computes the numbers only, as Poplar's CPU target does.
 """
@@ -80,11 +80,11 @@ Device = IPUModel | CPU
 
 
 def check_device(device: object, who: str) -> None:
-    """Refuses what is no device.
+    """Raises for anything that is no device.
 
     Args:
         device: anything.
-        who: what it was given to, for the message.
+        who: the function it was given to, for the message.
 
     Raises:
         ArgumentError: naming what was given.
@@ -99,7 +99,7 @@ def check_device(device: object, who: str) -> None:
 
 
 def _device_for(given: object) -> str | None:
-    """What someone means who gives something else for a device."""
+    """The device that a wrong argument most likely means."""
     if isinstance(given, str) and given.lower() == "cpu":
         return "ipu.CPU()"
     if isinstance(given, str) and given.lower() in PRESETS:

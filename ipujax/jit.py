@@ -31,11 +31,11 @@ from ipujax.calls import (
     check_settings,
     compiling,
     compiling_for,
+    explaining_axis_errors,
     function_name,
     has_tracer,
-    knowing_keywords,
-    saying_what_axes_there_are,
     static_keywords,
+    suggesting_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
@@ -75,7 +75,7 @@ class _Settings(TypedDict, total=False):
 def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
-@knowing_keywords
+@suggesting_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -96,11 +96,12 @@ def jit(  # type: ignore[no-untyped-def]
     Args:
         fun: function of pytrees of arrays.
         device: `IPUModel(...)` or `CPU()`; the default device when None, looked up at each call.
-        replicas: how many copies of the function run, each on its even share of the device's IPUs and on its part of
-            the arguments. The function is written for one of them; `jax.lax.pmean(x, "replica")` and its like are how
-            they meet, and nothing is reduced unless it says so.
+        replicas: number of copies of the function, each on its even share of the device's IPUs and on its part of the
+            arguments. The function is written for one replica; `jax.lax.pmean(x, "replica")` and its like communicate
+            between them. Nothing is reduced unless the function does it.
         in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
-            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. All the same when None.
+            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. Nothing is split when
+            None.
         out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
         axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
@@ -108,7 +109,7 @@ def jit(  # type: ignore[no-untyped-def]
         donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
         static_argnames: the same by name.
-        options: choices of the compiler.
+        options: compiler options.
 
     Returns:
         A function with the results of `jax.jit(fun)`, with a method `lower(*args)`.
@@ -143,7 +144,7 @@ def jit(  # type: ignore[no-untyped-def]
 
 
 class IpuFunction(Generic[_P, _R]):
-    """What `ipu.jit` returns. Call it, or `lower` it to look inside."""
+    """The function that `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
     def __init__(
         self,
@@ -163,8 +164,8 @@ class IpuFunction(Generic[_P, _R]):
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
         check_settings(fun, **settings)
-        self._line = calling_line()  # where the work of a function with no line of the user's is shown
-        # A callable object's attributes are its own business: copied here, they would stand in for methods.
+        self._line = calling_line()  # shown for work that has no line of the user's
+        # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
         self._static = settings["static_argnums"], settings["static_argnames"]
@@ -176,7 +177,7 @@ class IpuFunction(Generic[_P, _R]):
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
-        # By what JAX traced and holds, for as long as it would not trace anew: no value may hold its key.
+        # By jaxpr, which JAX holds for as long as it would not trace anew: no value may hold its key.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
         self._partly_used: set[IPUModel] = set()  # warned about
         self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
@@ -206,13 +207,13 @@ class IpuFunction(Generic[_P, _R]):
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
         except (TypeError, ValueError, RuntimeError):
-            # JAX refuses arguments that do not fit, are no arrays or are deleted before it computes; ours says more.
+            # JAX refuses wrong arguments before it computes; our error names function, argument and remedy.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
         return outs if plain or not self._calls else settled(outs, self._calls)
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that all instances make, each with its share of the arguments."""
+        """A call made by all instances, each with its share of the arguments."""
         if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
@@ -228,12 +229,12 @@ class IpuFunction(Generic[_P, _R]):
     def _operands(
         self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
     ) -> Operands:
-        """The arguments of all instances, as far as this one has them."""
+        """The arguments as arrays of all instances, of which this one holds its share."""
         return spread.operands(args, kwargs, self._places(args), static_keywords(self._fun, *self._static), shapes_only)
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
-        """How the replicas are spread over instances, if they are."""
+        """How replicas are spread over instances; None if all are here."""
         return Spread.of(self.__name__, self._replication)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
@@ -290,7 +291,7 @@ class IpuFunction(Generic[_P, _R]):
         return results if self._spread is None else self._spread.local_results(results)
 
     def clear_cache(self) -> None:
-        """Forgets what the function was traced, lowered and compiled to."""
+        """Drops all traces, lowered programs and compiled computations of the function."""
         self._one_replica.clear_cache()
         self._plain.clear_cache()
         self._runners.clear()
@@ -361,7 +362,7 @@ class IpuFunction(Generic[_P, _R]):
     def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with _timed(timings, "trace"), saying_what_axes_there_are(self._replication):
+        with _timed(timings, "trace"), explaining_axis_errors(self._replication):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
@@ -375,8 +376,8 @@ class IpuFunction(Generic[_P, _R]):
         if traced.closes_over_tracers:
             what = f"{self.__name__} uses values that a transformation of JAX is tracing"
             raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
-        # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
-        # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
+        # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
+        # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
             self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         lowered = self._lowered[traced.jaxpr]
@@ -402,7 +403,7 @@ class IpuFunction(Generic[_P, _R]):
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
-        """Says once for each device that a smaller one would do."""
+        """Warns once for each device that a smaller one is enough."""
         last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)
         used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
         enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus

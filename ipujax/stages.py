@@ -35,10 +35,14 @@ Record = Callable[[Program, Any], None]
 
 
 def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
-    """The results of a run, once the run is over and what it called in Python too.
+    """The results of a run, once the run and its calls of Python functions are over.
+
+    Args:
+        outs: tree of results.
+        calls: the calls of its programs.
 
     Raises:
-        BaseException: what one of these functions raised.
+        BaseException: an exception that one of these functions raised.
     """
     outs = jax.block_until_ready(outs)
     jax.effects_barrier()
@@ -49,7 +53,7 @@ def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a function was traced with: it fits later calls with equal trees, shapes and dtypes.
+    """Trees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
 
     Args:
         in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
@@ -104,7 +108,7 @@ class Traced:
 
     @property
     def signature(self) -> Signature:
-        """What the function was traced with."""
+        """The signature that the function was traced with."""
         donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
         names = tuple(argument_names(self.jaxpr))
@@ -210,7 +214,7 @@ class Lowered:
 
     @cached_property
     def calls(self) -> HostCalls | None:
-        """What makes the calls of Python functions in the program; None when there are none."""
+        """Makes the program's calls of Python functions; None when there are none."""
         makes = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if makes else None
 
@@ -223,7 +227,7 @@ class Lowered:
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
-            VerifyError: if a rule of the verifier is broken, which is a fault of ipujax.
+            VerifyError: if a rule of the verifier is broken, which is a bug in ipujax.
         """
         return self._compiled
 
@@ -280,7 +284,7 @@ class Compiled:
         return jax.jit(run, donate_argnums=donated)
 
     def _note(self, node: Program, what: Any) -> None:
-        """Keeps what data-dependent control did in the profiled call that is running."""
+        """Records a data-dependent decision of the profiled call that is running."""
         self._notes.setdefault(node, []).append(int(what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -298,7 +302,7 @@ class Compiled:
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
-        """Runs the function and returns its results with the profile of what really ran.
+        """Runs the function and returns its results with the profile of this run.
 
         Donated arguments are kept: this run does not reuse their buffers.
 

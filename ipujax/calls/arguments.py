@@ -31,7 +31,7 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def knowing_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
+def suggesting_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
     """A function of ipujax that names the nearest of its keywords when it is given one that it lacks.
 
     Args:

@@ -99,7 +99,7 @@ class Replication:
                 whole[n] = value
             return fun(*whole, **keywords, **settings)
 
-        with saying_what_axes_there_are(self):
+        with explaining_axis_errors(self):
             jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
@@ -244,12 +244,12 @@ def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
 
 
 @contextmanager
-def saying_what_axes_there_are(replication: Replication | None) -> Iterator[None]:
-    """Says in the user's words what JAX finds wrong with axes while it traces a function.
+def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
+    """Replaces JAX's errors about axes while it traces a function.
 
     Raises:
-        ArgumentNameError: a collective over an axis that there is not.
-        ArgumentError: a cast between types of what varies, which JAX keeps under `jax.shard_map` alone.
+        ArgumentNameError: a collective over an unknown axis.
+        ArgumentError: a cast of varying types (`pcast`, `pvary`), which JAX has under `jax.shard_map` alone.
     """
     try:
         yield

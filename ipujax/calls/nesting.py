@@ -1,4 +1,4 @@
-"""Functions inside functions: what is being compiled while user code is traced, and what may be called there.
+"""Nested `ipu.jit` functions: the compilation that is tracing user code, and checks of functions called there.
 
 An inner `ipu.jit` function is inlined into the outer one, so both need one device and one number of replicas. This is
 checked where the inner one is called, and again in every equation that calls it: JAX traces the functions between the
@@ -38,7 +38,7 @@ class FunctionName(str):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What user code is being traced for.
+    """The device and replicas that user code is traced for.
 
     Args:
         device: the device.
@@ -70,7 +70,7 @@ class Compilation:
                 raise ArgumentError(what, where=where, expected=expected, got=got, hint=hint)
 
     def check(self, jaxpr: ClosedJaxpr) -> None:
-        """Refuses such functions in a jaxpr, however deep.
+        """Checks the calls of inner functions in a jaxpr, however deep.
 
         Raises:
             ArgumentError: as `check_inner`, with the line of the call.
@@ -85,13 +85,13 @@ _COMPILING: ContextVar[Compilation | None] = ContextVar("ipujax_compiling", defa
 
 
 def compiling() -> Compilation | None:
-    """What the running code is traced for; None outside of `ipu.jit`."""
+    """The compilation that traces the running code; None outside of `ipu.jit`."""
     return _COMPILING.get()
 
 
 @contextmanager
 def compiling_for(compilation: Compilation) -> Iterator[None]:
-    """Says what the code inside is traced for."""
+    """Sets the compilation for code traced inside."""
     token = _COMPILING.set(compilation)
     try:
         yield

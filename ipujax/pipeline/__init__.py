@@ -26,7 +26,7 @@ from ipujax.calls import (
     described,
     floating_dtype,
     function_name,
-    knowing_keywords,
+    suggesting_keywords,
     whole_number,
 )
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0
@@ -50,7 +50,7 @@ _REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.numbe
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
-@knowing_keywords
+@suggesting_keywords
 def pipeline(
     fun: Callable[_P, _R],
     *,
@@ -123,14 +123,14 @@ def pipeline(
 def stage(number: int) -> Iterator[None]:
     """Makes all that is traced inside, and its gradients, a stage of the model, with an IPU of its own.
 
-    Stages are numbered from 0; of stages inside one another the innermost counts. What is in no stage is done where its
-    operands are; an optimiser's update of a parameter where the parameter is. Plain JAX ignores stages.
+    Stages are numbered from 0; of nested stages the innermost counts. Operations in no stage run where their operands
+    are; an optimiser's update of a parameter runs where the parameter is. Plain JAX ignores stages.
 
     Args:
         number: the stage's number.
 
     Raises:
-        ArgumentError: for what is no number of a stage.
+        ArgumentError: for anything but a whole number from 0.
     """
     checked = whole_number("ipu.stage needs the number of a stage", number, 0)
     with jax.named_scope(stage_scope(checked)):
@@ -293,7 +293,7 @@ class _Call:
             )
 
     def _what_is_split(self) -> str:
-        """What `batch_argnums` takes for the batch, in words."""
+        """The arguments that `batch_argnums` selects, in words."""
         numbers = self.settings.batch
         names = ", ".join(self.names[n] for n in numbers) or "nothing"
         return f"batch_argnums={numbers[0] if len(numbers) == 1 else numbers} takes {names} for the batch"
