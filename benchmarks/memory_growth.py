@@ -4,7 +4,10 @@
 
 The resident set (RSS) after 10 and after 100 different small training steps, each traced, compiled, run once, dropped
 and garbage collected; the difference, for `ipu.jit` and for plain `jax.jit`, each in a process of its own. `--clear`
-calls `jax.clear_caches()` before each reading. Reads `/proc/self/statm`, so it runs on Linux only.
+calls `jax.clear_caches()` before each reading.
+
+The row of `jax.jit` is JAX's own growth, and part of that of `ipu.jit`: with jaxlib 0.10 27 of 62 MiB, with
+`--clear` 18 of 67 MiB, in one run each. Limits: reads `/proc/self/statm`, so it runs on Linux only.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ def measure(compiler: str, clear: bool) -> tuple[float, float]:
 def main() -> int:
     """Prints a row a compiler; returns 1 when the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clear", action="store_true", help="drop what JAX remembers before each reading")
+    parser.add_argument("--clear", action="store_true", help="clear JAX's caches before each reading")
     clear = parser.parse_args().clear
     print(f"{'MiB resident':<14}{f'after {FIRST}':>11}{f'after {LAST}':>11}{'growth':>9}{'bar':>6}")
     growth = {}

@@ -1,6 +1,6 @@
 """What compiling a pipeline costs, and that it does not depend on the number of micro-batches.
 
-    python -m benchmarks.pipeline_compile [--schedules 1f1b gpipe] [--micro-batches 16 512] [--repeats 5]
+    python benchmarks/pipeline_compile.py [--schedules 1f1b gpipe] [--micro-batches 16 512] [--repeats 5]
 
 A four-block network on four IPUs, its gradients accumulated. Prints for each schedule and number of micro-batches the
 median of processor seconds from the function to the executable and its profile, and those of XLA apart. Numbers are

@@ -1,6 +1,6 @@
 """Whether a step of a pipeline takes longer when more is kept from forward to backward.
 
-    python -m benchmarks.pipeline_depth [--micro-batches 256] [--rows 16] [--width 256] [--repeats 7]
+    python benchmarks/pipeline_depth.py [--micro-batches 256] [--rows 16] [--width 256] [--repeats 7]
 
 The same network, the same micro-batches, the same work: with 1f1b the first of four stages keeps 4 of them, with gpipe
 all. A loop that copied its rings would take many times longer with all. Prints the median seconds of a step with each,
@@ -16,9 +16,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pipeline_compile import STAGES, loss
 
 import ipujax as ipu
-from benchmarks.pipeline_compile import STAGES, loss
 
 SCHEDULES = ("1f1b", "gpipe")
 

@@ -2,7 +2,7 @@
 
     ipujax run --instances 2 --replicas 4 train.py [argument…]
 
-Input: arguments. Output: the exit code; 2 for arguments that make no sense, which is said on the standard error.
+Input: arguments. Output: the exit code; 2 for invalid arguments, with an error text on standard error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         f"collective (default {defaults.timeout_seconds:g}; 0: never). A call that computes for longer counts as stuck"
     )
     add("--timeout", type=float, default=defaults.timeout_seconds, metavar="SECONDS", help=help_timeout)
-    help_grace = f"time for instances that are told to end before they are killed (default {defaults.grace_seconds:g})"
+    help_grace = f"time between the signal to end and the kill (default {defaults.grace_seconds:g})"
     add("--grace", type=float, default=defaults.grace_seconds, metavar="SECONDS", help=help_grace)
     help_prefix = (
         "put before each line of output; may name {instance}, {instances}, {stream} and {time}; '' for none "
@@ -96,11 +96,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 
 def _launch(given: argparse.Namespace) -> Launch:
-    """What the arguments of `run` ask for.
-
-    Raises:
-        ArgumentError: for what cannot be run.
-    """
+    """The settings that the arguments of `run` give."""
     if given.module is not None:
         _check_module(given.module)
         command = ("-m", *given.module)

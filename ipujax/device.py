@@ -1,4 +1,4 @@
-"""Devices: what a function is compiled for, and which one is used by default.
+"""Devices: the targets of a compilation, and the default one.
 
 `IPUModel` is a simulated system of IPUs; `CPU` computes the numbers only, as Poplar's CPU target does.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -70,30 +71,20 @@ def _check_partition(num_ipus: int) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class CPU:
     """The host's CPU: the numbers, without a machine, a limit or a profile."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CPU)
-
-    def __hash__(self) -> int:
-        return hash(CPU)
-
-    def __repr__(self) -> str:
-        return "CPU()"
 
 
 Device = IPUModel | CPU
 
 
 def check_device(device: object, who: str) -> None:
-    """Refuses what is no device.
+    """Raises for anything that is no device.
 
     Args:
         device: anything.
-        who: what it was given to, for the message.
+        who: the function it was given to, for the message.
 
     Raises:
         ArgumentError: naming what was given.
@@ -108,7 +99,7 @@ def check_device(device: object, who: str) -> None:
 
 
 def _device_for(given: object) -> str | None:
-    """What someone means who gives something else for a device."""
+    """The device that a wrong argument most likely means."""
     if isinstance(given, str) and given.lower() == "cpu":
         return "ipu.CPU()"
     if isinstance(given, str) and given.lower() in PRESETS:

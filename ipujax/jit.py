@@ -11,10 +11,10 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
@@ -22,6 +22,7 @@ import jax
 from ipujax.calls import (
     Compilation,
     FunctionName,
+    Places,
     Replication,
     argument_places,
     as_names,
@@ -30,18 +31,18 @@ from ipujax.calls import (
     check_settings,
     compiling,
     compiling_for,
+    explaining_axis_errors,
     function_name,
     has_tracer,
-    knowing_keywords,
-    saying_what_axes_there_are,
     static_keywords,
+    suggesting_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.replicas import AXIS, evaluate
+from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
@@ -54,39 +55,26 @@ _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
+class _Settings(TypedDict, total=False):
+    """Keywords of `jit`."""
+
+    device: Device | None
+    replicas: int | None
+    in_specs: Any
+    out_specs: Any
+    axis_name: str
+    donate_argnums: int | Sequence[int]
+    donate_argnames: str | Sequence[str]
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    options: Options | None
+
+
 @overload
-def jit(
-    fun: None = None,
-    /,
-    *,
-    device: Device | None = None,
-    replicas: int | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    axis_name: str = AXIS,
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    options: Options | None = None,
-) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
+def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
-def jit(
-    fun: Callable[_P, _R],
-    /,
-    *,
-    device: Device | None = None,
-    replicas: int | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    axis_name: str = AXIS,
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    options: Options | None = None,
-) -> IpuFunction[_P, _R]: ...
-@knowing_keywords
+def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
+@suggesting_keywords
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -107,11 +95,12 @@ def jit(  # type: ignore[no-untyped-def]
     Args:
         fun: function of pytrees of arrays.
         device: `IPUModel(...)` or `CPU()`; the default device when None, looked up at each call.
-        replicas: how many copies of the function run, each on its even share of the device's IPUs and on its part of
-            the arguments. The function is written for one of them; `jax.lax.pmean(x, "replica")` and its like are how
-            they meet, and nothing is reduced unless it says so.
+        replicas: number of copies of the function, each on its even share of the device's IPUs and on its part of the
+            arguments. The function is written for one replica; `jax.lax.pmean(x, "replica")` and its like communicate
+            between them. Nothing is reduced unless the function does it.
         in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
-            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. All the same when None.
+            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. Nothing is split when
+            None.
         out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
         axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take
@@ -119,7 +108,7 @@ def jit(  # type: ignore[no-untyped-def]
         donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
         static_argnames: the same by name.
-        options: choices of the compiler.
+        options: compiler options.
 
     Returns:
         A function with the results of `jax.jit(fun)`, with a method `lower(*args)`.
@@ -136,43 +125,31 @@ def jit(  # type: ignore[no-untyped-def]
             got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
             hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
         )
-    if fun is None:
-        return functools.partial(
-            jit,
-            device=device,
-            replicas=replicas,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_name=axis_name,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            options=options,
-        )
-    return IpuFunction(
-        fun,
-        device,
-        as_numbers("donate_argnums", donate_argnums),
-        as_names("donate_argnames", donate_argnames),
-        as_numbers("static_argnums", static_argnums),
-        as_names("static_argnames", static_argnames),
-        Options() if options is None else options,
-        Replication.of(replicas, in_specs, out_specs, axis_name),
+    settings = {
+        "donate_argnums": as_numbers("donate_argnums", donate_argnums),
+        "donate_argnames": as_names("donate_argnames", donate_argnames),
+        "static_argnums": as_numbers("static_argnums", static_argnums),
+        "static_argnames": as_names("static_argnames", static_argnames),
+    }
+    replication = Replication.of(replicas, in_specs, out_specs, axis_name)
+    make = functools.partial(
+        IpuFunction,
+        device=device,
+        settings=settings,
+        options=Options() if options is None else options,
+        replication=replication,
     )
+    return make if fun is None else make(fun)
 
 
 class IpuFunction(Generic[_P, _R]):
-    """What `ipu.jit` returns. Call it, or `lower` it to look inside."""
+    """The function that `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
     def __init__(
         self,
         fun: Callable[_P, _R],
         device: Device | None,
-        donate_argnums: tuple[int, ...],
-        donate_argnames: tuple[str, ...],
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
+        settings: Mapping[str, tuple[Any, ...]],
         options: Options,
         replication: Replication | None = None,
     ) -> None:
@@ -185,26 +162,21 @@ class IpuFunction(Generic[_P, _R]):
             raise ArgumentError(
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, donate_argnums, donate_argnames, static_argnums, static_argnames)
-        self._line = calling_line()  # where the work of a function with no line of the user's is shown
-        # A callable object's attributes are its own business: copied here, they would stand in for methods.
+        check_settings(fun, **settings)
+        self._line = calling_line()  # shown for work that has no line of the user's
+        # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
-        self._static = static_argnums, static_argnames
+        self._static = settings["static_argnums"], settings["static_argnames"]
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
-        self._settings: dict[str, Any] = {
-            "donate_argnums": donate_argnums or None,
-            "donate_argnames": donate_argnames or None,
-            "static_argnums": static_argnums or None,
-            "static_argnames": static_argnames or None,
-        }
+        self._settings: dict[str, Any] = {name: value or None for name, value in settings.items()}
         self._replication = replication
         self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[IPUModel, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
-        # By what JAX traced and holds, for as long as it would not trace anew: no value may hold its key.
+        # By jaxpr, which JAX holds for as long as it would not trace anew: no value may hold its key.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
         self._partly_used: set[IPUModel] = set()  # warned about
         self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
@@ -217,7 +189,10 @@ class IpuFunction(Generic[_P, _R]):
         device = self._device or current_device()
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs)
-        plain = self._is_traced(args, kwargs) or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        is_traced = has_tracer(args, kwargs)
+        if is_traced:
+            self._log_plain()
+        plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
@@ -231,13 +206,13 @@ class IpuFunction(Generic[_P, _R]):
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
         except (TypeError, ValueError, RuntimeError):
-            # JAX refuses arguments that do not fit, are no arrays or are deleted before it computes; ours says more.
+            # JAX refuses wrong arguments before it computes; our error names function, argument and remedy.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
         return outs if plain or not self._calls else settled(outs, self._calls)
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that all instances make, each with its share of the arguments."""
+        """A call made by all instances, each with its share of the arguments."""
         if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
@@ -253,13 +228,12 @@ class IpuFunction(Generic[_P, _R]):
     def _operands(
         self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
     ) -> Operands:
-        """The arguments of all instances, as far as this one has them."""
-        places = argument_places(self._fun, args, *self._static)
-        return spread.operands(args, kwargs, places, static_keywords(self._fun, *self._static), shapes_only)
+        """The arguments as arrays of all instances, of which this one holds its share."""
+        return spread.operands(args, kwargs, self._places(args), static_keywords(self._fun, *self._static), shapes_only)
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
-        """How the replicas are spread over instances, if they are."""
+        """How replicas are spread over instances; None if all are here."""
         return Spread.of(self.__name__, self._replication)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
@@ -316,33 +290,25 @@ class IpuFunction(Generic[_P, _R]):
         return results if self._spread is None else self._spread.local_results(results)
 
     def clear_cache(self) -> None:
-        """Forgets what the function was traced, lowered and compiled to."""
+        """Drops all traces, lowered programs and compiled computations of the function."""
         self._one_replica.clear_cache()
         self._plain.clear_cache()
         self._runners.clear()
         self._tracers.clear()
         self._lowered.clear()
 
-    def _is_traced(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a transformation of JAX is tracing this call, so that it becomes part of what is being traced."""
-        if has_tracer(args, kwargs):
-            self._log_plain()
-            return True
-        return False
-
     def _all_replicas(self, replication: Replication) -> Any:
         """The results of all replicas in plain JAX, jitted."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = received((args, kwargs))
-            places = argument_places(self._fun, args, *self._static)
-            return replication.evaluate(self._fun, args, kwargs, places, self.__name__, self._evaluator())
+            do = evaluate if self._spread is None else self._spread.evaluate
+            return replication.apply(do, self._fun, args, kwargs, self._places(args), self.__name__)
 
         return self._jitted(run)
 
-    def _evaluator(self) -> Callable[..., Any]:
-        """What evaluates a `replicated` equation."""
-        return evaluate if self._spread is None else self._spread.evaluate
+    def _places(self, args: Sequence[Any]) -> Places:
+        return argument_places(self._fun, args, *self._static)
 
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
@@ -377,9 +343,8 @@ class IpuFunction(Generic[_P, _R]):
                 with compiling_for(self._compilation(device)):
                     if replication is None:
                         return self._fun(*args, **kwargs)
-                    return replication.trace(
-                        self._fun, args, kwargs, argument_places(self._fun, args, *self._static), self.__name__
-                    )
+                    places = self._places(args)
+                    return replication.apply(replicated_p.bind, self._fun, args, kwargs, places, self.__name__)
 
             self._tracers.setdefault(device, self._jitted(traced))
         return self._tracers[device]
@@ -396,9 +361,9 @@ class IpuFunction(Generic[_P, _R]):
     def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with _timed(timings, "trace"), saying_what_axes_there_are(self._replication):
+        with _timed(timings, "trace"), explaining_axis_errors(self._replication):
             traced = jitted.trace(*args, **kwargs)
-        names, static = argument_places(self._fun, args, *self._static)
+        names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
         return Traced(traced, arguments, timings, functools.partial(self._lower, device))
 
@@ -410,8 +375,8 @@ class IpuFunction(Generic[_P, _R]):
         if traced.closes_over_tracers:
             what = f"{self.__name__} uses values that a transformation of JAX is tracing"
             raise ArgumentError(what, hint="lower it outside of that transformation, or make them arguments")
-        # The jaxpr itself is the key. JAX keeps it for as long as tracing anew would give an equal one, and knows best
-        # what that depends on: shapes, static values, and settings such as `jax.enable_x64`.
+        # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
+        # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
             self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         lowered = self._lowered[traced.jaxpr]
@@ -436,7 +401,7 @@ class IpuFunction(Generic[_P, _R]):
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
-        """Says once for each device that a smaller one would do."""
+        """Warns once for each device that a smaller one is enough."""
         last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)
         used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
         enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus

@@ -1,4 +1,4 @@
-"""What `dir` and completion show of a module: the names that are for users."""
+"""Public names of modules: what `dir` and completion show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules for users: those there are, and what one of one's own is made of.
+"""Pipeline schedules for users: built-in schedules, and the base class for your own.
 
 from ipujax.schedules import BACKWARD, FORWARD, Schedule, Task
 

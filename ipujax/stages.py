@@ -21,11 +21,10 @@ from ipujax.calls import EVERYWHERE, check_not_deleted, described, first_differe
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.lowering.pipelining import PipelineRun
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
-from ipujax.runtime.graph import Graph, Program, StreamOut, distinct
+from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.memory import MemoryReport
@@ -36,10 +35,14 @@ Record = Callable[[Program, Any], None]
 
 
 def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
-    """The results of a run, once the run is over and what it called in Python too.
+    """The results of a run, once the run and its calls of Python functions are over.
+
+    Args:
+        outs: tree of results.
+        calls: the calls of its programs.
 
     Raises:
-        BaseException: what one of these functions raised.
+        BaseException: an exception that one of these functions raised.
     """
     outs = jax.block_until_ready(outs)
     jax.effects_barrier()
@@ -50,7 +53,7 @@ def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a function was traced with: it fits later calls with equal trees, shapes and dtypes.
+    """Trees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
 
     Args:
         in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
@@ -75,6 +78,15 @@ class Traced:
     """A function as a jaxpr for one signature.
 
     Made by `ipu.jit(fun).trace(*args)`; all is as in `jax.stages.Traced`, except that it is lowered for the IPU.
+
+    Attributes:
+        jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
+        fun_name: the name of the function.
+        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
+        out_tree: tree of the results.
+        args_info: for each array of the arguments its shape and dtype, and whether it is donated.
+        out_info: for each array of the results its shape and dtype.
+        timings: seconds spent in tracing.
     """
 
     def __init__(
@@ -84,37 +96,10 @@ class Traced:
         timings: Mapping[str, float],
         lower: Callable[[Traced], Lowered],
     ) -> None:
-        self._traced, self._arguments, self.timings, self._lower = traced, arguments, timings, lower
-
-    @property
-    def jaxpr(self) -> ClosedJaxpr:
-        """The jaxpr; that of a replicated function has one equation, for all replicas."""
-        return self._traced.jaxpr
-
-    @property
-    def fun_name(self) -> str:
-        """The name of the function."""
-        return self._traced.fun_name
-
-    @property
-    def in_tree(self) -> Any:
-        """The tree of the arguments that are not static, as `(args, kwargs)`."""
-        return self._traced.in_tree
-
-    @property
-    def out_tree(self) -> Any:
-        """The tree of the results."""
-        return self._traced.out_tree
-
-    @property
-    def args_info(self) -> Any:
-        """For each array of the arguments its shape and dtype, and whether it is donated."""
-        return self._traced.args_info
-
-    @property
-    def out_info(self) -> Any:
-        """For each array of the results its shape and dtype."""
-        return self._traced.out_info
+        self.jaxpr, self.fun_name = traced.jaxpr, traced.fun_name
+        self.in_tree, self.out_tree = traced.in_tree, traced.out_tree
+        self.args_info, self.out_info = traced.args_info, traced.out_info
+        self._arguments, self.timings, self._lower = arguments, timings, lower
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -123,7 +108,7 @@ class Traced:
 
     @property
     def signature(self) -> Signature:
-        """What the function was traced with."""
+        """The signature that the function was traced with."""
         donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
         names = tuple(argument_names(self.jaxpr))
@@ -150,6 +135,9 @@ class Lowered:
         jaxpr: the jaxpr after all passes.
         graph: variables, tile mappings and vertices.
         program: the control program of one call.
+        pipelines: where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages.
+        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
+        out_tree: tree of the results.
         timings: seconds spent in tracing, in each pass and in lowering.
     """
 
@@ -165,32 +153,10 @@ class Lowered:
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
         self._jaxprs, self._lowered = dict(jaxprs), lowered
+        self.jaxpr = list(self._jaxprs.values())[-1]
+        self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
+        self.in_tree, self.out_tree = signature.in_tree, signature.out_tree
         self.timings = MappingProxyType(dict(timings))
-
-    @property
-    def jaxpr(self) -> ClosedJaxpr:
-        return list(self._jaxprs.values())[-1]
-
-    @property
-    def graph(self) -> Graph:
-        return self._lowered.graph
-
-    @property
-    def program(self) -> Program:
-        return self._lowered.program
-
-    @property
-    def pipelines(self) -> tuple[PipelineRun, ...]:
-        """Where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages."""
-        return self._lowered.pipelines
-
-    @property
-    def in_tree(self) -> Any:
-        return self.signature.in_tree
-
-    @property
-    def out_tree(self) -> Any:
-        return self.signature.out_tree
 
     def as_text(self, after: str | None = None) -> str:
         """The jaxpr after a pass, or the graph and program when no pass is named.
@@ -212,7 +178,7 @@ class Lowered:
 
         Args:
             leaves: arrays of the signature's shapes and dtypes, in order.
-            record: told what data-dependent control does, see `engine_function`.
+            record: receives what data-dependent control does, see `engine_function`.
         """
         signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
@@ -248,7 +214,7 @@ class Lowered:
 
     @cached_property
     def calls(self) -> HostCalls | None:
-        """What makes the calls of Python functions in the program; None when there are none."""
+        """Makes the program's calls of Python functions; None when there are none."""
         makes = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if makes else None
 
@@ -261,7 +227,7 @@ class Lowered:
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
-            VerifyError: if a rule of the verifier is broken, which is a fault of ipujax.
+            VerifyError: if a rule of the verifier is broken, which is a bug in ipujax.
         """
         return self._compiled
 
@@ -270,10 +236,15 @@ class Lowered:
 
 
 class Compiled:
-    """A function compiled for one device and one signature; call it, or read its profile."""
+    """A function compiled for one device and one signature; call it, or read its profile.
+
+    Attributes:
+        executable: the checked program with its costs and memory.
+        pipelines: as those of `Lowered`.
+    """
 
     def __init__(self, lowered: Lowered, executable: Executable) -> None:
-        self._lowered, self.executable = lowered, executable
+        self._lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
         self._notes: dict[Program, list[int]] = {}
         self._one_at_a_time = Lock()  # the notes are those of one call
 
@@ -281,11 +252,6 @@ class Compiled:
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each step from tracing to the executable; XLA's own compilation is not in it."""
         return MappingProxyType({**self._lowered.timings, **self.executable.timings})
-
-    @property
-    def pipelines(self) -> tuple[PipelineRun, ...]:
-        """Where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages."""
-        return self._lowered.pipelines
 
     @cached_property
     def profile(self) -> Profile:
@@ -318,7 +284,7 @@ class Compiled:
         return jax.jit(run, donate_argnums=donated)
 
     def _note(self, node: Program, what: Any) -> None:
-        """Keeps what data-dependent control did in the profiled call that is running."""
+        """Records a data-dependent decision of the profiled call that is running."""
         self._notes.setdefault(node, []).append(int(what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -336,7 +302,7 @@ class Compiled:
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:
-        """Runs the function and returns its results with the profile of what really ran.
+        """Runs the function and returns its results with the profile of this run.
 
         Donated arguments are kept: this run does not reuse their buffers.
 

@@ -93,7 +93,7 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed": "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host",
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
     "ipujax.stages": (
-        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower lowering.pipelining"
+        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options"
         " runtime.profile"
     ),

@@ -10,16 +10,18 @@ from ipujax.calls.arguments import (
     check_optimizer as check_optimizer,
     check_settings as check_settings,
     described as described,
+    floating_dtype as floating_dtype,
     function_name as function_name,
     has_tracer as has_tracer,
-    knowing_keywords as knowing_keywords,
     static_keywords as static_keywords,
+    suggesting_keywords as suggesting_keywords,
+    whole_number as whole_number,
 )
 from ipujax.calls.in_specs import (
     Places as Places,
     Replication as Replication,
+    explaining_axis_errors as explaining_axis_errors,
     leaf_dims as leaf_dims,
-    saying_what_axes_there_are as saying_what_axes_there_are,
     split_dims as split_dims,
 )
 from ipujax.calls.nesting import (

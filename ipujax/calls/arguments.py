@@ -1,4 +1,4 @@
-"""Says what is wrong with a call's arguments, once JAX has refused them, and with `ipu.jit`'s settings about them.
+"""Checks a call's arguments, once JAX has refused them, and the settings of `ipu.jit` that name arguments.
 
 Input: a function, what it was called with, and which of its arguments are static or donated. Output: nothing, or an
 error that names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
 from ipujax.runtime.target import nearest
@@ -30,7 +31,7 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def knowing_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
+def suggesting_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
     """A function of ipujax that names the nearest of its keywords when it is given one that it lacks.
 
     Args:
@@ -59,10 +60,10 @@ def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positi
         setting: what they are given for, for the message.
         value: whole numbers.
         who: whose setting it is, for the message.
-        of: what they number, for the message.
+        of: the things they are positions of, for the message.
 
     Raises:
-        ArgumentTypeError: for anything else; a bool is most likely meant as yes or no.
+        ArgumentTypeError: for anything else, booleans included.
     """
     return _several(setting, value, int, f"a whole number or several: the {of}, from 0", who)
 
@@ -92,6 +93,43 @@ def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ip
 def _kinds(value: Any, items: Sequence[Any]) -> str:
     inside = ", ".join(sorted({type(item).__name__ for item in items}))
     return inside if len(items) == 1 and items[0] is value else f"{type(value).__name__} of {inside}"
+
+
+def whole_number(what: str, value: Any, least: int, expected: str | None = None) -> int:
+    """A whole number of at least `least`; booleans are none.
+
+    Args:
+        what: the setting, for the message.
+        value: anything with `__index__`.
+        least: the smallest that is taken.
+        expected: what to give, for the message.
+
+    Raises:
+        ArgumentValueError: for anything else.
+    """
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or value.__index__() < least:
+        raise ArgumentValueError(what, expected=expected or f"a whole number from {least}", got=repr(value))
+    return int(value)
+
+
+def floating_dtype(what: str, dtype: Any) -> Any:
+    """A floating-point dtype.
+
+    Args:
+        what: the setting, for the message.
+        dtype: anything that names a dtype.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise ArgumentTypeError(what, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
+    return found
 
 
 def by_position(
@@ -130,10 +168,10 @@ def check_settings(
     Raises:
         ArgumentValueError: naming the setting and the function's arguments.
     """
+    if _signature(fun) is None:
+        return
     parameters, given = _parameters(fun), positional_parameters(fun)
     kinds = {p.kind for p in parameters}
-    if not parameters and not _has_signature(fun):
-        return
     who = function_name(fun)
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
         for setting, numbers in (("donate_argnums", donate_argnums), ("static_argnums", static_argnums)):
@@ -189,16 +227,13 @@ def check_arguments(
     _check_call(fun, args, kwargs)
     names, static = argument_places(fun, args, static_argnums, static_argnames)
     keywords = static_keywords(fun, static_argnums, static_argnames)
-    for number, value in enumerate(args):
-        if number in static:
-            _check_static(fun, names[number], value)
-        else:
-            _check_leaves(fun, names[number], value, f"static_argnums={number}")
-    for name, value in kwargs.items():
-        if name in keywords:
+    given = [(names[n], value, n in static, f"static_argnums={n}") for n, value in enumerate(args)]
+    given += [(name, value, name in keywords, f"static_argnames={name!r}") for name, value in kwargs.items()]
+    for name, value, is_static, remedy in given:
+        if is_static:
             _check_static(fun, name, value)
         else:
-            _check_leaves(fun, name, value, f"static_argnames={name!r}")
+            _check_leaves(fun, name, value, remedy)
 
 
 def argument_places(
@@ -224,9 +259,9 @@ def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], stat
 
 
 def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    try:  # a wrapper takes what it takes itself, whatever the function inside says
-        signature = inspect.signature(fun, follow_wrapped=False)
-    except (TypeError, ValueError):
+    # A wrapper takes what it takes itself, whatever the function inside does.
+    signature = _signature(fun, follow_wrapped=False)
+    if signature is None:
         return
     try:
         signature.bind(*args, **kwargs)
@@ -297,15 +332,15 @@ def positional_parameters(fun: Callable[..., Any]) -> list[str]:
 
 
 def _parameters(fun: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(fun).parameters.values()) if _has_signature(fun) else []
+    signature = _signature(fun)
+    return [] if signature is None else list(signature.parameters.values())
 
 
-def _has_signature(fun: Callable[..., Any]) -> bool:
+def _signature(fun: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature | None:
     try:
-        inspect.signature(fun)
+        return inspect.signature(fun, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):  # builtins and some C functions have no signature
-        return False
-    return True
+        return None
 
 
 def function_name(fun: Callable[..., Any]) -> str:

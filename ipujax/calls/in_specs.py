@@ -1,4 +1,4 @@
-"""What `ipu.jit` is told of replicas: how many, and how arguments and results are split over them.
+"""Replication settings of `ipu.jit`: number of replicas, and how arguments and results are split over them.
 
 The function is written for one replica. `in_specs` is a pytree prefix of the positional arguments that are not static:
 `PartitionSpec()` for what all replicas get, `PartitionSpec("replica")` for what is split along its first dimension,
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
+from ipujax.calls.arguments import whole_number
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
-from ipujax.lowering.replicas import AXIS, Dims, evaluate, replicated_p
+from ipujax.lowering.replicas import AXIS, Dims
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 
 Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones
@@ -53,33 +53,13 @@ class Replication:
         if replicas is None:
             _refuse_axes_without_replicas(in_specs, out_specs, axis_name)
             replicas = 1
-        if isinstance(replicas, bool) or not isinstance(replicas, int | np.integer) or replicas < 1:
-            raise ArgumentError("replicas of ipu.jit", expected="a whole number from 1", got=repr(replicas))
-        replicas = int(replicas)
+        replicas = whole_number("replicas of ipu.jit", replicas, 1)
         for name, spec in _all_specs(in_specs, out_specs):
             _check_spec(name, spec, axis_name)
         is_plain = (replicas, in_specs, out_specs) == (1, None, None)
         return None if is_plain else Replication(replicas, in_specs, out_specs, axis_name)
 
-    def trace(
-        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], places: Places, name: str
-    ) -> Any:
-        """The results of all replicas, as one equation of the jaxpr that is being traced."""
-        return self._apply(replicated_p.bind, fun, args, kwargs, places, name)
-
-    def evaluate(
-        self,
-        fun: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        places: Places,
-        name: str,
-        do: Callable[..., Any] = evaluate,
-    ) -> Any:
-        """The results of all replicas, as plain JAX operations; `do` makes them, as `replicated_primitive.evaluate`."""
-        return self._apply(do, fun, args, kwargs, places, name)
-
-    def _apply(
+    def apply(
         self,
         do: Callable[..., Any],
         fun: Callable[..., Any],
@@ -88,6 +68,20 @@ class Replication:
         places: Places,
         name: str,
     ) -> Any:
+        """The results of all replicas of a call.
+
+        Args:
+            do: takes operands and parameters of `replicated_p`: `replicated_p.bind` makes one equation, `evaluate`
+                plain JAX operations.
+            fun: function of one replica.
+            args: positional arguments for all replicas.
+            kwargs: keyword arguments.
+            places: names of the positional arguments, and the positions of static ones.
+            name: of the function, for messages.
+
+        Raises:
+            ArgumentError: for arguments or results that do not fit their specs.
+        """
         arguments, static = places
         moved = [n for n in range(len(args)) if n not in static]
         arrays = {key: value for key, value in kwargs.items() if _is_array_tree(value)}
@@ -105,20 +99,19 @@ class Replication:
                 whole[n] = value
             return fun(*whole, **keywords, **settings)
 
-        with saying_what_axes_there_are(self):
+        with explaining_axis_errors(self):
             jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
         body = jaxpr.jaxpr
         open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
-        in_dims: Dims = (None,) * len(jaxpr.consts) + dims
         outs = do(
             *jaxpr.consts,
             *leaves,
             jaxpr=open_jaxpr,
             replicas=self.replicas,
-            in_dims=in_dims,
+            in_dims=(None,) * len(jaxpr.consts) + dims,
             out_dims=out_dims,
             is_checked=False,
             axis_name=self.axis_name,
@@ -135,7 +128,7 @@ class Replication:
                 raise ArgumentValueError(
                     f"argument {place} cannot be split over {self.replicas} replicas",
                     expected=f"a multiple of {self.replicas} in dimension {dim}",
-                    got=f"{aval.str_short()}",
+                    got=aval.str_short(),
                     hint=f"a batch of {-(-shape[dim] // self.replicas) * self.replicas}, or another number of replicas",
                 )
             shape[dim] //= self.replicas
@@ -251,12 +244,12 @@ def _check_rank(name: str, place: str, aval: Any, dim: int | None) -> None:
 
 
 @contextmanager
-def saying_what_axes_there_are(replication: Replication | None) -> Iterator[None]:
-    """Says in the user's words what JAX finds wrong with axes while it traces a function.
+def explaining_axis_errors(replication: Replication | None) -> Iterator[None]:
+    """Replaces JAX's errors about axes while it traces a function.
 
     Raises:
-        ArgumentNameError: a collective over an axis that there is not.
-        ArgumentError: a cast between types of what varies, which JAX keeps under `jax.shard_map` alone.
+        ArgumentNameError: a collective over an unknown axis.
+        ArgumentError: a cast of varying types (`pcast`, `pvary`), which JAX has under `jax.shard_map` alone.
     """
     try:
         yield

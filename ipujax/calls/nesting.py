@@ -1,4 +1,4 @@
-"""Functions inside functions: what is being compiled while user code is traced, and what may be called there.
+"""Nested `ipu.jit` functions: the compilation that is tracing user code, and checks of functions called there.
 
 An inner `ipu.jit` function is inlined into the outer one, so both need one device and one number of replicas. This is
 checked where the inner one is called, and again in every equation that calls it: JAX traces the functions between the
@@ -38,7 +38,7 @@ class FunctionName(str):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What user code is being traced for.
+    """The device and replicas that user code is traced for.
 
     Args:
         device: the device.
@@ -58,25 +58,19 @@ class Compilation:
         Raises:
             ArgumentError: naming both.
         """
-        if name.device is not None and name.device != self.device:
-            raise ArgumentError(
-                f"{name} is called inside a function compiled for another device",
-                where=where,
-                expected=self.device,
-                got=name.device,
-                hint="give both functions one device, or leave the inner one's out",
-            )
-        if name.replicas is not None and name.replicas != self.replicas:
-            raise ArgumentError(
-                f"{name} is called inside a function of another number of replicas",
-                where=where,
-                expected=self.replicas,
-                got=name.replicas,
-                hint="leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already",
-            )
+        one_device = "give both functions one device, or leave the inner one's out"
+        no_specs = "leave out replicas=, in_specs= and out_specs= of the inner function: it is one replica's already"
+        checks: tuple[tuple[str, object, object, str], ...] = (
+            ("compiled for another device", self.device, name.device, one_device),
+            ("of another number of replicas", self.replicas, name.replicas, no_specs),
+        )
+        for difference, expected, got, hint in checks:
+            if got is not None and got != expected:
+                what = f"{name} is called inside a function {difference}"
+                raise ArgumentError(what, where=where, expected=expected, got=got, hint=hint)
 
     def check(self, jaxpr: ClosedJaxpr) -> None:
-        """Refuses such functions in a jaxpr, however deep.
+        """Checks the calls of inner functions in a jaxpr, however deep.
 
         Raises:
             ArgumentError: as `check_inner`, with the line of the call.
@@ -91,13 +85,13 @@ _COMPILING: ContextVar[Compilation | None] = ContextVar("ipujax_compiling", defa
 
 
 def compiling() -> Compilation | None:
-    """What the running code is traced for; None outside of `ipu.jit`."""
+    """The compilation that traces the running code; None outside of `ipu.jit`."""
     return _COMPILING.get()
 
 
 @contextmanager
 def compiling_for(compilation: Compilation) -> Iterator[None]:
-    """Says what the code inside is traced for."""
+    """Sets the compilation for code traced inside."""
     token = _COMPILING.set(compilation)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Says where the arguments of a call first differ in structure from those a function was compiled for.
+"""Finds where the arguments of a call first differ in structure from those a function was compiled for.
 
 Input: the tree that was compiled for, and the arguments. Output: the place as the user writes it, and both sides in
 words. Only whole nodes are compared: shapes and dtypes of leaves are for whoever calls this.
@@ -44,7 +44,7 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
         names: what the function calls its positional arguments.
     """
     in_args, in_kwargs = tree.children()
-    keys = _keys(in_kwargs)
+    keys = list(jax.tree.unflatten(in_kwargs, range(in_kwargs.num_leaves)))
     if len(args) != len(in_args.children()) or set(kwargs) != set(keys):
         expected = [*names, *(f"{key}=…" for key in keys)]
         got = [*map(described, args), *(f"{key}={described(value)}" for key, value in kwargs.items())]
@@ -104,10 +104,3 @@ def _listed(keys: Sequence[Hashable]) -> str:
     shown = ", ".join(map(repr, keys[:_MOST_KEYS]))
     more = f", … ({len(keys)} in all)" if len(keys) > _MOST_KEYS else ""
     return f"key{'s' if len(keys) > 1 else ''} {shown}{more}"
-
-
-def _keys(tree: PyTreeDef) -> list[str]:
-    """Keys of a dict's structure."""
-    node = tree.node_data()
-    assert node is not None and node[0] is dict, "keyword arguments are a dict"
-    return list(node[1])

@@ -19,8 +19,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice, repeat
 from typing import Any
 
 import jax
@@ -30,24 +31,23 @@ from jax.sharding import PartitionSpec
 
 from ipujax.calls import described, has_tracer, split_dims
 from ipujax.distributed.instance import (
-    ALL,
     EXIT_CODE,
-    SHARE,
     Facts,
     check_joined,
-    instance_mesh,
     leave,
     meet,
+    over_instances,
     stable,
     to_all,
     to_local,
 )
 from ipujax.distributed.instance.membership import membership
-from ipujax.lowering.replicas import AXIS as REPLICAS, Dims
+from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.host import AXIS
 
+_Combine = Callable[[jax.Array, Any], jax.Array]
 _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
     "mean": lax.pmean,
     "sum": lax.psum,
@@ -137,7 +137,7 @@ def broadcast(tree: Any, root: int = 0) -> Any:
     if not isinstance(root, int) or not 0 <= root < num_instances():
         expected = f"a whole number from 0 to {num_instances() - 1}"
         raise ArgumentValueError("there is no such instance to broadcast from", expected=expected, got=root)
-    return _together(f"ipu.distributed.broadcast from instance {root}", _broadcast, root, tree)
+    return _together(f"ipu.distributed.broadcast from instance {root}", _share_of, tree, repeat(root))
 
 
 def all_reduce(tree: Any, op: str = "mean") -> Any:
@@ -158,7 +158,7 @@ def all_reduce(tree: Any, op: str = "mean") -> Any:
         raise ArgumentValueError(
             "no such reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
         )
-    return _together(f'ipu.distributed.all_reduce "{op}"', _all_reduce, op, tree, _REFUSED[op])
+    return _together(f'ipu.distributed.all_reduce "{op}"', _reduced, tree, repeat(op), _REFUSED[op])
 
 
 def share(tree: Any, specs: Any = _SPLIT) -> Any:
@@ -205,29 +205,28 @@ def gather(tree: Any, specs: Any = _SPLIT) -> Any:
         if dim is not None and dim >= jnp.ndim(x):
             what = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
             raise ArgumentValueError(what, expected=f"{dim + 1} dimensions or more", got=described(x))
-    return _together("ipu.distributed.gather", _gather, dims, tree)
+    return _together("ipu.distributed.gather", _all_shares, tree, dims)
 
 
-def _together(
-    what: str, run: Callable[..., list[jax.Array]], setting: Any, tree: Any, refused: Sequence[Any] = ()
-) -> Any:
-    """Runs a computation of all instances on the leaves of a tree."""
+def _together(what: str, combine: _Combine, tree: Any, settings: Iterable[Any], refused: Sequence[Any] = ()) -> Any:
+    """Combines the leaves of all instances' trees, each with its setting."""
     if has_tracer((tree,), {}):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
         raise ArgumentError(f"{what} happens on the host, and JAX is tracing its operand", hint=hint)
     check_joined(what)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = [_array(what, jax.tree_util.keystr(path), leaf) for path, leaf in paths]
-    for (path, _), x in zip(paths, leaves, strict=True):
-        if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
-            got = f"{described(x)} at operand{jax.tree_util.keystr(path)}"
-            raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
+    leaves = [_array(what, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
+    for place, x in zip(places, leaves, strict=True):
+        if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
+            got = f"{described(x)} at {place}"
+            raise ArgumentTypeError(f"{what} is not defined for all leaves", expected="real numbers", got=got)
     texts = [*zip(places, map(described, leaves), strict=True), ("the structure", stable(structure))]
     meet(what, Facts.of(texts))
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     plain = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
-    outs = to_local(run(setting, [to_all(x[None], 0) for x in plain])) if plain else []
+    each = tuple(islice(settings, len(plain)))
+    outs = to_local(_combined(combine, each, [to_all(x[None], 0) for x in plain])) if plain else []
     wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
     return jax.tree.unflatten(structure, wrapped)
 
@@ -236,48 +235,31 @@ def _array(what: str, place: str, leaf: Any) -> jax.Array:
     try:
         return jnp.asarray(leaf)
     except TypeError as error:
-        raise ArgumentTypeError(
-            f"{what} takes arrays", expected="arrays or numbers", got=f"{described(leaf)} at operand{place}"
-        ) from error
+        got = f"{described(leaf)} at {place}"
+        raise ArgumentTypeError(f"{what} takes arrays", expected="arrays or numbers", got=got) from error
 
 
-@partial(jax.jit, static_argnums=0)
-def _gather(dims: Dims, stacked: list[jax.Array]) -> list[jax.Array]:
-    """All shares, one after the other."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _combined(combine: _Combine, settings: tuple[Any, ...], stacked: list[jax.Array]) -> Sequence[jax.Array]:
+    """Arrays of shares [instances, *local], each combined to one that is equal on all instances."""
 
-    def parts(x: jax.Array, dim: int | None) -> jax.Array:
-        return x if dim is None else lax.all_gather(x, AXIS, axis=dim, tiled=True)
+    def together(*held: jax.Array) -> list[jax.Array]:
+        return [combine(x[0], setting) for x, setting in zip(held, settings, strict=True)]
 
-    gathered = jax.shard_map(
-        lambda held: [parts(x[0], dim) for x, dim in zip(held, dims, strict=True)],
-        mesh=instance_mesh(),
-        in_specs=SHARE,
-        out_specs=ALL,
-        check_vma=False,  # as in `_broadcast`; what is not split is equal everywhere if the caller is right
-    )
-    return gathered(stacked)
+    result: Sequence[jax.Array] = over_instances(together, (0,) * len(stacked), (None,) * len(stacked))(*stacked)
+    return result
 
 
-@partial(jax.jit, static_argnums=0)
-def _broadcast(root: int, stacked: list[jax.Array]) -> list[jax.Array]:
-    """The share of one instance, for all."""
-    gathered = jax.shard_map(
-        lambda held: [lax.all_gather(x[0], AXIS)[root] for x in held],
-        mesh=instance_mesh(),
-        in_specs=SHARE,
-        out_specs=ALL,
-        check_vma=False,  # what was gathered is equal everywhere, which JAX does not see
-    )
-    return gathered(stacked)
+def _all_shares(x: jax.Array, dim: int | None) -> jax.Array:
+    return x if dim is None else lax.all_gather(x, AXIS, axis=dim, tiled=True)
 
 
-@partial(jax.jit, static_argnums=0)
-def _all_reduce(op: str, stacked: list[jax.Array]) -> list[jax.Array]:
-    """All shares, reduced."""
-    reduced = jax.shard_map(
-        lambda held: [_OPERATIONS[op](x[0], AXIS) for x in held], mesh=instance_mesh(), in_specs=SHARE, out_specs=ALL
-    )
-    return reduced(stacked)
+def _share_of(x: jax.Array, root: int) -> jax.Array:
+    return lax.all_gather(x, AXIS)[root]
+
+
+def _reduced(x: jax.Array, op: str) -> jax.Array:
+    return _OPERATIONS[op](x, AXIS)
 
 
 __all__ = [

@@ -7,7 +7,7 @@
 
 Input: an optax `GradientTransformation`, or any named tuple of `init` and `update` like it. Output: one of the same
 type, whose gradients are those of the scaled loss. It divides by the scale before the optimiser sees them, in float32
-unless told otherwise; the optimiser keeps its state in that dtype too.
+unless `dtype` is another; the optimiser keeps its state in that dtype too.
 
 Source: Micikevicius et al., "Mixed precision training" (2018), section 3.2.
 Limits: the scale is one for all parameters.
@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.calls import check_optimizer
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.calls import check_optimizer, floating_dtype
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 
 Optimizer = Any  # an optax.GradientTransformation, or another named tuple of `init` and `update`
 
@@ -71,7 +71,7 @@ def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.fl
     """
     check_optimizer(optimizer, "static_loss_scale")
     _check_positive("scale", scale, "static_loss_scale")
-    working = _checked_dtype(dtype, "static_loss_scale")
+    working = floating_dtype("dtype of ipu.optim.static_loss_scale", dtype)
 
     def init(params: Any) -> StaticLossScaleState:
         return StaticLossScaleState(jnp.float32(scale), optimizer.init(_as(params, working)))
@@ -81,7 +81,7 @@ def static_loss_scale(optimizer: Optimizer, scale: float, *, dtype: Any = jnp.fl
         updates, inner = optimizer.update(unscaled, state.inner, _as(params, working), **extra)
         return updates, StaticLossScaleState(state.scale, inner)
 
-    return _like(optimizer, init, update)
+    return optimizer._replace(init=init, update=update)
 
 
 def automatic_loss_scale(
@@ -128,7 +128,7 @@ def automatic_loss_scale(
         expected = "min_scale ≤ initial_scale ≤ max_scale"
         got = f"{min_scale} ≤ {initial_scale} ≤ {max_scale}"
         raise ArgumentValueError(f"scales of ipu.optim.{who} are out of order", expected=expected, got=got)
-    working = _checked_dtype(dtype, who)
+    working = floating_dtype(f"dtype of ipu.optim.{who}", dtype)
 
     def init(params: Any) -> AutomaticLossScaleState:
         good, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)  # two arrays: donated, each goes once
@@ -150,7 +150,7 @@ def automatic_loss_scale(
         skipped = state.skipped_steps + (~is_good).astype(jnp.int32)
         return updates, AutomaticLossScaleState(scale.astype(jnp.float32), good_steps, skipped, inner)
 
-    return _like(optimizer, init, update)
+    return optimizer._replace(init=init, update=update)
 
 
 def loss_scale(state: Any) -> Any:
@@ -177,11 +177,6 @@ def loss_scale(state: Any) -> Any:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _like(optimizer: Any, init: Any, update: Any) -> Any:
-    """The same named tuple with other functions, so that optax need not be there."""
-    return optimizer._replace(init=init, update=update)
-
-
 def _as(tree: Any, dtype: Any) -> Any:
     """Floating-point arrays in a dtype; None stays None."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)
@@ -200,9 +195,3 @@ def _all_finite(grads: Any) -> Any:
 def _check_positive(name: str, value: Any, who: str) -> None:
     if not value > 0:
         raise ArgumentValueError(f"{name} of ipu.optim.{who}", expected="a positive number", got=value)
-
-
-def _checked_dtype(dtype: Any, who: str) -> Any:
-    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-        raise ArgumentTypeError(f"dtype of ipu.optim.{who}", expected="a floating-point dtype", got=repr(dtype))
-    return jnp.dtype(dtype)

@@ -33,7 +33,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls import check_optimizer
+from ipujax.calls import check_optimizer, whole_number
 from ipujax.lowering.jax_compat import library_function, source_line
 from ipujax.lowering.passes import MOST_BYTES
 from ipujax.lowering.replicas import Held, Path, Shards
@@ -93,9 +93,9 @@ def shard(
     Source: PopART, see above.
     """
     check_optimizer(optimizer, "shard")
-    _check_number("replicas", replicas, 1)
-    _check_number("min_elements", min_elements, 0)
-    _check_number("merge_bytes", merge_bytes, 0)
+    numbers = ("replicas", 1 if replicas is None else replicas, 1), ("min_elements", min_elements, 0)
+    for name, value, least in (*numbers, ("merge_bytes", merge_bytes, 0)):
+        whole_number(f"{name} of ipu.optim.shard", value, least)
     if reduce not in ("mean", "sum", "none"):
         raise ArgumentValueError("reduce of ipu.optim.shard", expected='"mean", "sum" or "none"', got=repr(reduce))
     sharding = _Sharding(optimizer, axis, replicas, reduce, min_elements, merge_bytes)
@@ -162,7 +162,7 @@ class _Sharding:
             return jax.tree.unflatten(tree, kept)
         if self.replicas is None:
             raise ArgumentValueError(
-                f"init of ipu.optim.shard is called where no axis is called {self.axis!r}, and is not told its size",
+                f"init of ipu.optim.shard is called where no axis is called {self.axis!r}, and replicas= is not given",
                 where=calling_line() or None,
                 expected="the number of replicas, or a call inside of ipu.jit(..., replicas=N)",
                 hint="ipu.optim.shard(optimizer, replicas=N)",
@@ -331,12 +331,6 @@ def _axis_size(axis: str) -> int | None:
         return int(lax.axis_size(axis))
     except NameError:
         return None
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if value is not None and (not is_whole or value < least):
-        raise ArgumentValueError(f"{name} of ipu.optim.shard", expected=f"a whole number from {least}", got=repr(value))
 
 
 def _refuse(axis: str, path: Path) -> NoReturn:

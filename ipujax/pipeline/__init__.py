@@ -13,16 +13,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.calls import argument_places, as_numbers, by_position, described, function_name, knowing_keywords
-from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, jaxprs_in_params
-from ipujax.lowering.jaxpr import named_stages, stage_scope
+from ipujax.calls import (
+    argument_places,
+    as_numbers,
+    by_position,
+    described,
+    floating_dtype,
+    function_name,
+    suggesting_keywords,
+    whole_number,
+)
+from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0
+from ipujax.lowering.jaxpr import equations, named_stages, stage_scope
 from ipujax.lowering.pipelining import (
     REDUCTIONS,
     PipelineSpec,
@@ -38,10 +46,11 @@ from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.number}
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
-@knowing_keywords
+@suggesting_keywords
 def pipeline(
     fun: Callable[_P, _R],
     *,
@@ -63,7 +72,7 @@ def pipeline(
         schedule: the order in which stages work, by name or as a `Schedule`; the default without stages.
         stages: how many stages to find, or "auto" to find the number too; None for those that `ipu.stage` names. They
             are cut where the simulated pipeline takes least time and fits: not inside branches, and of loops between
-            the turns of a `lax.scan` over stacked parameters alone.
+            the iterations of a `lax.scan` over stacked parameters alone.
         device_mapping: the IPU of each stage; as the schedule has it when None, most often stage i on IPU i.
         batch_argnums: positional arguments that are split; the last one by default.
         rng_argnums: positional arguments of keys: micro-batch i gets each key folded with i (`jax.random.fold_in`).
@@ -85,18 +94,20 @@ def pipeline(
     """
     if not callable(fun):
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
-    count = _checked_count(micro_batches)
-    order = _Order(as_schedule(schedule), _checked_mapping(device_mapping), _checked_stages(stages))
-    numbers = _Numbers(
+    settings = _Settings(
+        whole_number("micro_batches of ipu.pipeline", micro_batches, 1, "a whole number of at least 1"),
+        as_schedule(schedule),
+        _checked_stages(stages),
+        _checked_mapping(device_mapping),
         as_numbers("batch_argnums", batch_argnums, "ipu.pipeline"),
         as_numbers("rng_argnums", rng_argnums, "ipu.pipeline"),
         _checked_carry(carry),
+        _checked_reductions(reduce),
+        None if accumulate_dtype is None else floating_dtype("accumulate_dtype of ipu.pipeline", accumulate_dtype),
     )
-    _check_reductions(reduce)
-    dtype = _checked_dtype(accumulate_dtype)
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _Call(fun, count, order, numbers, reduce, dtype, args, kwargs).run()
+        return _Call(fun, settings, args, kwargs).run()
 
     call.__name__ = call.__qualname__ = f"pipeline_{function_name(fun)}"
     jitted = jax.jit(call)  # so that a pipeline called outside of a jitted function is traced once
@@ -112,112 +123,58 @@ def pipeline(
 def stage(number: int) -> Iterator[None]:
     """Makes all that is traced inside, and its gradients, a stage of the model, with an IPU of its own.
 
-    Stages are numbered from 0; of stages inside one another the innermost counts. What is in no stage is done where its
-    operands are; an optimiser's update of a parameter where the parameter is. Plain JAX ignores stages.
+    Stages are numbered from 0; of nested stages the innermost counts. Operations in no stage run where their operands
+    are; an optimiser's update of a parameter runs where the parameter is. Plain JAX ignores stages.
 
     Args:
         number: the stage's number.
 
     Raises:
-        ArgumentError: for what is no number of a stage.
+        ArgumentError: for anything but a whole number from 0.
     """
-    if isinstance(number, bool) or not hasattr(number, "__index__") or number.__index__() < 0:
-        what = "ipu.stage needs the number of a stage"
-        raise ArgumentValueError(what, expected="a whole number from 0", got=repr(number))
-    with jax.named_scope(stage_scope(number.__index__())):
+    checked = whole_number("ipu.stage needs the number of a stage", number, 0)
+    with jax.named_scope(stage_scope(checked)):
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Who works when, and where."""
+class _Settings(NamedTuple):
+    """Checked settings of `pipeline`."""
 
+    micro_batches: int
     schedule: Schedule
-    device_mapping: tuple[int, ...] | None
     stages: int | Literal["auto"] | None
-
-    def refuse_without_stages(self, who: str) -> None:
-        """Refuses what only stages can have.
-
-        Raises:
-            ArgumentError: naming the setting.
-        """
-        given = {"schedule": self.schedule.name} if self.schedule != as_schedule("1f1b") else {}
-        given |= {} if self.device_mapping is None else {"device_mapping": str(list(self.device_mapping))}
-        for name, value in given.items():
-            raise ArgumentError(
-                f"{name} of ipu.pipeline({who}) is for stages, and the function has none",
-                expected="at least two stages",
-                got=f"{name}={value}",
-                hint="with ipu.stage(i): around the parts of the model, or stages=...",
-            )
+    device_mapping: tuple[int, ...] | None
+    batch: tuple[int, ...]
+    keys: tuple[int, ...]
+    carry: dict[int, Path]
+    reduce: Any
+    dtype: Any
 
 
-class _Numbers:
-    """Which positional arguments are what."""
+class _Operand(NamedTuple):
+    """A leaf of a call's arguments."""
 
-    def __init__(self, batch: tuple[int, ...], keys: tuple[int, ...], carry: dict[int, Path]) -> None:
-        self.batch, self.keys, self.carry = batch, keys, carry
-
-    def roles(self, fun: Callable[..., Any], names: Sequence[str]) -> list[Role]:
-        """The role of each argument of a call.
-
-        Raises:
-            ArgumentValueError: for a position the call lacks, or an argument that would be two things.
-        """
-        count = len(names)
-        roles: list[Role] = ["same"] * count
-        given: tuple[tuple[str, Role, Any], ...] = (
-            ("batch_argnums", "batch", self.batch),
-            ("rng_argnums", "key", self.keys),
-            ("carry", "carry", self.carry),
-        )
-        for setting, role, numbers in given:
-            for number in numbers:
-                if not -count <= number < count:
-                    raise ArgumentValueError(
-                        f"{setting} of ipu.pipeline({function_name(fun)}) names an argument that the call lacks",
-                        expected=f"positions of {count} positional arguments: {', '.join(names)}",
-                        got=number,
-                    )
-                if roles[number] != "same":
-                    raise ArgumentValueError(
-                        f"argument {names[number]} of ipu.pipeline({function_name(fun)}) is given two roles",
-                        expected="an argument that is split, or of keys, or carried",
-                        got=f"{roles[number]} and {role}",
-                        hint=f"leave {number} out of {setting}" + ("" if role == "batch" else ", or set batch_argnums"),
-                    )
-                roles[number] = role
-        return roles
+    argument: int | None  # its position; None for one given by name
+    name: str
+    value: Any
+    role: Role
 
 
 class _Call:
     """One call of a pipelined function, while it is traced."""
 
     def __init__(
-        self,
-        fun: Callable[..., Any],
-        count: int,
-        order: _Order,
-        numbers: _Numbers,
-        reduce: Any,
-        dtype: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, fun: Callable[..., Any], settings: _Settings, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.fun, self.count, self.order = fun, count, order
-        self.numbers, self.reduce, self.dtype = numbers, reduce, dtype
-        self.args, self.kwargs = args, kwargs
+        self.fun, self.settings, self.args, self.kwargs = fun, settings, args, kwargs
         self.who = function_name(fun)
         self.names, _ = argument_places(fun, args, (), ())
 
     def run(self) -> Any:
         """Binds the pipeline and returns its results."""
-        places, operands, roles = self._operands()
-        shapes = [self._micro_batch(*each) for each in zip(places, operands, roles, strict=True)]
-        self._check_batch(
-            [(name, x) for (_, name), x, role in zip(places, operands, roles, strict=True) if role == "batch"]
-        )
+        settings, operands = self.settings, self._operands()
+        shapes = [self._micro_batch(operand) for operand in operands]
+        self._check_batch([operand for operand in operands if operand.role == "batch"])
         structure = jax.tree.structure((self.args, self.kwargs))
 
         def flat(*leaves: Any) -> Any:
@@ -230,94 +187,123 @@ class _Call:
             error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._what_is_split()}")
             raise
         _refuse_nesting(traced, self.who)
-        if self.order.stages is None and len(named_stages(traced.jaxpr)) < 2:
-            self.order.refuse_without_stages(self.who)
+        if settings.stages is None and len(named_stages(traced.jaxpr)) < 2:
+            self._refuse_settings_of_stages()
         jaxpr, consts = constants_as_inputs(traced)
-        carries = self._carries(out, [name for name, _ in places])
+        carries = self._carries(out, operands)
         same: Role = "same"
         spec = PipelineSpec(
             self.who,
-            self.count,
-            (*(same for _ in consts), *roles),
+            settings.micro_batches,
+            (*(same for _ in consts), *(operand.role for operand in operands)),
             tuple((operand + len(consts), result) for operand, result in carries),
             self._reductions(out, jaxpr, {result for _, result in carries}),
-            self.dtype,
-            self.order.schedule,
-            self.order.device_mapping,
-            self.order.stages,
+            settings.dtype,
+            settings.schedule,
+            settings.device_mapping,
+            settings.stages,
         )
-        results = bind_pipeline(jaxpr, spec, [*consts, *operands])
+        results = bind_pipeline(jaxpr, spec, [*consts, *(operand.value for operand in operands)])
         done = [
             np.zeros(x.shape, aval.dtype) if is_float0(aval) else x
             for x, aval in zip(results, jaxpr.out_avals, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(out), done)
 
-    def _operands(self) -> tuple[list[tuple[int | None, str]], list[Any], list[Role]]:
-        """For each leaf of the arguments: the position of its argument and its name, itself, and its role."""
-        of_argument = self.numbers.roles(self.fun, self.names)
-        places: list[tuple[int | None, str]] = []
-        operands, roles = [], []
-        for number, (name, value) in enumerate(zip(self.names, self.args, strict=True)):
-            for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-                places.append((number, f"{name}{jax.tree_util.keystr(path)}"))
-                operands.append(leaf)
-                roles.append(of_argument[number])
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.kwargs):
-            places.append((None, jax.tree_util.keystr(path)))
-            operands.append(leaf)
-            roles.append("same")
-        return places, operands, roles
+    def _operands(self) -> list[_Operand]:
+        groups: list[tuple[int | None, str, Any, Role]] = [
+            *zip(range(len(self.args)), self.names, self.args, self._roles(), strict=True),
+            (None, "", self.kwargs, "same"),
+        ]
+        return [
+            _Operand(number, f"{name}{jax.tree_util.keystr(path)}", leaf, role)
+            for number, name, value, role in groups
+            for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        ]
 
-    def _micro_batch(self, place: tuple[int | None, str], operand: Any, role: Role) -> jax.ShapeDtypeStruct:
-        """What the function gets of an operand.
+    def _roles(self) -> list[Role]:
+        """The role of each positional argument."""
+        count, settings = len(self.names), self.settings
+        roles: list[Role] = ["same"] * count
+        given: tuple[tuple[str, Role, Any], ...] = (
+            ("batch_argnums", "batch", settings.batch),
+            ("rng_argnums", "key", settings.keys),
+            ("carry", "carry", settings.carry),
+        )
+        for setting, role, numbers in given:
+            for number in numbers:
+                if not -count <= number < count:
+                    raise ArgumentValueError(
+                        f"{setting} of ipu.pipeline({self.who}) names an argument that the call lacks",
+                        expected=f"positions of {count} positional arguments: {', '.join(self.names)}",
+                        got=number,
+                    )
+                if roles[number] != "same":
+                    raise ArgumentValueError(
+                        f"argument {self.names[number]} of ipu.pipeline({self.who}) is given two roles",
+                        expected="an argument that is split, or of keys, or carried",
+                        got=f"{roles[number]} and {role}",
+                        hint=f"leave {number} out of {setting}" + ("" if role == "batch" else ", or set batch_argnums"),
+                    )
+                roles[number] = role
+        return roles
 
-        Raises:
-            ArgumentError: for a batch that cannot be split, or a key that is none.
-        """
-        aval, (_, name) = jax.typeof(operand), place
-        what = f"{name} of ipu.pipeline({self.who})"
+    def _refuse_settings_of_stages(self) -> None:
+        schedule, mapping = self.settings.schedule, self.settings.device_mapping
+        given = [] if schedule == as_schedule("1f1b") else [("schedule", schedule.name)]
+        given += [] if mapping is None else [("device_mapping", str(list(mapping)))]
+        if given:
+            name, value = given[0]
+            raise ArgumentError(
+                f"{name} of ipu.pipeline({self.who}) is for stages, and the function has none",
+                expected="at least two stages",
+                got=f"{name}={value}",
+                hint="with ipu.stage(i): around the parts of the model, or stages=...",
+            )
+
+    def _micro_batch(self, operand: _Operand) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one micro-batch's part of an operand."""
+        aval, role, count = jax.typeof(operand.value), operand.role, self.settings.micro_batches
+        what = f"{operand.name} of ipu.pipeline({self.who})"
         if role == "key":
             is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
             if not (is_key or (aval.dtype == jnp.uint32 and aval.ndim == 1)) or (is_key and aval.ndim):
                 expected = "one key, as jax.random.key(0) makes"
                 raise ArgumentTypeError(f"{what} is no key", expected=expected, got=aval.str_short())
         if role == "batch":
-            if not aval.ndim or aval.shape[0] % self.count or not aval.shape[0]:
+            if not aval.ndim or aval.shape[0] % count or not aval.shape[0]:
                 raise ArgumentValueError(
-                    f"{what} cannot be split into {self.count} micro-batches",
-                    expected=f"a first axis of a multiple of {self.count}, in each replica",
+                    f"{what} cannot be split into {count} micro-batches",
+                    expected=f"a first axis of a multiple of {count}, in each replica",
                     got=aval.str_short(),
-                    hint=f"a whole batch of a multiple of {self.count} × replicas; {self._what_is_split()}",
+                    hint=f"a whole batch of a multiple of {count} × replicas; {self._what_is_split()}",
                 )
-            return jax.ShapeDtypeStruct((aval.shape[0] // self.count, *aval.shape[1:]), aval.dtype)
+            return jax.ShapeDtypeStruct((aval.shape[0] // count, *aval.shape[1:]), aval.dtype)
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
-    def _check_batch(self, leaves: Sequence[tuple[str, Any]]) -> None:
-        """Refuses arrays of a batch that are not of one size.
-
-        Raises:
-            ArgumentValueError: naming the arrays.
-        """
-        if len({jnp.shape(x)[0] for _, x in leaves}) > 1:
+    def _check_batch(self, operands: Sequence[_Operand]) -> None:
+        """Refuses arrays of a batch that are not of one size."""
+        if len({jnp.shape(x.value)[0] for x in operands}) > 1:
             raise ArgumentValueError(
                 f"the batch of ipu.pipeline({self.who}) has first axes of unequal size",
                 expected="as many examples in each array",
-                got=", ".join(f"{name} {described(x)}" for name, x in leaves),
+                got=", ".join(f"{x.name} {described(x.value)}" for x in operands),
                 hint=self._what_is_split(),
             )
 
     def _what_is_split(self) -> str:
-        """What `batch_argnums` takes for the batch, in words."""
-        numbers, names = self.numbers.batch, ", ".join(self.names[n] for n in self.numbers.batch) or "nothing"
+        """The arguments that `batch_argnums` selects, in words."""
+        numbers = self.settings.batch
+        names = ", ".join(self.names[n] for n in numbers) or "nothing"
         return f"batch_argnums={numbers[0] if len(numbers) == 1 else numbers} takes {names} for the batch"
 
-    def _carries(self, out: Any, places: Sequence[int | None]) -> list[tuple[int, int]]:
-        """(operand, result) of all state that is handed on."""
-        numbered = jax.tree.unflatten(jax.tree.structure(out), range(len(jax.tree.leaves(out))))
+    def _carries(self, out: Any, operands: Sequence[_Operand]) -> list[tuple[int, int]]:
+        """(operand, result) of all carried state."""
+        leaves, tree = jax.tree.flatten(out)
+        numbered = jax.tree.unflatten(tree, range(len(leaves)))
         pairs: list[tuple[int, int]] = []
-        for argument, path in self.numbers.carry.items():
+        for argument, path in self.settings.carry.items():
             number = argument % len(self.args)
             name, shown = self.names[number], "".join(f"[{key!r}]" for key in path) or "all of it"
             results = _part(numbered, path, f"carry of ipu.pipeline({self.who}) for {name}")
@@ -328,10 +314,9 @@ class _Call:
                     expected=expected,
                     got=f"{got} at {shown}",
                 )
-            operands = [n for n, of in enumerate(places) if of == number]
-            leaves = jax.tree.leaves(out)
-            for operand, result in zip(operands, jax.tree.leaves(results), strict=True):
-                before, after = jax.typeof(jax.tree.leaves((self.args, self.kwargs))[operand]), leaves[result]
+            carried = [n for n, operand in enumerate(operands) if operand.argument == number]
+            for operand, result in zip(carried, jax.tree.leaves(results), strict=True):
+                before, after = jax.typeof(operands[operand].value), leaves[result]
                 if (before.shape, before.dtype) != (after.shape, after.dtype):
                     raise ArgumentTypeError(
                         f"the result carried to {name} of ipu.pipeline({self.who}) has another shape or dtype",
@@ -343,25 +328,24 @@ class _Call:
 
     def _reductions(self, out: Any, jaxpr: ClosedJaxpr, carried: set[int]) -> tuple[Reduce, ...]:
         """How each result is reduced."""
-        one_for_all = isinstance(self.reduce, str)
+        reduce = self.settings.reduce
         try:
-            tree = jax.tree.map(lambda kind, part: jax.tree.map(lambda _: kind, part), self.reduce, out)
+            tree = jax.tree.broadcast(reduce, out)
         except (ValueError, TypeError) as error:
             raise ArgumentTypeError(
                 f"reduce of ipu.pipeline({self.who}) does not fit its results",
                 expected=f"one reduction, or a tree that {jax.tree.structure(out)} begins with",
-                got=repr(self.reduce),
+                got=repr(reduce),
             ) from error
         kinds: list[Any] = []
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out)]
         for n, (kind, aval, path) in enumerate(zip(jax.tree.leaves(tree), jaxpr.out_avals, paths, strict=True)):
-            kind = "last" if one_for_all and n in carried else kind
-            averaged = kind in ("mean", "running_mean")
-            needed = jnp.inexact if averaged else jnp.number if kind == "sum" else None
+            kind = "last" if isinstance(reduce, str) and n in carried else kind
+            needed = _REDUCIBLE.get(kind)
             if needed is not None and not (jnp.issubdtype(aval.dtype, needed) or is_float0(aval)):
                 raise ArgumentTypeError(
                     f"the {kind} of a result of ipu.pipeline({self.who}) is asked for, which has none",
-                    expected="floating-point numbers" if averaged else "numbers",
+                    expected="numbers" if kind == "sum" else "floating-point numbers",
                     got=f"result{jax.tree_util.keystr(path)} of {aval.str_short()}",
                     hint='reduce="stack", or a tree with "sum", "stack" or "last" for that result',
                 )
@@ -389,39 +373,23 @@ def _part(tree: Any, path: Path, what: str) -> Any:
 
 
 def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
-    found = [jaxpr.jaxpr]
-    while found:
-        inner = found.pop()
-        for eqn in inner.eqns:
-            if eqn.primitive in (pipeline_p, staged_pipeline_p):
-                raise ArgumentError(
-                    f"ipu.pipeline({eqn.params['spec'].name}) is inside of ipu.pipeline({who})",
-                    expected="one pipeline around what is not pipelined",
-                    got=f"{eqn.params['spec'].micro_batches} micro-batches inside",
-                    hint="one ipu.pipeline with the product of both numbers of micro-batches",
-                )
-            found.extend(getattr(j, "jaxpr", j) for j in jaxprs_in_params(eqn.params))
+    for eqn in equations(jaxpr.jaxpr):
+        if eqn.primitive in (pipeline_p, staged_pipeline_p):
+            raise ArgumentError(
+                f"ipu.pipeline({eqn.params['spec'].name}) is inside of ipu.pipeline({who})",
+                expected="one pipeline around what is not pipelined",
+                got=f"{eqn.params['spec'].micro_batches} micro-batches inside",
+                hint="one ipu.pipeline with the product of both numbers of micro-batches",
+            )
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def _checked_count(micro_batches: Any) -> int:
-    is_whole = hasattr(micro_batches, "__index__") and not isinstance(micro_batches, bool)
-    if not is_whole or micro_batches.__index__() < 1:
-        expected = "a whole number of at least 1"
-        raise ArgumentValueError("micro_batches of ipu.pipeline", expected=expected, got=repr(micro_batches))
-    return int(micro_batches)
-
-
 def _checked_stages(stages: Any) -> int | Literal["auto"] | None:
     if stages is None or stages == "auto":
         return stages
-    is_whole = hasattr(stages, "__index__") and not isinstance(stages, bool)
-    if not is_whole or stages.__index__() < 2:
-        expected = 'a whole number of at least 2, "auto", or None'
-        raise ArgumentValueError("stages of ipu.pipeline", expected=expected, got=repr(stages))
-    return int(stages)
+    return whole_number("stages of ipu.pipeline", stages, 2, 'a whole number of at least 2, "auto", or None')
 
 
 def _checked_mapping(mapping: Any) -> tuple[int, ...] | None:
@@ -440,14 +408,12 @@ def _checked_carry(carry: Any) -> dict[int, Path]:
     if not isinstance(carry, Mapping):
         expected = "{position of an argument: path of a result}"
         raise ArgumentTypeError("carry of ipu.pipeline", expected=expected, got=repr(carry))
-    (*numbers,) = as_numbers("the keys of carry", tuple(carry), "ipu.pipeline")
-    return {
-        number: path if isinstance(path, tuple) else (path,)
-        for number, path in zip(numbers, carry.values(), strict=True)
-    }
+    numbers = as_numbers("the keys of carry", tuple(carry), "ipu.pipeline")
+    paths = (path if isinstance(path, tuple) else (path,) for path in carry.values())
+    return dict(zip(numbers, paths, strict=True))
 
 
-def _check_reductions(reduce: Any) -> None:
+def _checked_reductions(reduce: Any) -> Any:
     for kind in [None] if reduce is None else jax.tree.leaves(reduce):
         if kind not in REDUCTIONS:
             raise ArgumentValueError(
@@ -456,16 +422,4 @@ def _check_reductions(reduce: Any) -> None:
                 got=repr(kind),
                 hint=nearest(kind, REDUCTIONS) if isinstance(kind, str) else None,
             )
-
-
-def _checked_dtype(dtype: Any) -> Any:
-    if dtype is None:
-        return None
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        what = "accumulate_dtype of ipu.pipeline"
-        raise ArgumentTypeError(what, expected="a floating-point dtype, as jnp.float32", got=repr(dtype))
-    return found
+    return reduce

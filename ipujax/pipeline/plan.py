@@ -1,4 +1,4 @@
-"""`ipu.pipeline_plan`: what a pipeline costs by each schedule and number of micro-batches, side by side.
+"""`ipu.pipeline_plan`: the cost of a pipeline for each schedule and number of micro-batches.
 
 Input: a function with stages and the shapes of its arguments. Output: `PipelinePlan`, a table: nothing is run.
 

@@ -1,4 +1,4 @@
-"""When each task of a pipeline runs: what a picture of a schedule shows.
+"""Start and end of each task of a pipeline, as a timeline drawing shows them.
 
 Input: a compiled function with a pipeline. Output: a `TaskTime` for each task, from the timeline of its program.
 """

@@ -24,9 +24,6 @@ from ipujax.distributed.instance.membership import (
     stable as stable,
 )
 from ipujax.distributed.instance.mesh import (
-    ALL as ALL,
-    SHARE as SHARE,
-    instance_mesh as instance_mesh,
     over_instances as over_instances,
     to_all as to_all,
     to_local as to_local,

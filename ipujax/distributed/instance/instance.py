@@ -1,4 +1,4 @@
-"""Runs the user's script inside an instance, and tells the launcher how it went.
+"""Runs the user's script inside an instance, and reports its exit code to the launcher.
 
     python instance.py train.py [argument…]        python instance.py -m package.module [argument…]
 
@@ -23,7 +23,8 @@ from types import TracebackType
 CONTROL_FD = "IPUJAX_CONTROL_FD"  # the number of the file through which the instance talks with its launcher
 LAUNCHER_PID = "IPUJAX_LAUNCHER_PID"
 EXIT_CODE = "IPUJAX_EXIT_CODE"  # of the script, for what runs at exit
-INSTANCE_PID = "IPUJAX_INSTANCE_PID"  # who the variables are for: programs that the script starts inherit them
+# The process that these variables are for: programs that the script starts inherit them.
+INSTANCE_PID = "IPUJAX_INSTANCE_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -1,9 +1,9 @@
-"""An instance's view of the run it belongs to: who it is, how many there are, and meeting the others.
+"""An instance's view of its run: its index, the number of instances, and meetings with the others.
 
 Input: what the launcher left in the environment. Output: `membership()`, and `meet`, which returns when all instances
 are about to do the same thing together, and raises on all of them if they are not.
 
-Programs that a script starts inherit its environment, but are no instances: the process number tells.
+Programs that a script starts inherit its environment, but are no instances: their process number differs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NONE = Facts.of(())
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who this process is.
+    """The place of this process in its run.
 
     Args:
         instance_index: its number, from 0.
@@ -86,7 +86,7 @@ class Membership:
 
 
 def membership() -> Membership:
-    """What the environment says of this process; alone, with one replica, if `ipujax run` did not start it."""
+    """The membership of this process; one instance of one replica if `ipujax run` did not start it."""
     return _membership(os.getpid())
 
 
@@ -99,12 +99,15 @@ def _membership(pid: int) -> Membership:
 
 
 def stable(value: object) -> str:
-    """A value in words that are the same in every process: without addresses."""
+    """The `repr` of a value without addresses, equal in every process."""
     return _ADDRESS.sub("0x…", repr(value))
 
 
 def check_joined(who: str) -> None:
-    """Refuses what instances do together before they are members of their run.
+    """Raises where an instance has not joined its run.
+
+    Args:
+        who: the function that needs all instances, for the message.
 
     Raises:
         ArgumentError: if `init` was not called in an instance.
@@ -118,7 +121,7 @@ def meet(what: str, facts: Facts = _NONE, hint: str | None = None) -> None:
     """Waits until every instance is about to do the same.
 
     Args:
-        what: what it is: "train_step".
+        what: name of the joint action: "train_step".
         facts: what must be equal on all instances.
         hint: what to try if they are not.
 
@@ -127,7 +130,7 @@ def meet(what: str, facts: Facts = _NONE, hint: str | None = None) -> None:
             has ended.
     """
     if membership().num_instances > 1:
-        _line(os.getpid()).meet(what, facts, hint)
+        _connection(os.getpid()).meet(what, facts, hint)
 
 
 def leave(code: int) -> NoReturn:
@@ -137,18 +140,18 @@ def leave(code: int) -> NoReturn:
         code: the exit code of a script that failed.
     """
     if membership().instance_index == 0:
-        _line(os.getpid()).ask({"leaving": code})
+        _connection(os.getpid()).ask({"leaving": code})
     os._exit(code)
 
 
 @cache
-def _line(pid: int) -> _Line:
-    del pid  # a forked process has no line
-    return _Line(int(os.environ[CONTROL_FD]))
+def _connection(pid: int) -> _Connection:
+    del pid  # a forked process has no connection
+    return _Connection(int(os.environ[CONTROL_FD]))
 
 
-class _Line:
-    """The line to the launcher."""
+class _Connection:
+    """The connection to the launcher."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=os.dup(fd))
@@ -165,7 +168,7 @@ class _Line:
         request: dict[str, object] = {"what": what, "digest": facts.digest}
         with self._one_at_a_time:
             reply = self.ask(request)
-            if "tell" in reply:
+            if "report" in reply:
                 reply = self.ask({**request, "facts": facts.texts})
         if "lost" in reply:
             raise ArgumentError(f"the launcher is gone, so nobody meets at {what}")

@@ -20,9 +20,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ipujax.lowering.replicas import Dims, global_shape
 from ipujax.runtime.host import AXIS
 
-ALL = PartitionSpec()  # the same on all instances
-SHARE = PartitionSpec(AXIS)  # each instance holds a share of the leading dimension
-
 
 @cache
 def instance_mesh() -> Mesh:
@@ -74,4 +71,4 @@ def _here(dim: int | None) -> tuple[jax.Device, NamedSharding]:
 
 
 def _spec(dim: int | None) -> PartitionSpec:
-    return ALL if dim is None else PartitionSpec(*[None] * dim, AXIS)
+    return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)

@@ -179,16 +179,17 @@ class Spread:
     ) -> tuple[Any, ...]:
         """Shapes and dtypes of this instance's shares, from those of all."""
         found = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
-        shapes = [_divided(aval.shape, dim, self.instances.count) for aval, (_, dim) in zip(avals, found, strict=True)]
-        return tuple(aval.update(shape=shape) for aval, shape in zip(avals, shapes, strict=True))
+        return tuple(self._share(aval, dim) for aval, (_, dim) in zip(avals, found, strict=True))
 
     def local_results(self, results: Any) -> Any:
         """Shapes and dtypes of what one instance gets, from a tree of those of all."""
         dims = split_dims(f"out_specs of {self.name}", self.replication.out_specs, results)
         leaves, tree = jax.tree.flatten(results)
-        shapes = [_divided(x.shape, dim, self.instances.count) for x, dim in zip(leaves, dims, strict=True)]
-        local = [x.update(shape=shape) for x, shape in zip(leaves, shapes, strict=True)]
-        return jax.tree.unflatten(tree, local)
+        return jax.tree.unflatten(tree, map(self._share, leaves, dims))
+
+    def _share(self, aval: Any, dim: int | None) -> Any:
+        count = self.instances.count
+        return aval.update(shape=tuple(n // count if d == dim else n for d, n in enumerate(aval.shape)))
 
     def evaluate(self, *operands: Any, jaxpr: ClosedJaxpr, in_dims: Dims, out_dims: Dims, **params: Any) -> Any:
         """The results of all replicas in plain JAX, of operands of all instances: see `replicated_primitive`."""
@@ -231,10 +232,6 @@ def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:
         yield f"{eqn.primitive.name} {numbers} -> {', '.join(var.aval.str_short() for var in eqn.outvars)}"
         for inner in jaxprs_in_params(eqn.params):
             yield from _equations(inner)
-
-
-def _divided(shape: Sequence[int], dim: int | None, count: int) -> tuple[int, ...]:
-    return tuple(n // count if d == dim else n for d, n in enumerate(shape))
 
 
 def received(tree: Any) -> Any:

@@ -1,7 +1,7 @@
 """What to launch, and how the processes of a run are started.
 
 Input: `Launch`. Output: the exit code, 0 when every instance ended with 0, else that of the first that did not. The
-loop that sees to running instances is in `watch.py`.
+event loop over running instances is in `watch.py`.
 
 Limits: all instances run on this machine.
 """
@@ -42,7 +42,7 @@ class Launch:
         instances: how many processes run it.
         replicas: how many replicas they hold together, the same number each.
         timeout_seconds: all are ended when one gives no sign of life for so long; 0 waits for ever.
-        grace_seconds: how long those who are told to end may take before they are killed.
+        grace_seconds: time between the signal to end and the kill.
         prefix: text before each line of output, see `output.Prefix`; "" for none.
         only_stdout_from: the one instance whose standard output is shown; all when None. Errors are always shown.
 
@@ -137,7 +137,7 @@ def _past_proxies() -> dict[str, str]:
 
 @contextmanager
 def _guardian() -> Iterator[int]:
-    """The process that ends the instances if this one is killed; gives the file that tells it of them."""
+    """The process that ends the instances if this one is killed; gives the file descriptor of its input."""
     command = [sys.executable, "-I", "-S", str(_HERE / "guardian.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0) as guardian:
         assert guardian.stdin is not None

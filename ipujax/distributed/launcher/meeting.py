@@ -1,14 +1,14 @@
-"""Meetings: instances say what they are about to do together, and go on when all say the same.
+"""Meetings: instances report what they are about to do together, and go on when all report the same.
 
-    request ::= {"what": "train_step", "digest": d}  or, when asked to tell, with "facts": [[place, text]…]
-    reply   ::= {"go": true}  or  {"tell": true}  or  {"refused": {"what": …, "expected": …, "got": …, "hint": …}}
+    request ::= {"what": "train_step", "digest": d}  or, when asked to report, with "facts": [[place, text]…]
+    reply   ::= {"go": true}  or  {"report": true}  or  {"refused": {"what": …, "expected": …, "got": …, "hint": …}}
 
-A collective between processes that disagree hangs, or mixes up bytes. Each instance therefore asks before each one, and
-the launcher, which hears all of them, lets them go or tells all of them how they differ: for that it asks those whose
-digests differ to come again with their facts. After one refusal nothing goes any more. Facts are whatever must be
-equal: shapes of arguments, a checksum of weights.
+A collective between processes that disagree hangs, or mixes up bytes. Each instance therefore asks before each one.
+The launcher receives all requests and lets all instances go, or answers all of them with the difference; to find it, it
+asks instances whose digests differ to report their facts. After one refusal nothing goes any more. Facts are whatever
+must be equal: shapes of arguments, a checksum of weights.
 
-Input and output are plain data: how requests travel is the launcher's business.
+Input and output are plain data: `watch.py` sends and receives them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Meetings:
     def arrive(self, instance: int, request: Mapping[str, Any]) -> Replies:
         """An instance waits to do something; what to answer to whom."""
         self._waiting[instance] = request
-        if self._refusal is None and (silent := self._silent()):
-            for index in silent:
+        if self._refusal is None and (unreported := self._unreported()):
+            for index in unreported:
                 del self._waiting[index]
-            return {index: {"tell": True} for index in silent}
+            return {index: {"report": True} for index in unreported}
         self._refusal = self._refusal or self._difference() or self._absence()
         if self._refusal is not None:
             return self._reply({"refused": self._refusal})
@@ -72,8 +72,8 @@ class Meetings:
             "hint": "give all instances the same number of steps",
         }
 
-    def _silent(self) -> list[int]:
-        """Those who wait to do the same as others with another digest, and have not told their facts."""
+    def _unreported(self) -> list[int]:
+        """Instances that wait to do the same as others with another digest, and have not reported their facts."""
         whats, digests = ({request[key] for request in self._waiting.values()} for key in ("what", "digest"))
         if len(whats) > 1 or len(digests) == 1:
             return []
@@ -91,7 +91,7 @@ class Meetings:
         if len({request["digest"] for request in self._waiting.values()}) <= 1:
             return None
         facts = {instance: dict(request["facts"]) for instance, request in self._waiting.items()}
-        # A part that somebody lacks is named before the whole that differs for it: who has most is heard first.
+        # The instance with most places comes first: a part that another lacks is named before the whole around it.
         places = dict.fromkeys(place for held in sorted(facts.values(), key=len, reverse=True) for place in held)
         place = next(place for place in places if len({held.get(place, NOTHING) for held in facts.values()}) > 1)
         what = next(iter(self._waiting.values()))["what"]

@@ -1,6 +1,6 @@
-"""An instance that was started, as the launcher sees it: its process, what came from it, and ways to end it.
+"""A started instance, as the launcher sees it: its process, its output, and ways to end it.
 
-Limits: only Linux tells whether a process is about to end.
+Limits: whether a process is about to end is known on Linux only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PF_EXITING = 4  # of a task's flags in /proc/*/stat; linux/sched.h
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """One process, and what is known of it."""
+    """One process and its recorded state."""
 
     index: int
     process: subprocess.Popen[bytes]
@@ -35,19 +35,19 @@ class Instance:
     is_reaped: bool = False
 
     def send(self, number: int, *, whole_group: bool = True) -> None:
-        """Sends a signal, unless it is too late."""
+        """Sends a signal, unless the process is gone."""
         if not self.is_reaped:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, for a zombie
                 (os.killpg if whole_group else os.kill)(self.process.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; it is not waited for yet, where that can be told."""
-        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        """Whether the process has ended; it is not reaped here, except on macOS before Python 3.13."""
+        if not hasattr(os, "waitid"):
             return self.process.poll() is not None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def is_dying(self) -> bool:
-        """Whether the process is on its way out without having said that its script is over. Known on Linux only."""
+        """Whether the process is exiting without having reported the end of its script. Known on Linux only."""
         if self.is_reaped or self.ended is not None or sys.platform != "linux":
             return False
         after_name = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()

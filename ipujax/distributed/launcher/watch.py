@@ -1,8 +1,8 @@
-"""The loop of the launcher: sees to instances until all have ended, and ends all when one fails.
+"""The event loop of the launcher: runs until all instances have ended, and ends all when one fails.
 
-One thread waits for whatever comes next: output, an instance that talks (`meeting.py`), a process that ends, a signal,
-the end of a patience. Whatever ends an instance ends its process group. Signs of life are output, meetings and the end
-of the script; an instance that gives none for too long is stuck, and so are those who wait for it.
+One thread waits for the next event: output, a request of an instance (`meeting.py`), the end of a process, a signal, a
+timeout. Ending an instance ends its process group. Signs of life are output, requests and the end of the script; an
+instance that gives none for too long is stuck, and so are those that wait for it.
 
 Limits: a process that leaves its instance's group (a daemon) is not ended.
 """
@@ -28,14 +28,14 @@ from ipujax.distributed.launcher.started import Instance
 
 TIMED_OUT = 124  # as `timeout` of the GNU coreutils
 _STACKS_SECONDS = 1.0  # assumed: long enough for stuck instances to print where they are
-_HELD_UP_SECONDS = 1.0  # assumed: longer than a busy machine takes for a turn of the loop
+_HELD_UP_SECONDS = 1.0  # assumed: longer than an iteration of the loop takes on a busy machine
 _DRAIN_SECONDS = 1.0  # assumed: for what is left in pipes that a daemon of the script keeps open
 _ENDS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}  # sent on as
 
 
 @contextmanager
 def watching_signals() -> Iterator[socket.socket]:
-    """Turns signals that end the launcher, and ends of processes, into bytes: their numbers."""
+    """A socket that receives the numbers of signals: those that end the launcher, and SIGCHLD."""
     read, write = socket.socketpair()
     read.setblocking(False)
     write.setblocking(False)
@@ -52,14 +52,14 @@ def watching_signals() -> Iterator[socket.socket]:
 
 
 class Watch:
-    """Sees to running instances. As a context, it leaves none behind.
+    """The event loop over running instances. As a context manager, it leaves none behind.
 
     Args:
-        signals: gives the numbers of signals.
-        guardian: file to tell the guardian which groups there are.
-        instances: how many there will be.
+        signals: receives the numbers of signals.
+        guardian: file descriptor of the guardian's input.
+        instances: number of instances of the run.
         timeout_seconds: how long an instance may give no sign of life; 0 for ever.
-        grace_seconds: how long those who are told to end may take.
+        grace_seconds: time between the signal to end and the kill.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Watch:
                 relay.close()
 
     def add(self, instance: Instance, prefix: Callable[[int, str], bytes], is_stdout_shown: bool) -> None:
-        """Takes an instance that was just started.
+        """Adds an instance that was just started.
 
         Args:
             instance: the process.
             prefix: makes the text before a line of an instance's "out" or "err".
             is_stdout_shown: whether its standard output is shown; its errors are.
         """
-        self._tell_guardian(b"+", instance)
+        self._notify_guardian(b"+", instance)
         self._instances.append(instance)
         self._selector.register(instance.control, selectors.EVENT_READ, partial(self._on_control, instance))
         streams = ((instance.process.stdout, "out", sys.stdout), (instance.process.stderr, "err", sys.stderr))
@@ -109,9 +109,9 @@ class Watch:
             self._selector.register(relay, selectors.EVENT_READ, partial(self._on_output, instance, relay))
 
     def run(self) -> int:
-        """Sees to all instances until none is left; the exit code of the run."""
+        """Handles events until no instance is left; the exit code of the run."""
         while self._running():
-            self._see_to(self._patience())
+            self._handle_events(self._timeout_seconds())
             for instance in self._running():
                 if instance.has_ended():
                     self._reap(instance)
@@ -122,15 +122,15 @@ class Watch:
                 key.data()
         return self._code or 0
 
-    def _see_to(self, patience: float | None) -> None:
-        """Sees to whatever comes next. Whoever was silent while the launcher itself was held up may be so anew."""
+    def _handle_events(self, timeout: float | None) -> None:
+        """Handles the next events. If the launcher itself was held up, silence of instances is counted anew."""
         start = time.monotonic()
-        ready = self._selector.select(patience)
+        ready = self._selector.select(timeout)
         selected = time.monotonic()
         for key, _ in ready:
-            key.data()  # which waits for the reader of the output, say
+            key.data()  # may block: on the reader of the output, say
         now = time.monotonic()
-        was_stopped = patience is not None and selected - start > patience + _HELD_UP_SECONDS
+        was_stopped = timeout is not None and selected - start > timeout + _HELD_UP_SECONDS
         for instance in self._instances if was_stopped or now - selected > _HELD_UP_SECONDS else ():
             instance.last_sign = now
 
@@ -139,8 +139,8 @@ class Watch:
 
     # --- time ---
 
-    def _patience(self) -> float | None:
-        """Seconds until something has to be done even if nothing happens; None if there is no such time."""
+    def _timeout_seconds(self) -> float | None:
+        """Seconds until the next deadline; None if there is none."""
         times = [at for at in (self._kill_at, self._end_of_silence(), self._end_at) if at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -159,7 +159,7 @@ class Watch:
             for instance in self._instances:
                 instance.send(signal.SIGUSR1, whole_group=False)
         if self._end_at is not None and now >= self._end_at:
-            self._judge()
+            self._blame()
             self._end_all(signal.SIGTERM)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
@@ -167,17 +167,17 @@ class Watch:
                 instance.send(signal.SIGKILL)
 
     def _report_silence(self, now: float) -> None:
-        """Says who gave no sign of life, and who waits for whom."""
+        """Prints which instances gave no sign of life, and which wait for which."""
         waiting = self._meetings.waiting()
         absent = [instance.index for instance in self._instances if instance.index not in waiting]
-        self._say(f"an instance gave no sign of life for {self._timeout:g} seconds; ending all")
+        self._report(f"an instance gave no sign of life for {self._timeout:g} seconds; ending all")
         for instance in self._instances:
             seconds = f"{now - instance.last_sign:.1f} seconds"
             if instance.index in waiting:
                 text = f"has waited for {seconds} at {waiting[instance.index]} for {named(absent)}"
             else:
                 text = f"last sign of life {seconds} ago: {instance.sign}"
-            self._say(f"  instance {instance.index}: {text}")
+            self._report(f"  instance {instance.index}: {text}")
 
     # --- what happens ---
 
@@ -203,7 +203,7 @@ class Watch:
         return has_read
 
     def _on_control(self, instance: Instance) -> None:
-        """An instance says something, or closes the line by ending."""
+        """An instance sent a message, or closed its socket by ending."""
         try:
             piece = instance.control.recv(1 << 16)
         except ConnectionError:
@@ -234,14 +234,14 @@ class Watch:
     def _answer(self, replies: Replies) -> None:
         for index, reply in replies.items():
             self._instances[index].last_sign = time.monotonic()
-            with contextlib.suppress(ConnectionError):  # it died while it waited, which its end will tell
+            with contextlib.suppress(ConnectionError):  # it died while it waited, which `_reap` reports
                 self._instances[index].control.sendall(json.dumps(reply).encode() + b"\n")
 
     def _reap(self, instance: Instance) -> None:
         """A process has ended: whatever is left of its group goes too."""
         instance.end()
         instance.last_sign = time.monotonic()
-        self._tell_guardian(b"-", instance)
+        self._notify_guardian(b"-", instance)
         status = instance.process.returncode
         if status < 0:
             name = signal.Signals(-status).name
@@ -251,7 +251,7 @@ class Watch:
         elif instance.ended is None:
             self._on_ended(instance, 0)  # by `os._exit`
         if not any(other.is_dying() for other in self._instances):
-            self._judge()
+            self._blame()
         if self._failing is not None and self._failing.is_reaped:
             self._end_all(signal.SIGTERM)
         if self._leaving is not None and self._running() == [self._leaving]:
@@ -267,24 +267,24 @@ class Watch:
         if self._code is None:
             self._blamed, self._end_at = (instance, how, code), time.monotonic() + self._grace
             if not any(other.is_dying() for other in self._instances if other is not instance):
-                self._judge()
+                self._blame()
 
-    def _judge(self) -> None:
-        """Says who failed first, once that is known."""
+    def _blame(self) -> None:
+        """Reports the instance that failed first, once that is known."""
         if self._code is None and self._blamed is not None:
             instance, how, self._code = self._blamed
             for relay in instance.relays:
                 while self._on_output(instance, relay):
                     pass
             others = [other.index for other in self._running() if other is not instance]
-            self._say(f"instance {instance.index} {how}" + (f"; ending {named(others)}" if others else ""))
+            self._report(f"instance {instance.index} {how}" + (f"; ending {named(others)}" if others else ""))
             self._failing = instance
 
     def _fail(self, code: int, why: str, number: signal.Signals) -> None:
-        """Ends all, for the first reason there is."""
+        """Ends all; only the first reason is reported."""
         if self._code is None:
             self._code = code
-            self._say(why)
+            self._report(why)
             self._end_all(number)
 
     def _end_all(self, number: signal.Signals) -> None:
@@ -294,7 +294,7 @@ class Watch:
                 instance.send(number)
         self._kill_at = time.monotonic() + self._grace
 
-    def _tell_guardian(self, sign: bytes, instance: Instance) -> None:
+    def _notify_guardian(self, sign: bytes, instance: Instance) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody killed it; instances still die with their launcher
             os.write(self._guardian, b"%b%d\n" % (sign, instance.process.pid))
 
@@ -310,6 +310,6 @@ class Watch:
                 os.dup2(nowhere.fileno(), sink.fileno())
             self._fail(128 + signal.SIGPIPE, "nobody reads the output any more; ending all", signal.SIGTERM)
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(f"ipujax run: {text}", file=sys.stderr, flush=True)

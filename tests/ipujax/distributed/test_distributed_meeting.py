@@ -27,21 +27,21 @@ def test_all_go_when_the_last_one_comes():
         assert meetings.waiting() == {}
 
 
-def without_facts(told: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in told.items() if key != "facts"}
+def without_facts(reported: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in reported.items() if key != "facts"}
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_facts_are_asked_for_where_digests_differ(order: tuple[int, ...]):
-    told = [request("step", x="f32[6]" if index == 1 else "f32[4]") for index in range(3)]
+    recorded = [request("step", x="f32[6]" if index == 1 else "f32[4]") for index in range(3)]
     meetings = Meetings(3)
     for _ in range(2):
-        replies = [meetings.arrive(index, without_facts(told[0])) for index in range(3)]
+        replies = [meetings.arrive(index, without_facts(recorded[0])) for index in range(3)]
         assert replies == [{}, {}, dict.fromkeys(range(3), GO)]
-    refused, waiting = {}, [(index, without_facts(told[index])) for index in order]
+    refused, waiting = {}, [(index, without_facts(recorded[index])) for index in order]
     while waiting:
         replies = meetings.arrive(*waiting.pop(0))
-        waiting += [(index, told[index]) for index, reply in replies.items() if reply == {"tell": True}]
+        waiting += [(index, recorded[index]) for index, reply in replies.items() if reply == {"report": True}]
         refused |= {index: reply["refused"] for index, reply in replies.items() if "refused" in reply}
     assert set(refused) == {0, 1, 2}
     assert {reply["what"] for reply in refused.values()} == {"instances disagree on x of step"}
@@ -64,7 +64,7 @@ def test_different_facts_are_refused_naming_place_and_instances(order: tuple[int
     for index in order:
         replies |= meetings.arrive(index, request("step", **facts[index]))
     assert {reply["refused"]["what"] for reply in replies.values()} == {"instances disagree on y of step"}
-    assert set(replies) == {0, 1, 2}, "one that comes late is told too"
+    assert set(replies) == {0, 1, 2}, "one that comes late is answered too"
     assert "f32[3] on instance 1" in replies[0]["refused"]["got"]
 
 

@@ -1,0 +1,18 @@
+"""Every benchmark starts, as a file and from any folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=[path.stem for path in BENCHMARKS])
+def test_help_says_how_to_run_it(benchmark: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(benchmark), "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"python benchmarks/{benchmark.name}" in benchmark.read_text() and done.stdout.startswith("usage:")
