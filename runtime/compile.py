@@ -97,7 +97,7 @@ class Executable:
         return engine_function(self.graph, self.program, exact_splits=self.options.exact_splits)
 
     def timeline_of(self, recording: Recording | None) -> Timeline:
-        """The timeline of the run that a recording tells of; the static one without.
+        """The timeline of a recorded run; the static one without a recording.
 
         Args:
             recording: what data-dependent control did, see `timeline.Recording`.

@@ -1,7 +1,7 @@
 """What a program reads and writes: the facts that liveness, the engine's loop state and the verifier share.
 
 A variable is *killed* by a step that writes all of it without reading it: whatever it held before is dead. Writes
-inside a compute set are disjoint (the verifier sees to that), so counting elements tells whether all of it is written.
+inside a compute set are disjoint (a rule of the verifier), so counting elements tells whether all of it is written.
 """
 
 from __future__ import annotations

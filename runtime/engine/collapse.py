@@ -5,7 +5,7 @@ the slots. Computed unsplit it has one result, so the variable can shrink to one
 That is right only if everything that touches the variable takes part:
 
     writer ::= the whole variable, dimension 0 = block number of a `reduce` axis that has a block for every slot
-               (or of several such axes, as digits of one number)
+               (or of several such axes, in mixed radix)
     reader ::= the whole variable, dimension 0 = elements of a `reduce` axis over all slots
 
 and only if whatever else hangs on these axes shrinks as well (value and index of an argmax, or a second stage of
@@ -105,7 +105,7 @@ def _covers_slots(group: VertexGroup, access: Access, variable: Variable, is_rea
 
 
 def _counts_blocks(group: VertexGroup, dim: Dim) -> int:
-    """How many indices a dimension takes whose terms are block numbers, as digits of one number; 0 for any other."""
+    """How many indices a dimension takes whose terms are block numbers in mixed radix; 0 for any other."""
     count = 1
     for term in sorted(dim.terms, key=lambda term: term.coeff):
         if term.unit != "block" or term.coeff != count:

@@ -7,7 +7,7 @@ Input: a program prepared for one replica. Output: `ReplicatedProgram`, the same
 
 Steps between two meetings are one replica's program under one `vmap`, without an axis name: decisions on which replicas
 disagree then take both ways and keep what each replica chose, and loops run until the last replica is done. Meetings
-work on the arrays of all; every replica comes by (`verify.replicas` sees to that), so control around them follows
+work on the arrays of all; every replica reaches them (a rule of `verify.replicas`), so control around them follows
 replica 0. What is the same on all replicas (`divergence`) is computed once: parameters of data-parallel training, say,
 between the reduction of their gradients and their next use. Where replicas are spread over processes
 (`runtime/host/instances.py`) the axis is of those that are here; copies and collectives bring all together.

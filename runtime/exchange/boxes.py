@@ -3,7 +3,8 @@
 Input: a vertex group, one of its accesses and the mapping of its variable. Output: `Traffic`, or None where the general
 way of `exchange.count` is needed. Cost grows with the number of blocks of each axis and of vertices, not with elements.
 
-Along the *line* of one digit of the flat index (`exchange.digits`) vertices need intervals and tiles own intervals.
+Along the *line* of one sub-dimension of the flat index (`exchange.mixed_radix`) vertices need intervals and tiles own
+intervals.
 What a vertex receives from a tile is a product of overlaps over all lines, and a sum over all tiles of such products is
 a product of sums, because blocks of different lines combine freely (each axis of the group lies on one line).
 Limits: one vertex a tile, no gaps in the grid, one box of the mapping a tile.
@@ -27,13 +28,13 @@ from ipujax.runtime.tensor import Affine, TileMapping
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Line:
-    """What vertices need and tiles own along one digit, in rising indices.
+    """What vertices need and tiles own along one sub-dimension, in rising indices.
 
     Args:
         start: first index of each vertex' interval, of a shape that broadcasts to the grid of vertices.
         length: number of indices, same shape.
         edges: boundaries of the mapping, int64[blocks + 1].
-        owned: values of the digit each block of the mapping owns, int64[blocks].
+        owned: values of the sub-dimension each block of the mapping owns, int64[blocks].
         step: values between two indices.
     """
 
@@ -61,7 +62,7 @@ def _lines(group: VertexGroup, access: Access, placed: Sequence[Placed]) -> list
                 start = p.count - start - length
             elif p.count == 1:
                 start, length = np.zeros_like(start), np.minimum(length, 1)
-        lines.append(Line(start, length, p.edges, np.diff(p.digit.cuts), p.step))
+        lines.append(Line(start, length, p.edges, np.diff(p.subdim.cuts), p.step))
     return lines
 
 

@@ -1,9 +1,10 @@
-"""The digits of a flat index: how the dimensions of an affine view lie on the dimensions of a tile mapping.
+"""The flat index in mixed radix: how the dimensions of an affine view lie on the dimensions of a tile mapping.
 
-Input: an affine view of a variable and the variable's mapping. Output: `Placed` digits. The flat index of the variable
-is written in mixed radix, one digit for each dimension of the mapping, unsplit dimensions joined to the one before; a
-digit that several dimensions of the view move is split further. Python integers and boundaries only; no elements.
-Limits: None where a dimension of the view moves several digits, or a boundary of the mapping falls inside a split.
+Input: an affine view of a variable and the variable's mapping. Output: `Placed` sub-dimensions. The flat index of the
+variable has one sub-dimension for each dimension of the mapping, unsplit dimensions joined to the one before; one that
+several dimensions of the view move is split further. Python integers and boundaries only; no elements.
+Limits: None where a dimension of the view moves several sub-dimensions, or a boundary of the mapping falls inside a
+split.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ipujax.runtime.tensor import Affine, Blocked, TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Digit:
-    """One digit of the flat index.
+class SubDim:
+    """One sub-dimension of the flat index.
 
     Args:
         size: number of its values.
@@ -40,10 +41,10 @@ class Digit:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placed:
-    """A digit and what moves it: value = `low` + `step` · index, the index counted backwards where `reverse`.
+    """A sub-dimension and what moves it: value = `low` + `step` · index, the index counted backwards where `reverse`.
 
     Args:
-        digit: the digit.
+        subdim: the sub-dimension.
         axis: the dimension of the view that moves it; −1 for none.
         count: number of indices.
         low: lowest value.
@@ -51,7 +52,7 @@ class Placed:
         reverse: whether the dimension counts down.
     """
 
-    digit: Digit
+    subdim: SubDim
     axis: int = -1
     count: int = 1
     low: int = 0
@@ -61,24 +62,24 @@ class Placed:
     @property
     def edges(self) -> np.ndarray:
         """The boundaries of the mapping in rising indices, int64[blocks + 1]."""
-        return np.clip(-((self.low - self.digit.cuts) // self.step), 0, self.count)
+        return np.clip(-((self.low - self.subdim.cuts) // self.step), 0, self.count)
 
 
 @remembered
-def _mapping_digits(mapping: TileMapping) -> tuple[Digit, ...]:
+def _mapping_subdims(mapping: TileMapping) -> tuple[SubDim, ...]:
     """The dimensions of a mapping, outermost first, unsplit ones joined to the one before."""
     if not isinstance(mapping, Blocked):
-        return (Digit(mapping.size, 1, np.append(mapping.starts, mapping.size)),)
-    digits: list[Digit] = []
+        return (SubDim(mapping.size, 1, np.append(mapping.starts, mapping.size)),)
+    subdims: list[SubDim] = []
     stride = prod(mapping.shape)
     for size, cuts in zip(mapping.shape, mapping.cuts, strict=True):
         stride //= size
-        if digits and len(cuts) == 2:
-            last = digits.pop()
-            digits.append(Digit(last.size * size, stride, last.cuts * size))
+        if subdims and len(cuts) == 2:
+            last = subdims.pop()
+            subdims.append(SubDim(last.size * size, stride, last.cuts * size))
         elif size > 1:
-            digits.append(Digit(size, stride, cuts))
-    return tuple(digits) or (Digit(1, 1, np.array([0, 1], np.int64)),)
+            subdims.append(SubDim(size, stride, cuts))
+    return tuple(subdims) or (SubDim(1, 1, np.array([0, 1], np.int64)),)
 
 
 @remembered
@@ -90,78 +91,78 @@ def box_of_tile(mapping: TileMapping, num_tiles: int) -> np.ndarray | None:
     return boxes if np.array_equal(boxes[tiles], np.arange(len(tiles))) else None
 
 
-def _split(digit: Digit, outer: int, inner: int, candidates: Iterable[int]) -> tuple[Digit, Digit] | None:
-    """Cuts a digit in two between strides `outer` and `inner`, where the mapping's boundaries allow it."""
+def _split(subdim: SubDim, outer: int, inner: int, candidates: Iterable[int]) -> tuple[SubDim, SubDim] | None:
+    """Cuts a sub-dimension in two between strides `outer` and `inner`, where the mapping's boundaries allow it."""
     for stride in candidates:
-        if not (inner < stride <= outer) or stride % digit.stride or outer % stride:
+        if not (inner < stride <= outer) or stride % subdim.stride or outer % stride:
             continue
-        size = stride // digit.stride
-        if digit.size % size == 0 and not np.any(digit.cuts % size):
+        size = stride // subdim.stride
+        if subdim.size % size == 0 and not np.any(subdim.cuts % size):
             whole = np.array([0, size], np.int64)
-            return Digit(digit.size // size, stride, digit.cuts // size), Digit(size, digit.stride, whole)
+            return SubDim(subdim.size // size, stride, subdim.cuts // size), SubDim(size, subdim.stride, whole)
     return None
 
 
-def _split_all(digit: Digit, strides: Sequence[int], candidates: Sequence[int]) -> list[Digit] | None:
-    """Cuts a digit so that each of some strides, in falling order, has a part to itself."""
-    out: list[Digit] = []
+def _split_all(subdim: SubDim, strides: Sequence[int], candidates: Sequence[int]) -> list[SubDim] | None:
+    """Cuts a sub-dimension so that each of some strides, in falling order, has a part to itself."""
+    out: list[SubDim] = []
     for outer, inner in pairwise(strides):
-        both = _split(digit, outer, inner, [*candidates, outer])
+        both = _split(subdim, outer, inner, [*candidates, outer])
         if both is None:
             return None
         out.append(both[0])
-        digit = both[1]
-    return [*out, digit]
+        subdim = both[1]
+    return [*out, subdim]
 
 
 def place(node: Affine, mapping: TileMapping) -> tuple[Placed, ...] | None:
-    """The digits of a mapping, each moved by at most one dimension of a view; None where they cannot be found.
+    """The sub-dimensions of a mapping, each moved by at most one dimension of a view; None where they cannot be found.
 
     Args:
         node: a view that has elements.
         mapping: of its variable.
 
     Returns:
-        The digits from the outermost to the innermost, then one of size 1 for each dimension that moves none.
+        The sub-dimensions from the outermost to the innermost, then one of size 1 for each dimension that moves none.
     """
     if any(len(group) > 1 for group in node.dims):
         return None
     moving = {axis: group[0] for axis, group in enumerate(node.dims) if group and group[0][1]}
     shape = node.variable.shape
     rows = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    digits: list[Digit] = []
-    for digit in _mapping_digits(mapping):
-        reach = digit.stride * digit.size
-        strides = sorted((abs(s) for _, s in moving.values() if digit.stride <= abs(s) < reach), reverse=True)
-        parts = _split_all(digit, strides, rows)
+    subdims: list[SubDim] = []
+    for subdim in _mapping_subdims(mapping):
+        reach = subdim.stride * subdim.size
+        strides = sorted((abs(s) for _, s in moving.values() if subdim.stride <= abs(s) < reach), reverse=True)
+        parts = _split_all(subdim, strides, rows)
         if parts is None:
             return None
-        digits += parts
+        subdims += parts
     low = node.offset + sum(s * (n - 1) for n, s in moving.values() if s < 0)
-    placed = [_place_digit(digit, low, moving) for digit in digits]
+    placed = [_place_subdim(subdim, low, moving) for subdim in subdims]
     found = [p for p in placed if p is not None]
     if len(found) < len(placed) or sum(p.axis >= 0 for p in found) < len(moving) or any(map(_wraps, found[1:])):
         return None
-    point = Digit(1, 1, np.array([0, 1], np.int64))
+    point = SubDim(1, 1, np.array([0, 1], np.int64))
     return (*found, *(Placed(point, axis) for axis in range(len(node.dims)) if axis not in moving))
 
 
-def _place_digit(digit: Digit, low: int, moving: dict[int, tuple[int, int]]) -> Placed | None:
-    first = low // digit.stride % digit.size
+def _place_subdim(subdim: SubDim, low: int, moving: dict[int, tuple[int, int]]) -> Placed | None:
+    first = low // subdim.stride % subdim.size
     for axis, (count, stride) in moving.items():
-        if digit.stride <= abs(stride) < digit.stride * digit.size:
-            step, rest = divmod(abs(stride), digit.stride)
-            if rest or first + step * (count - 1) >= digit.size:
+        if subdim.stride <= abs(stride) < subdim.stride * subdim.size:
+            step, rest = divmod(abs(stride), subdim.stride)
+            if rest or first + step * (count - 1) >= subdim.size:
                 return None
-            return Placed(digit, axis, count, first, step, stride < 0)
-    return Placed(digit, low=first)
+            return Placed(subdim, axis, count, first, step, stride < 0)
+    return Placed(subdim, low=first)
 
 
 def _wraps(placed: Placed) -> bool:
     """Whether a strided index meets the first and the last value of a block, which then touches its next row."""
     if placed.step == 1:
         return False
-    cuts, edges = placed.digit.cuts, placed.edges
+    cuts, edges = placed.subdim.cuts, placed.edges
     first, last = placed.low + placed.step * edges[:-1], placed.low + placed.step * (edges[1:] - 1)
     return bool(np.any((np.diff(edges) > 1) & (first == cuts[:-1]) & (last == cuts[1:] - 1)))
 
@@ -179,7 +180,7 @@ def view_blocks(node: Affine, mapping: TileMapping) -> tuple[tuple[np.ndarray, .
     placed = place(node, mapping)
     if placed is None:
         return None
-    tile = mapping.tiles.reshape([p.digit.blocks for p in placed])
+    tile = mapping.tiles.reshape([p.subdim.blocks for p in placed])
     cuts: dict[int, np.ndarray] = {}
     for number, p in enumerate(placed):
         filled = np.flatnonzero(np.diff(p.edges))

@@ -61,9 +61,9 @@ def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_til
 
 def _shortest_run(node: Affine, group: VertexGroup, axes: list[int]) -> int:
     """Elements of the runs that the innermost moving dimension of a view makes in a block."""
-    for axis, digits in reversed(list(zip(axes, node.dims, strict=True))):
-        if digits:
-            size, stride = digits[-1]
+    for axis, subdims in reversed(list(zip(axes, node.dims, strict=True))):
+        if subdims:
+            size, stride = subdims[-1]
             return min(size, int(np.diff(group.axes[axis].cuts).max(initial=0))) if abs(stride) == 1 else 1
     return 1
 

@@ -127,7 +127,7 @@ def interval_runs(node: Node, box: np.ndarray, start: np.ndarray, length: np.nda
         return interval_runs(node.source, box, start, length, bases)
     if isinstance(node, Affine):
         base = np.full(len(box), bases[node.variable] + node.offset)
-        return _digit_runs(canonical(node.subdims), base, box, start, length)
+        return _subdim_runs(canonical(node.subdims), base, box, start, length)
     if isinstance(node, Indexed):
         row, within = ragged(length)
         at = start[row] + within
@@ -137,11 +137,13 @@ def interval_runs(node: Node, box: np.ndarray, start: np.ndarray, length: np.nda
     return _concat_intervals(node, box, start, length, bases)
 
 
-def _digit_runs(digits: Group, base: np.ndarray, box: np.ndarray, start: np.ndarray, length: np.ndarray) -> list[Runs]:
+def _subdim_runs(
+    subdims: Group, base: np.ndarray, box: np.ndarray, start: np.ndarray, length: np.ndarray
+) -> list[Runs]:
     """Runs of intervals of an index in mixed radix: the end of a row, whole rows, the start of a row; base int64[n]."""
-    if not digits:
+    if not subdims:
         return [Runs(box, base, length)]
-    (_, stride), *inner = digits
+    (_, stride), *inner = subdims
     if not inner:
         return [_enumerate(box, base, [stride], start[:, None], length[:, None])]
     row = prod(size for size, _ in inner)
@@ -152,13 +154,13 @@ def _digit_runs(digits: Group, base: np.ndarray, box: np.ndarray, start: np.ndar
     for at, begin, count in ((start // row, start % row, head), (first + rows, np.zeros_like(start), tail)):
         some = count > 0
         if np.any(some):
-            out += _digit_runs(tuple(inner), (base + at * stride)[some], box[some], begin[some], count[some])
+            out += _subdim_runs(tuple(inner), (base + at * stride)[some], box[some], begin[some], count[some])
     some = rows > 0
     if np.any(some):
-        begin = np.zeros((np.count_nonzero(some), len(digits)), np.int64)
-        count = np.broadcast_to([size for size, _ in digits], begin.shape).copy()
+        begin = np.zeros((np.count_nonzero(some), len(subdims)), np.int64)
+        count = np.broadcast_to([size for size, _ in subdims], begin.shape).copy()
         begin[:, 0], count[:, 0] = first[some], rows[some]
-        out.append(_enumerate(box[some], base[some], [stride for _, stride in digits], begin, count))
+        out.append(_enumerate(box[some], base[some], [stride for _, stride in subdims], begin, count))
     return out
 
 

@@ -16,7 +16,7 @@
     access    ::= view "[" index, … "]" "?" fill;  a view of several words in brackets, an inout field on both sides
     index     ::= (terms "+" offset) "/" divisor;  "#k" is the block number of axis k, "2i" twice the index along i
     axis      ::= name extent "/" blocks, and its kind unless "map"
-    view      ::= "%n" | "%n as [shape]" | "%n@offset(size:stride…, …)" with the digits of one dimension joined by "."
+    view      ::= "%n" | "%n as [shape]" | "%n@offset(size:stride…, …)" sub-dimensions of a dimension joined by "."
                 | "concat axis (view, …)" | "reshape [shape] (view)" | "elements [shape] of (%n, …)"
     function  ::= "function @n" "name", then its body
 

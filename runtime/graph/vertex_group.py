@@ -113,7 +113,7 @@ class VertexGroup:
         axes: the grid.
         accesses: one for each field of the codelet.
         tile: the tile of each vertex, int32[axes[0].blocks, …]; −1 where there is no vertex.
-        origins: names of axes whose first index each vertex is told.
+        origins: names of axes whose first index each vertex gets.
     """
 
     codelet: Codelet

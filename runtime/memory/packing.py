@@ -5,7 +5,7 @@ that no two items that live at the same step share a byte. An item has one addre
 
 Items are placed one after the other, those that must lie first before the others, each at the lowest address where it
 fits. Longest-lived first, lives that contain each other or do not meet stack up without a gap; earliest first, items of
-one size leave none; largest first leaves small ones. Which is best only trying tells.
+one size leave none; largest first leaves small ones. Which is best is found by trying.
 Source: first fit and the left-edge algorithm for dynamic storage allocation; Poplar & PopLibs user guide, "Memory use":
 "variables can be overlapped with others, because they are not live at the same time".
 Limits: a heuristic, as the problem is NP-hard; the result is at least the peak of what lives, and the `gap` of the

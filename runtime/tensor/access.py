@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.slice_plan import DigitPlan, digit_plan
+from ipujax.runtime.tensor.slice_plan import SlicePlan, slice_plan
 from ipujax.runtime.tensor.variable import Variable
 from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
 
@@ -46,7 +46,7 @@ def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
         return _reshape(array, shape)
     if piece.is_empty:
         return _reshape(lax.slice(_reshape(array, (piece.variable.size,)), (0,), (0,)), shape)
-    plan = digit_plan(piece.variable.shape, piece.offset, piece.dims)
+    plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
     if plan is None:
         return _take(_reshape(array, (piece.variable.size,)), piece.flat_indices())
     if plan.window:
@@ -60,7 +60,7 @@ def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
     return _arrange(piece, plan, array)
 
 
-def _arrange(piece: Affine, plan: DigitPlan, array: jax.Array) -> jax.Array:
+def _arrange(piece: Affine, plan: SlicePlan, array: jax.Array) -> jax.Array:
     """Bring sliced axes in the order of the view, repeat, and reshape."""
     if list(plan.axes) != sorted(plan.axes):
         array = lax.transpose(array, _order(piece, plan))
@@ -71,7 +71,7 @@ def _arrange(piece: Affine, plan: DigitPlan, array: jax.Array) -> jax.Array:
     return _reshape(array, piece.shape)
 
 
-def _order(piece: Affine, plan: DigitPlan) -> tuple[int, ...]:
+def _order(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
     """The transpose of all sliced axes; those of size 1 stand where the view has size 1, the rest of them last."""
     moved, unit = iter(plan.axes), iter([i for i, n in enumerate(plan.counts) if n == 1])
     order: list[int] = []
@@ -85,7 +85,7 @@ def _order(piece: Affine, plan: DigitPlan) -> tuple[int, ...]:
 
 
 def _expanded(piece: Affine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape with each digit as a dimension, and which of them move."""
+    """Shape with each sub-dimension as a dimension, and which of them move."""
     expanded: list[int] = []
     kept: list[int] = []
     for group in piece.dims:
@@ -153,14 +153,14 @@ def _write_all(piece: Affine, new: jax.Array) -> jax.Array:
     """The variable's new array when the piece is a permutation of it."""
     if piece.is_whole:
         return _reshape(new, piece.variable.shape)
-    plan = digit_plan(piece.variable.shape, piece.offset, piece.dims)
+    plan = slice_plan(piece.variable.shape, piece.offset, piece.dims)
     if plan is None:
         order = np.argsort(piece.flat_indices(), axis=None)
         return _reshape(_take(_reshape(new, order.shape), order), piece.variable.shape)
     return _reshape(_block(piece, plan, new), piece.variable.shape)
 
 
-def _block(piece: Affine, plan: DigitPlan, new: jax.Array) -> jax.Array:
+def _block(piece: Affine, plan: SlicePlan, new: jax.Array) -> jax.Array:
     """`new` in the order and shape of the plan's sliced axes."""
     moving = [plan.counts[axis] for axis in plan.axes]
     if list(plan.axes) != sorted(plan.axes):
@@ -174,7 +174,7 @@ def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
     if piece.is_empty:
         return array
     shape, size = piece.variable.shape, piece.variable.size
-    plan = digit_plan(shape, piece.offset, piece.dims)
+    plan = slice_plan(shape, piece.offset, piece.dims)
     if plan is None:
         return _reshape(_put(_reshape(array, (size,)), piece.flat_indices(), new), shape)
     block = _block(piece, plan, new)
@@ -186,7 +186,7 @@ def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
     return _reshape(lax.dynamic_update_slice(flat, _reshape(rows, (length,)), (first,)), shape)
 
 
-def _update(array: jax.Array, plan: DigitPlan, block: jax.Array) -> jax.Array:
+def _update(array: jax.Array, plan: SlicePlan, block: jax.Array) -> jax.Array:
     """An array of the plan's radices, with the plan's slice replaced."""
     if plan.counts == plan.radices:
         return block

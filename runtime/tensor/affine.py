@@ -5,7 +5,7 @@ Grammar:
     group = ((size, stride), ...)       sub-dimensions, outermost first; strides in elements of the flat variable
 
 A stride of 0 is a broadcast, a negative one a reversal. A dimension with several sub-dimensions is what a reshape of a
-transposed or broadcast view leaves: its index is read as a number in mixed radix, one digit for each sub-dimension.
+transposed or broadcast view leaves: its index is read in mixed radix.
 Canonical form: no sub-dimension of size 1 (a dimension of size 1 is the empty group), and no neighbours in a group
 where the outer stride equals inner size times inner stride (they are merged). A view without elements has offset 0 and
 strides 0.
@@ -29,7 +29,7 @@ Piece = tuple[int, Group]  # (what to add to the offset, the group)
 
 
 def canonical(subdims: Iterable[tuple[int, int]]) -> Group:
-    """The same digits with sizes of 1 dropped and mergeable neighbours merged."""
+    """The same sub-dimensions with sizes of 1 dropped and mergeable neighbours merged."""
     out: list[tuple[int, int]] = []
     for size, stride in subdims:
         if size == 1:
@@ -47,7 +47,7 @@ def group_size(group: Group) -> int:
 
 
 def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[Group, ...] | None:
-    """Cut a row-major sequence of sub-dimensions into the groups of `shape`, or None where a cut falls inside a digit.
+    """Cut a row-major sequence of sub-dimensions into the groups of `shape`, or None where a cut falls inside one.
 
     Args:
         subdims: (size, stride) of all dimensions, outermost first, none of size 0.
@@ -75,12 +75,12 @@ def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[G
     return tuple(reversed(dims))
 
 
-def _digit_offset(group: Group, index: int) -> int:
+def _offset_of(group: Group, index: int) -> int:
     """Flat distance of one index of a group from its index 0."""
     offset = 0
     for n, stride in reversed(group):
-        index, digit = divmod(index, n)
-        offset += digit * stride
+        index, at = divmod(index, n)
+        offset += at * stride
     return offset
 
 
@@ -89,7 +89,7 @@ def _shifted(pieces: Iterable[Piece], by: int) -> list[Piece]:
 
 
 def _contiguous(group: Group, start: int, limit: int) -> list[Piece]:
-    """The indices [start, limit) of a group: at most two pieces a digit, and one more."""
+    """The indices [start, limit) of a group: at most two pieces a sub-dimension, and one more."""
     (size, stride), inner = group[0], group[1:]
     if not inner:
         return [(start * stride, canonical([(limit - start, stride)]))]
@@ -115,14 +115,14 @@ def _strided(group: Group, start: int, count: int, step: int) -> list[Piece] | N
     window = start - start % step
     if window + step * count > group_size(group):
         head = slice_group(group, start, count - 1, step)
-        return None if head is None else [*head, (_digit_offset(group, start + step * (count - 1)), ())]
+        return None if head is None else [*head, (_offset_of(group, start + step * (count - 1)), ())]
     pieces: list[Piece] = []
     for offset, part in _contiguous(group, window, window + step * count):
         periods, rest = divmod(group_size(part), step)
         cut = None if rest else regroup(part, (periods, step))
         if cut is None:
             return None
-        pieces.append((offset + _digit_offset(cut[1], start - window), cut[0]))
+        pieces.append((offset + _offset_of(cut[1], start - window), cut[0]))
     return pieces
 
 
@@ -135,13 +135,13 @@ def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] 
     """The indices start, start + step, … of a group, as pieces in order; None where they do not split in few pieces.
 
     Args:
-        group: the digits of one dimension.
+        group: the sub-dimensions of one dimension.
         start: first index.
         count: number of indices, at least 1.
         step: distance of indices, negative for a reversal.
     """
     if count == 1:
-        return [(_digit_offset(group, start), ())]
+        return [(_offset_of(group, start), ())]
     if len(group) == 1:
         stride = group[0][1]
         return [(start * stride, ((count, stride * step),))]
@@ -156,7 +156,7 @@ def slice_group(group: Group, start: int, count: int, step: int) -> list[Piece] 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A view of one variable whose flat index is affine in the digits of the view's indices.
+    """A view of one variable whose flat index is affine in the sub-dimensions of the view's indices.
 
     Args:
         variable: the memory looked at.
@@ -179,7 +179,7 @@ class Affine:
 
     @property
     def subdims(self) -> list[tuple[int, int]]:
-        """The digits of all dimensions, outermost first."""
+        """The sub-dimensions of all dimensions, outermost first."""
         return [subdim for group in self.dims for subdim in group]
 
     @property

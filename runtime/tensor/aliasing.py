@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from ipujax.runtime.tensor.affine import Affine
-from ipujax.runtime.tensor.slice_plan import digit_plan
+from ipujax.runtime.tensor.slice_plan import slice_plan
 from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped, elements
 
 
@@ -38,7 +38,7 @@ def sees_once(node: Node) -> bool:
 
 
 def surely_disjoint(nodes: Sequence[Node]) -> bool:
-    """Whether no element appears twice in all nodes together, as far as can be told without counting elements."""
+    """Whether no element appears twice in all nodes together, as far as is known without counting elements."""
     pieces: defaultdict[object, list[Affine]] = defaultdict(list)
     for leaf in (leaf for node in nodes for leaf in leaves(node)):
         if not isinstance(leaf, Affine) or leaf.has_broadcast:
@@ -74,7 +74,7 @@ def _hull(piece: Affine) -> tuple[int, int]:
 
 def _parted(a: Affine, b: Affine) -> bool:
     """Whether the two are slices of one reshape with disjoint ranges on some axis."""
-    plan_a, plan_b = (digit_plan(piece.variable.shape, piece.offset, piece.dims) for piece in (a, b))
+    plan_a, plan_b = (slice_plan(piece.variable.shape, piece.offset, piece.dims) for piece in (a, b))
     if plan_a is None or plan_b is None or (plan_a.window, plan_a.radices) != (plan_b.window, plan_b.radices):
         return False
     ranges = zip(plan_a.starts, plan_a.limits, plan_b.starts, plan_b.limits, strict=True)

@@ -18,7 +18,7 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import MappingError
 
-MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share worth a tile
+MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share that gets its own tile
 VECTOR_BYTES = 8  # data path width of a tile; one grain is one vector
 
 

@@ -1,9 +1,9 @@
 """How an affine view becomes one static slice of a reshaped variable.
 
 A flat index is written in mixed radix, as a reshape of the variable does. The view is a plain strided slice of that
-array when every sub-dimension of the view moves one digit only, no two move the same, and none carries into the next.
+array when every sub-dimension of the view moves one radix only, no two move the same, and none carries into the next.
 
-Input: the variable's shape, and the offset and groups of an affine view. Output: a `DigitPlan`, or None where no
+Input: the variable's shape, and the offset and groups of an affine view. Output: a `SlicePlan`, or None where no
 radices fit; then only a gather reads the view. Pure functions of integers, cached by value.
 Radices tried, in order: the variable's own shape (no reshape needed); that shape without the boundaries the view
 crosses and with the view's own; the view's strides alone; the same on a window of the flat variable whose length is
@@ -22,7 +22,7 @@ from ipujax.runtime.tensor.affine import Group
 
 
 @dataclass(frozen=True, slots=True)
-class DigitPlan:
+class SlicePlan:
     """A strided slice of a reshaped variable, and where its axes go.
 
     Args:
@@ -48,7 +48,7 @@ class DigitPlan:
         """One past the last index on each axis."""
         return tuple(s + (n - 1) * d + 1 for s, n, d in zip(self.starts, self.counts, self.steps, strict=True))
 
-    def with_steps_as_axes(self) -> DigitPlan:
+    def with_steps_as_axes(self) -> SlicePlan:
         """The same elements; each step that divides its radix becomes an axis, of which one index is taken."""
         rows: list[tuple[int, int, int, int]] = []  # (radix, start, count, step)
         places: list[int] = []  # new place of each axis
@@ -60,11 +60,11 @@ class DigitPlan:
                 rows.append((radix, start, count, step))
         radices, starts, counts, steps = zip(*rows, strict=True) if rows else ((), (), (), ())
         axes, turned = ([places[axis] for axis in old] for old in (self.axes, self.reversed_axes))
-        return DigitPlan(self.window, radices, starts, counts, steps, tuple(axes), tuple(turned))
+        return SlicePlan(self.window, radices, starts, counts, steps, tuple(axes), tuple(turned))
 
 
 @remembered
-def digit_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> DigitPlan | None:
+def slice_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> SlicePlan | None:
     """The plan of a view with elements, or None where none fits.
 
     Args:
@@ -82,7 +82,7 @@ def digit_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> 
     return replace(plan, reversed_axes=tuple(sorted(plan.axes[i] for i in backward)))
 
 
-def _full_plan(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+def _full_plan(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
     return (
         _fit(shape, base, forward)
         or _fit(_refined_radices(shape, base, forward), base, forward)
@@ -90,7 +90,7 @@ def _full_plan(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, i
     )
 
 
-def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
     """Plan on the rows of the largest stride, cut from the flat variable where they fit in it."""
     if not forward:
         return None
@@ -104,7 +104,7 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Di
     return None if plan is None else replace(plan, window=(start, length))
 
 
-def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]) -> DigitPlan | None:
+def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
     """Give each sub-dimension an axis of its own, or None."""
     if radices is None:
         return None
@@ -124,7 +124,7 @@ def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int
             return None
         counts[axis], steps[axis] = n, step
         axes.append(axis)
-    return DigitPlan(None, radices, tuple(starts), tuple(counts), tuple(steps), tuple(axes), ())
+    return SlicePlan(None, radices, tuple(starts), tuple(counts), tuple(steps), tuple(axes), ())
 
 
 def _radices(bounds: Sequence[int]) -> tuple[int, ...]:

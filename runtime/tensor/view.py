@@ -7,10 +7,10 @@ Grammar:
          | Indexed(variables, which, index) for each element which variable and which flat element of it
 
 Every operation takes and gives nodes; no data moves. Slices, transposes, reversals and broadcasts of the first two
-kinds stay in them, except a strided slice through several digits. A `Reshaped` lists
-its elements only once something other than a reshape is asked of it; an `Indexed` takes 16 bytes for each element.
-A reshape keeps a piece affine where no boundary of the new shape falls inside a digit, and a concatenation where the
-new shape cuts it between parts, or in few rows.
+kinds stay in them, except a strided slice through several sub-dimensions. A `Reshaped` lists its elements only once
+something other than a reshape is asked of it; an `Indexed` takes 16 bytes for each element. A reshape keeps a piece
+affine where no boundary of the new shape falls inside a sub-dimension, and a concatenation where the new shape cuts it
+between parts, or in few rows.
 
 Input and output: nodes with valid arguments; `ipujax.runtime.tensor.tensor` checks what users pass.
 """
@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from ipujax.runtime.tensor.affine import Affine, Group, canonical, empty, slice_group
-from ipujax.runtime.tensor.slice_plan import digit_plan
+from ipujax.runtime.tensor.slice_plan import slice_plan
 from ipujax.runtime.tensor.variable import Variable
 
 
@@ -290,7 +290,7 @@ def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
         return None
     dims = (*a.dims[:axis], group, *a.dims[axis + 1 :])
     # A merged piece must stay one static slice of the variable: two slices are better than a gather.
-    return Affine(a.variable, a.offset, dims) if digit_plan(a.variable.shape, a.offset, dims) else None
+    return Affine(a.variable, a.offset, dims) if slice_plan(a.variable.shape, a.offset, dims) else None
 
 
 def _merge_groups(a: Group, b: Group, jump: int) -> Group | None:
@@ -304,7 +304,7 @@ def _merge_groups(a: Group, b: Group, jump: int) -> Group | None:
 
 
 def _as_rows(group: Group) -> list[tuple[int, int | None, Group]]:
-    """A group as (rows, stride of rows, row): by its outermost digit, or as one row with a stride still free."""
+    """A group as (rows, stride of rows, row): by its outermost sub-dimension, or as one row of any stride."""
     one: tuple[int, int | None, Group] = (1, None, group)
     return [(*group[0], group[1:]), one] if group else [one]
 

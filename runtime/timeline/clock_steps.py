@@ -70,8 +70,8 @@ class _Slot:
     """The rows in the clock state of a destination of buffered exchanges.
 
     Args:
-        free: the row that tells since when it is free.
-        arrivals: by receiving IPU, the row that tells when what was sent last arrived.
+        free: the row of the time since when it is free.
+        arrivals: by receiving IPU, the row of the time when what was sent last arrived.
     """
 
     free: int

@@ -67,7 +67,7 @@ class Timeline:
         work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
         steps: what ran, in order; a loop is one step.
         executions: how often each leaf, and each decision of data-dependent control, ran.
-        taken: the branch taken by each decision that no recording tells of.
+        taken: the branch taken by each decision that was not recorded.
     """
 
     clocks: np.ndarray
@@ -121,10 +121,10 @@ def timeline(
         num_ipus: IPUs of the system.
         slots: rows of the clock state that are slots of buffered exchanges.
         trip_counts: iterations of `RepeatWhile` loops by name, see `steps.while_names`.
-        recording: what data-dependent control did in a run; it goes before `trip_counts`.
+        recording: what data-dependent control did in a run; it takes precedence over `trip_counts`.
 
     Raises:
-        ProfileError: a loop whose trip count nobody knows, a recording that is too short, or 2^60 cycles or more.
+        ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
     """
     walker = _Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
     return walker.run(program)
@@ -190,7 +190,7 @@ class _Walker:
             case If() | Switch():
                 self.leaf(program, state, times, into)
                 self.visit(program.children()[self.choice(program)], state, times, into)
-            case WriteUndef():  # tells the compiler something, and the machine nothing
+            case WriteUndef():  # a hint to the compiler, which does nothing
                 return
             case _:
                 self.leaf(program, state, times, into)

@@ -57,7 +57,7 @@ def _within_group(connection: Connection) -> Iterator[VerifyError]:
 
 
 def _is_one_to_one(dim: Dim, group: VertexGroup) -> bool:
-    """Whether different blocks have different indices: one plain term, or block numbers as digits of one number."""
+    """Whether different blocks have different indices: one plain term, or block numbers in mixed radix."""
     if dim.divisor != 1:
         return False
     if len(dim.terms) == 1:

@@ -38,7 +38,7 @@ def map_errors(copy: CrossReplicaCopy, replicas: int) -> Iterator[VerifyError]:
 
 
 def divergent_control(facts: Facts) -> Iterator[VerifyError]:
-    """Where replicas meet, they all come by: no decision on which they may disagree stands around it."""
+    """All replicas reach every meeting: no decision on which they may disagree is around it."""
     if not any(isinstance(node, Decision) and any(map(meets, node.children())) for node in facts.nodes):
         return
     for node in divergent_decisions(facts.graph, facts.program, facts.effects):
