@@ -72,6 +72,7 @@ def make_primitive(
 
 
 def _computed_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
+    """A primitive with several results that runs and lowers as a JAX function of operands and parameters."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(compute)
