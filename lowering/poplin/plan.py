@@ -5,9 +5,7 @@ that is expected to cost. All candidate splits are costed as arrays, by the cost
 received in full, the formula of the largest block, reduction of partials, syncs. What memory limits is also tried in
 several steps.
 
-Candidate splits of a dimension, and what they cost, do not depend on the number of tiles, which only bounds their
-product. What an estimate cannot know decides a trial (`contenders`): so within one memory bound more tiles are hardly
-ever slower.
+What an estimate cannot know, such as the cost of gathering scattered operands, decides a trial (`contenders`).
 
 Source of the objective and of the memory bound with its retries: poplibs `ConvPlan.cpp` (reference machine.md §2).
 Limits: one IPU; steps (serial splits) of powers of two that divide one dimension.
@@ -238,10 +236,9 @@ def plan_convolution(
 def contenders(best: Plan, target: Target, available_memory_proportion: float | None = None) -> tuple[Plan, ...]:
     """The plans worth a trial, in the order of what they are hardly ever charged less than.
 
-    An estimate cannot know what gathering scattered operands on a tile costs. So of all plans that only those of more
-    tiles are expected to beat, each that is expected to be little slower than the best contends, with its operands
-    laid block by block and, if it may place them, linearly. Which plans contend does not depend on the number of
-    tiles, which only bounds theirs: so a plan for fewer tiles stays in the race when there are more.
+    An estimate cannot know what gathering scattered operands on a tile costs. So the plan of fewest tiles for each
+    level of expected cycles, up to a little more than the best, is tried: with its operands laid block by block and, if
+    it may place them, linearly.
 
     Args:
         best: the plan `plan_convolution` makes; alone when the least memory is asked for.
