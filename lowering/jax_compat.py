@@ -5,7 +5,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -267,11 +267,24 @@ def without_float0(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[int]]:
     """
     body = jaxpr.jaxpr
     moved = [n for n, aval in enumerate(jaxpr.in_avals) if not is_float0(aval)]
-    kept = [n for n, aval in enumerate(jaxpr.out_avals) if not is_float0(aval)]
+    kept = [var for var in body.outvars if not is_float0(var.aval)]
     if (len(moved), len(kept)) == (len(body.invars), len(body.outvars)):
         return jaxpr, moved
-    live = eliminate_dead_code(body.replace(outvars=[body.outvars[n] for n in kept]))
+    live = eliminate_dead_code(body.replace(outvars=kept))
     return ClosedJaxpr(live.replace(invars=[live.invars[n] for n in moved]), jaxpr.consts), moved
+
+
+def with_float0(arrays: Iterable[Any], is_float0: Sequence[bool], shapes: Sequence[Sequence[int]]) -> list[Any]:
+    """Results of a jaxpr without float0, with arrays of float0 in their places.
+
+    Args:
+        arrays: the results that hold data, in order.
+        is_float0: of each result whether it is of dtype float0.
+        shapes: of each result.
+    """
+    given = iter(arrays)
+    pairs = zip(is_float0, shapes, strict=True)
+    return [np.zeros(shape, jax.dtypes.float0) if empty else next(given) for empty, shape in pairs]
 
 
 def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

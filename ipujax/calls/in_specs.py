@@ -17,8 +17,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from ipujax.calls.arguments import whole_number
-from ipujax.lowering.jax_compat import ClosedJaxpr, trace_over_axis
-from ipujax.lowering.replicas import AXIS, Dims
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, trace_over_axis, with_float0, without_float0
+from ipujax.lowering.replicas import AXIS, Dims, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 
 Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones
@@ -106,17 +106,21 @@ class Replication:
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
         body = jaxpr.jaxpr
         open_jaxpr = ClosedJaxpr(body.replace(constvars=[], invars=[*body.constvars, *body.invars]), ())
+        with_data, kept = without_float0(open_jaxpr)
+        operands, in_dims = [*jaxpr.consts, *leaves], (None,) * len(jaxpr.consts) + dims
+        is_empty = [is_float0(aval) for aval in jaxpr.out_avals]
         outs = do(
-            *jaxpr.consts,
-            *leaves,
-            jaxpr=open_jaxpr,
+            *[operands[n] for n in kept],
+            jaxpr=with_data,
             replicas=self.replicas,
-            in_dims=(None,) * len(jaxpr.consts) + dims,
-            out_dims=out_dims,
+            in_dims=tuple(in_dims[n] for n in kept),
+            out_dims=tuple(dim for dim, empty in zip(out_dims, is_empty, strict=True) if not empty),
             is_checked=False,
             axis_name=self.axis_name,
         )
-        return jax.tree.unflatten(jax.tree.structure(results), outs)
+        pairs = zip(jaxpr.out_avals, out_dims, strict=True)
+        whole = with_float0(outs, is_empty, [global_shape(x.shape, dim, self.replicas) for x, dim in pairs])
+        return jax.tree.unflatten(jax.tree.structure(results), whole)
 
     def _local(self, x: Any, dim: int | None, place: str) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one replica's part of an array."""

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ipujax.calls import (
     argument_places,
@@ -29,7 +28,7 @@ from ipujax.calls import (
     suggesting_keywords,
     whole_number,
 )
-from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
 from ipujax.lowering.jaxpr import equations, named_stages, stage_scope
 from ipujax.lowering.pipelining import (
     REDUCTIONS,
@@ -192,23 +191,28 @@ class _Call:
         jaxpr, consts = constants_as_inputs(traced)
         carries = self._carries(out, operands)
         same: Role = "same"
+        roles = [*(same for _ in consts), *(operand.role for operand in operands)]
+        reductions = self._reductions(out, jaxpr, {result for _, result in carries})
+        with_data, kept = without_float0(jaxpr)
+        is_empty = [is_float0(aval) for aval in jaxpr.out_avals]
+        given = [n for n, empty in enumerate(is_empty) if not empty]
         spec = PipelineSpec(
             self.who,
             settings.micro_batches,
-            (*(same for _ in consts), *(operand.role for operand in operands)),
-            tuple((operand + len(consts), result) for operand, result in carries),
-            self._reductions(out, jaxpr, {result for _, result in carries}),
+            tuple(roles[n] for n in kept),
+            tuple((kept.index(operand + len(consts)), given.index(result)) for operand, result in carries),
+            tuple(reductions[n] for n in given),
             settings.dtype,
             settings.schedule,
             settings.device_mapping,
             settings.stages,
         )
-        results = bind_pipeline(jaxpr, spec, [*consts, *(operand.value for operand in operands)])
-        done = [
-            np.zeros(x.shape, aval.dtype) if is_float0(aval) else x
-            for x, aval in zip(results, jaxpr.out_avals, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(out), done)
+        values = [*consts, *(operand.value for operand in operands)]
+        results = bind_pipeline(with_data, spec, [values[n] for n in kept])
+        stacked = [(settings.micro_batches,) if kind == "stack" else () for kind in reductions]
+        whole_shapes = [(*rows, *aval.shape) for rows, aval in zip(stacked, jaxpr.out_avals, strict=True)]
+        whole = with_float0(results, is_empty, whole_shapes)
+        return jax.tree.unflatten(jax.tree.structure(out), whole)
 
     def _operands(self) -> list[_Operand]:
         groups: list[tuple[int | None, str, Any, Role]] = [

@@ -51,6 +51,16 @@ class Expression:
     __lt__, __le__, __gt__, __ge__ = map(_maker, ("lt", "lteq", "gt", "gteq"))
     __neg__, __invert__, __abs__ = map(_maker, ("neg", "bitwise_not", "abs"))
 
+    def __bool__(self) -> bool:
+        """Refused: a chained comparison or `and` would drop a part of the expression."""
+        raise GraphError(
+            "an expression has no truth value",
+            expected="operators on expressions",
+            got="a chained comparison, `and`, `or`, `not` or `if`",
+            where=user_line(),
+            hint="And(0 < _1, _1 < 1), Or, Not, Select",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PlaceHolder(Expression):

@@ -1,10 +1,13 @@
-"""Pass `dce`: drops equations whose results nothing uses, in loops, branches and functions too; effects stay."""
+"""Pass `dce`: drops equations whose results nothing uses, in loops, branches and functions too; effects stay.
+
+Constants of the whole that nothing uses go as well.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, eliminate_dead_code
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, Var, eliminate_dead_code
 from ipujax.lowering.jaxpr import Rewrite, once, primitive_names, rewritten_params
 
 _FUNCTION = "function_call"  # JAX does not know that it may look inside
@@ -16,7 +19,11 @@ def dce(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     if _FUNCTION in primitive_names(live):
         function = once(lambda body: dce(body))  # all of its results stay: some call needs them
         live = _inside(live, function, once(lambda body: _inside_closed(body, function)))
-    return ClosedJaxpr(live, jaxpr.consts)
+    used = {atom for eqn in live.eqns for atom in eqn.invars if isinstance(atom, Var)}
+    used |= {atom for atom in live.outvars if isinstance(atom, Var)}
+    held = [n for n, var in enumerate(live.constvars) if var in used]
+    live = live.replace(constvars=[live.constvars[n] for n in held])
+    return ClosedJaxpr(live, [jaxpr.consts[n] for n in held])
 
 
 def _inside_closed(jaxpr: ClosedJaxpr, function: Rewrite) -> ClosedJaxpr:

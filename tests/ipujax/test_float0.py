@@ -65,3 +65,30 @@ def test_gradients_of_whole_numbers_beside_donated_arguments() -> None:
     )
     assert given.is_deleted() and got[0].dtype == jax.dtypes.float0 and '"x"' in text and '"z"' not in text
     np.testing.assert_array_equal(got[1], X + 1)
+
+
+# --- replicas and pipelines ---
+
+_WHOLE_GRADIENTS = jax.grad(lambda x, i: (x * i[:, None]).sum(), (0, 1), allow_int=True)
+
+
+@pytest.mark.parametrize("device", [ipu.IPUModel(num_ipus=2), ipu.CPU()], ids=["model", "cpu"])
+def test_replicas_take_and_give_float0(device: Any) -> None:
+    x, i, rows = jnp.ones((8, 3)), jnp.arange(8), jax.sharding.PartitionSpec("replica")
+    step = ipu.jit(_WHOLE_GRADIENTS, device=device, replicas=2, in_specs=rows, out_specs=rows)
+    of_x, of_i = step(x, i)
+    np.testing.assert_array_equal(of_x, _WHOLE_GRADIENTS(x, i)[0])
+    assert (of_i.shape, of_i.dtype) == ((8,), jax.dtypes.float0)
+    double = ipu.jit(lambda x, nothing: 2 * x, device=device, replicas=2, in_specs=rows, out_specs=rows)
+    np.testing.assert_array_equal(double(x, of_i), 2 * x)
+
+
+@pytest.mark.parametrize(("reduce", "shape"), [("stack", (2, 4)), ("last", (4,)), ("sum", (4,))])
+def test_pipelines_take_and_give_float0(reduce: str, shape: tuple[int, ...]) -> None:
+    x, i = jnp.ones((8, 3)), jnp.arange(8)
+    pipelined = ipu.pipeline(_WHOLE_GRADIENTS, micro_batches=2, batch_argnums=(0, 1), reduce=reduce)
+    (of_x, of_i), (expected, nothing) = ipu.jit(pipelined)(x, i), jax.jit(pipelined)(x, i)
+    np.testing.assert_array_equal(of_x, expected)
+    assert of_i.shape == nothing.shape == shape and of_i.dtype == jax.dtypes.float0
+    given = ipu.pipeline(lambda w, nothing, x: (w * x).sum(), micro_batches=2)
+    assert float(ipu.jit(given)(jnp.ones(3), np.zeros(8, jax.dtypes.float0), x)) == 12.0
