@@ -42,8 +42,7 @@ from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _STEPS = (2, 4, 8, 16)
-_LITTLE_SLOWER = 1.1  # what is worth a trial of `contenders`:
-_FEW_CYCLES = 100  # that many times the cycles of the best, and so many more
+_LITTLE_SLOWER = 1.05  # what is worth a trial of `contenders`: that many times the cycles of the best
 _RELATIVE_STEP = 0.01  # of plans expected to differ by less, the one of fewest tiles is the contender
 
 
@@ -260,7 +259,7 @@ def contenders(best: Plan, target: Target, available_memory_proportion: float | 
 
 def _frugal(spec: ConvSpec, target: Target, best: Plan, bound_bytes: float) -> list[Plan]:
     """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
-    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles) + _FEW_CYCLES
+    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles)
     plans = [
         _plan(candidates, *choice)
         for candidates in (Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how))
