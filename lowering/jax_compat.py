@@ -295,6 +295,13 @@ def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     return ClosedJaxpr(opened, ()), list(jaxpr.consts)
 
 
+def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: list[Var], eqns: list[JaxprEqn]) -> ClosedJaxpr:
+    """A jaxpr of its own for equations from inside another, without effects and constants."""
+    names = jaxpr.debug_info.with_unknown_names()
+    part = jaxpr.replace(constvars=[], invars=invars, outvars=outvars, eqns=eqns, effects=frozenset(), debug_info=names)
+    return ClosedJaxpr(part, ())
+
+
 def is_float0(aval: Any) -> bool:
     """Whether an abstract value has the dtype of the gradients of whole numbers."""
     return bool(aval.dtype == jax.dtypes.float0)

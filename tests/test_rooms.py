@@ -62,7 +62,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat",
-    "lowering.passes": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.replicas",
+    "lowering.passes": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas",
     "lowering.ipus": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
     ),

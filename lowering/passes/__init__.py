@@ -13,6 +13,13 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.passes.dce import dce
+from ipujax.lowering.passes.fuse import (
+    fuse,
+    fuse_equations as fuse_equations,
+    fuse_inside as fuse_inside,
+    fused_p as fused_p,
+    index_space as index_space,
+)
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.merge_collectives import (
     MOST_BYTES as MOST_BYTES,
@@ -30,6 +37,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("dce", dce),
+    ("fuse", fuse),
 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ipujax.lowering.ipus import Ipus, MakeLowering, place
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.passes import fuse_equations, fuse_inside
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.rules import is_reduction, reduce_where_they_lie
@@ -39,10 +40,13 @@ def lower_staged(
     Raises:
         ArgumentError: for stages that make no sense, or more of them than IPUs.
     """
-    body, num_ipus = jaxpr.jaxpr, graph.target.num_ipus
-    pipelines = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
-    stages = place(body, {n: pipeline.span() for n, pipeline in pipelines.items()})
-    _check_fits(jaxpr, stages, num_ipus)
+    num_ipus = graph.target.num_ipus
+    cut = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)}
+    placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
+    _check_fits(jaxpr, placed, num_ipus)
+    body, sources = fuse_equations(jaxpr.jaxpr, fuse_inside, placed)
+    stages = [placed[source] for source in sources]
+    pipelines = {n: cut[source] for n, source in enumerate(sources) if source in cut}
     ipus = Ipus(graph, make)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):

@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.ipus import Ipus, variables
-from ipujax.lowering.jax_compat import Atom, Var, is_float0
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
+from ipujax.lowering.passes import fuse_inside
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
@@ -205,7 +206,8 @@ class _PipelineLowering:
         invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
         given = [self._input(var, builder) for var in invars]
         env = dict(zip(invars, given, strict=True))
-        self.ipus.lowering(ipu).equations(part.jaxpr.eqns, env, builder.body)
+        fused = fuse_inside(ClosedJaxpr(part.jaxpr, ())).jaxpr
+        self.ipus.lowering(ipu).equations(fused.eqns, env, builder.body)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):

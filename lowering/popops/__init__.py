@@ -16,14 +16,10 @@ from ipujax.lowering.popops.dynamic import (
     dynamic_update_slice_in_place as dynamic_update_slice_in_place,
     map_for_slicing as map_for_slicing,
 )
-from ipujax.lowering.popops.elementwise import (
-    Op as Op,
-    freeze as freeze,
-    immediate_of as immediate_of,
-    thawed as thawed,
-)
+from ipujax.lowering.popops.elementwise import immediate_of as immediate_of
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS, total_elements as total_elements
 from ipujax.lowering.popops.gather import GatherSpec as GatherSpec, Mode as Mode, fill_of as fill_of, signed as signed
+from ipujax.lowering.popops.kernel import Op as Op, Step as Step, freeze as freeze, thawed as thawed
 from ipujax.lowering.popops.loop_state import (
     advance as advance,
     advance_around as advance_around,

@@ -59,7 +59,7 @@ def follow(
     """The placement an operand has, as one of the index space; None if it cuts what must stay whole."""
     mapping = mapping_like(graph, tensor)
     if isinstance(mapping, Flat) and mapping.size:
-        mapping = _boxes(mapping, tensor.shape)
+        mapping = row_boxes(mapping, tensor.shape)
     if not isinstance(mapping, Blocked) or prod(shape) == 0 or not mapping.tile.size:
         return None
     cuts: list[np.ndarray] = [even_cuts(n, 1) for n in shape]
@@ -78,7 +78,7 @@ def follow(
     return blocked_mapping(cuts, boxes.reshape([len(cut) - 1 for cut in cuts]))
 
 
-def _boxes(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
+def row_boxes(mapping: Flat, shape: tuple[int, ...]) -> Blocked | None:
     """The same places as boxes, where the flat intervals are rows of the outermost dimension."""
     dim = next((d for d, n in enumerate(shape) if n > 1), 0)
     inner, bounds = prod(shape[dim + 1 :]), np.append(mapping.starts, mapping.size)

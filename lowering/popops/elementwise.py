@@ -1,59 +1,39 @@
 """Elementwise operations over tensors of one shape, tile by tile where the data lies.
 
-The output lies like the operand that is best spread (PopLibs' `createOutputForElementWiseOp`) without being in shreds,
-so that no operand of the same mapping is exchanged; without such an operand, or where it is crowded on few tiles or in
-many pieces, it is mapped linearly.
+Results lie like the operand for which the vertices and the exchange of the other operands are estimated cheapest;
+without an operand that lies in a simple form, or where spreading everything is cheaper, they lie linearly. Operands
+that lie nowhere yet are put where they are used. An operand that is repeated along dimensions is read once by a vertex.
 Constant scalars become immediates of the vertex, and an operation on nothing else is done at compile time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax import lax
 
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
-from ipujax.lowering.popops.emulation import kind_of
-from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly
+from ipujax.lowering.popops.blocks import place_operand, row_boxes
+from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freeze, kernel_codelet, thawed
+from ipujax.lowering.popops.work import spans
+from ipujax.lowering.poputil import layout_like, linear_mapping, map_alike, map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (
     Access,
     Axis,
-    BlockShapes,
-    Codelet,
-    ComputeSet,
     Copy,
     Execute,
-    Field,
     Graph,
     Sequence as ProgramSequence,
     VertexGroup,
     element,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, dtype_name, element_bytes, is_key_dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """An elementwise operation: its row in the cost table and its function of equally shaped arrays.
-
-    Args:
-        name: row of `OP_COSTS`, a JAX primitive name.
-        fun: hashable function of arrays of one shape (a memoised partial, a `lax` function).
-        out_dtype: dtype of the result.
-        key: distinguishes two functions of one name.
-    """
-
-    name: str
-    fun: Callable[..., jax.Array]
-    out_dtype: Any
-    key: Hashable = None
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, is_key_dtype
 
 
 def elementwise(
@@ -78,28 +58,57 @@ def elementwise(
     """
     shape = _common_shape(graph, operands, name)
     tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
-    immediates = tuple(immediate_of(t) for t in tensors)
-    if all(value is not None for value in immediates):
-        with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
-            value = np.asarray(op.fun(*immediates), op.out_dtype)
-        folded = graph.add_constant(value, name).broadcast_in_dim(shape, ())
-        return folded if out is None else _copied(graph, folded, out, prog, name)
-    kept = [t for t, value in zip(tensors, immediates, strict=True) if value is None]
-    for tensor in kept:
-        map_linearly(graph, tensor)
-    if out is None:
-        layout, mapping = _layout(graph, op, kept, shape)
-        result = graph.add_variable(layout, op.out_dtype, name, mapping)
-    else:
-        layout, mapping = layout_like(graph, out) or (shape, linear_mapping(graph, out.size, op.out_dtype))
-        result = out
-    codelet = _codelet(
-        _Key(op), tuple(t.dtype for t in kept), tuple(None if i is None else freeze(i) for i in immediates)
-    )
+    step = Step(op, tuple(range(len(tensors))))
+    return apply_steps(graph, [step], [len(tensors)], tensors, shape, prog, name, [out])[0]
+
+
+def apply_steps(
+    graph: Graph,
+    steps: Sequence[Step],
+    results: Sequence[int],
+    operands: Sequence[Tensor],
+    shape: tuple[int, ...],
+    prog: ProgramSequence,
+    name: str,
+    outs: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Applies several operations in one vertex a tile.
+
+    Args:
+        graph: graph to add to.
+        steps: the operations; operand n is value n, the result of step k is value len(operands) + k.
+        results: the values to return.
+        operands: tensors of one shape.
+        shape: that shape.
+        prog: program the compute set is added to.
+        name: debug name.
+        outs: for each result what it is written to, as `elementwise` has it, or None.
+
+    Returns:
+        For each result a new tensor of `shape`, or what is given for it.
+    """
+    steps, values, operands = _with_immediates(steps, results, operands)
+    if not all(isinstance(value, int) for value in values):
+        return _with_constants(graph, steps, values, operands, shape, prog, name, outs)
+    results = tuple(value for value in values if isinstance(value, int))
+    narrow = [_narrow(x) for x in operands]
+    flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
+    layout = _layout(graph, flat, [x for x, own in zip(operands, narrow, strict=True) if own.is_whole], outs, shape)
+    if layout.shape == shape and not all(own.is_whole for own in narrow):
+        layout = _in_rows(layout)
+    _place(graph, operands, narrow, layout, shape)
+    found = [
+        graph.add_variable(layout.shape, dtype, name, layout.mapping).reshape(shape) if out is None else out
+        for out, dtype in zip(outs, flat.result_dtypes, strict=True)
+    ]
+    grid = _grid(layout, operands, narrow, found, shape)
+    inputs = tuple(Input(read.tensor.dtype, read.axes) for read in grid.inputs)
+    codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs))
     compute_set = graph.add_compute_set(name)
-    add_elementwise(graph, compute_set, codelet, [t.reshape(layout) for t in (*kept, result)], mapping)
+    accesses = tuple(Access(view.tensor, tuple(map(element, view.axes))) for view in (*grid.inputs, *grid.results))
+    graph.add_vertices(compute_set, VertexGroup(codelet, grid.axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))
-    return result.reshape(shape) if out is None else out
+    return found
 
 
 def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
@@ -107,31 +116,6 @@ def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequ
         map_linearly(graph, tensor)
     prog.add(Copy(source, destination, name, graph.origin))
     return destination
-
-
-def _layout(
-    graph: Graph, op: Op, operands: Sequence[Tensor], shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], TileMapping]:
-    """The layout to compute in: an operand's, unless spreading all linearly is cheaper."""
-    size, target = operands[0].size, graph.target
-    linear = linear_mapping(graph, size, op.out_dtype)
-
-    def spread(mapping: TileMapping) -> _Spread:
-        return _spread(mapping, target.num_tiles)
-
-    def cycles(mapping: TileMapping) -> int:
-        worst, _, pieces = spread(mapping)  # a vertex for each piece, one after the other
-        longest = np.asarray(-(-worst // pieces))
-        return pieces * int(elementwise_cycles(op.name, op.out_dtype, len(operands), 0, longest, target))
-
-    layouts = _layouts_of(graph, operands)
-    if not layouts:
-        return shape, linear
-    best = min(layouts, key=lambda layout: (cycles(layout[1]), spread(layout[1]).worst, -spread(layout[1]).tiles))
-    stay, move = cycles(best[1]), cycles(linear)
-    moved_bytes = spread(linear).worst * sum(element_bytes(x.dtype) for x in operands)
-    exchange = target.exchange_startup_cycles + moved_bytes / target.exchange_bytes_per_cycle
-    return (shape, linear) if move + exchange < stay else best
 
 
 def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
@@ -144,25 +128,139 @@ def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[
     return shape
 
 
-def add_elementwise(
-    graph: Graph, compute_set: ComputeSet, codelet: Codelet, tensors: Sequence[Tensor], mapping: TileMapping
-) -> None:
-    """Connects an elementwise codelet to tensors of one shape, one vertex a box of `mapping`."""
-    if isinstance(mapping, Flat):
-        bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
-        axes: tuple[Axis, ...] = (Axis("element", bounds),)
-        accesses = tuple(Access(t.flatten(), (element(0),)) for t in tensors)
-        tile = mapping.tiles
-    else:
-        axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
-        accesses = tuple(Access(t, tuple(map(element, range(t.ndim)))) for t in tensors)
-        tile = mapping.tile
-    graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, tile, origin=graph.origin))
+def immediate_of(tensor: Tensor) -> np.ndarray | None:
+    """The value of a tensor whose elements are all one constant scalar, else None."""
+    affine = tensor.affine
+    if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
+        return None
+    value = affine.variable.value
+    if is_key_dtype(value.dtype):
+        return None
+    return np.asarray(value).reshape(())
 
 
-def _layouts_of(graph: Graph, tensors: Sequence[Tensor]) -> list[tuple[tuple[int, ...], TileMapping]]:
-    """The layouts of operands that have a simple form."""
-    return [layout for t in tensors if (layout := layout_like(graph, t)) is not None]
+def _with_immediates(
+    steps: Sequence[Step], results: Sequence[int], operands: Sequence[Tensor]
+) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
+    """The same operations with constant scalars in the steps, each other operand once; results may be constants."""
+    values: list[int | Frozen] = []
+    kept: list[Tensor] = []
+    for tensor in operands:
+        constant = immediate_of(tensor)
+        same = next((n for n, other in enumerate(kept) if other.node == tensor.node), len(kept))
+        kept += [tensor] if constant is None and same == len(kept) else []
+        values.append(same if constant is None else freeze(constant))
+    left: list[Step] = []
+    for step in steps:
+        given = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
+        if any(isinstance(x, int) for x in given):
+            left.append(Step(step.op, given))
+            values.append(len(kept) + len(left) - 1)
+            continue
+        with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+            folded = step.op.fun(*(thawed(x) for x in given if not isinstance(x, int)))
+        values.append(freeze(np.asarray(folded, step.op.out_dtype)))
+    return tuple(left), [values[x] for x in results], kept
+
+
+def _with_constants(
+    graph: Graph,
+    steps: Sequence[Step],
+    values: Sequence[int | Frozen],
+    operands: Sequence[Tensor],
+    shape: tuple[int, ...],
+    prog: ProgramSequence,
+    name: str,
+    outs: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """The results where some of them are known constants."""
+    computed = {n: value for n, value in enumerate(values) if isinstance(value, int)}
+    found = dict[int, Tensor]()
+    if computed:
+        places = [outs[n] for n in computed]
+        tensors = apply_steps(graph, steps, list(computed.values()), operands, shape, prog, name, places)
+        found.update(zip(computed, tensors, strict=True))
+    for number, (value, out) in enumerate(zip(values, outs, strict=True)):
+        if not isinstance(value, int):
+            constant = graph.add_constant(thawed(value), name).broadcast_in_dim(shape, ())
+            found[number] = constant if out is None else _copied(graph, constant, out, prog, name)
+    return [found[number] for number in range(len(values))]
+
+
+class _View(NamedTuple):
+    """A tensor, and the dimensions of an index space that its own run along."""
+
+    tensor: Tensor
+    axes: tuple[int, ...]
+    is_whole: bool = True
+
+
+def _narrow(tensor: Tensor) -> _View:
+    """The elements that a tensor repeats, once, and the dimensions of the tensor that they run along."""
+    affine = tensor.affine
+    repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _repeats(group)]
+    if not repeated or not tensor.size:
+        return _View(tensor, tuple(range(tensor.ndim)))
+    axes = tuple(d for d in range(tensor.ndim) if d not in repeated)
+    limits = [1 if d in repeated else n for d, n in enumerate(tensor.shape)]
+    first = tensor.slice([0] * tensor.ndim, limits)
+    return _View(first.reshape(tuple(tensor.shape[d] for d in axes)), axes, is_whole=False)
+
+
+def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
+    return bool(group) and all(stride == 0 for _, stride in group)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+class _Layout(NamedTuple):
+    """A shape of as many elements as the index space has, and a mapping of it."""
+
+    shape: tuple[int, ...]
+    mapping: TileMapping
+
+
+def _layout(
+    graph: Graph, kernel: Kernel, operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]
+) -> _Layout:
+    """The layout to compute in: of a tensor that results go to, or of an operand, or a linear one."""
+    linear = _Layout(shape, linear_mapping(graph, prod(shape), kernel.result_dtypes[0]))
+    given = next((out for out in outs if out is not None), None)
+    if given is not None:
+        return _layout_of(graph, given) or linear
+    homes = [_layout_of(graph, x) for x in operands]
+    layouts = list(dict.fromkeys(home for home in homes if home is not None))
+    if not layouts:
+        return linear
+    rows = [(x, home) for x, home in zip(operands, homes, strict=True) if home is not None or graph.is_mapped(x)]
+
+    def cycles(layout: _Layout) -> float:
+        moved_bytes = sum(element_bytes(x.dtype) for x, home in rows if home != layout)
+        return _cycles(kernel, layout.mapping, moved_bytes, graph.target)
+
+    def rank(layout: _Layout) -> tuple[float, int, int]:
+        spread = _spread(layout.mapping, graph.target.num_tiles)
+        return cycles(layout), spread.worst, -spread.tiles
+
+    best = min(layouts, key=rank)
+    return linear if cycles(linear) < cycles(best) else best
+
+
+def _layout_of(graph: Graph, tensor: Tensor) -> _Layout | None:
+    found = layout_like(graph, tensor)
+    return None if found is None else _Layout(*found)
+
+
+def _cycles(kernel: Kernel, mapping: TileMapping, moved_bytes: int, target: Target) -> float:
+    """Estimated cycles on a mapping, with the exchange of operands of some bytes an element."""
+    worst, _, pieces = _spread(mapping, target.num_tiles)  # a vertex for each piece, one after the other
+    block = (np.asarray(-(-worst // pieces)),)
+    fields = len(kernel.inputs) + len(kernel.results)
+    compute = pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
+    if not moved_bytes:
+        return compute
+    return compute + target.exchange_startup_cycles + worst * moved_bytes / target.exchange_bytes_per_cycle
 
 
 class _Spread(NamedTuple):
@@ -180,70 +278,51 @@ def _spread(mapping: TileMapping, num_tiles: int) -> _Spread:
     return _Spread(int(counts.max(initial=0)), int(np.count_nonzero(counts)), int(pieces.max(initial=1)))
 
 
-def immediate_of(tensor: Tensor) -> np.ndarray | None:
-    """The value of a tensor whose elements are all one constant scalar, else None."""
-    affine = tensor.affine
-    if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
-        return None
-    value = affine.variable.value
-    if is_key_dtype(value.dtype):
-        return None
-    return np.asarray(value).reshape(())
+def _in_rows(layout: _Layout) -> _Layout:
+    """The same layout in boxes, where it is whole rows: then what is repeated along rows is read once."""
+    if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
+        return layout
+    return _Layout(layout.shape, row_boxes(layout.mapping, layout.shape) or layout.mapping)
 
 
-class _Key:
-    """An `Op` compared by name, dtype and key instead of its function's identity."""
-
-    __slots__ = ("identity", "op")
-
-    def __init__(self, op: Op) -> None:
-        self.op = op
-        self.identity = (op.name, op.out_dtype, op.key if op.key is not None else op.fun)
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.identity == other.identity
+def _place(
+    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[_View], layout: _Layout, shape: tuple[int, ...]
+) -> None:
+    """Puts operands that lie nowhere yet where they are used."""
+    mapping = layout.mapping
+    for tensor, own in zip(operands, narrow, strict=True):
+        if own.is_whole:
+            map_alike(graph, tensor.reshape(layout.shape), mapping)
+        elif isinstance(mapping, Blocked) and layout.shape == shape:
+            place_operand(graph, own.tensor, spans(own.tensor.shape, own.axes), mapping)
+        map_linearly(graph, tensor)
 
 
-Frozen = tuple[str, bytes]
+# --- vertices ---------------------------------------------------------------------------------------------------------
 
 
-def freeze(value: np.ndarray) -> Frozen:
-    """A scalar as a key by its bits: 0.0 equals -0.0, and True 1, but they are not the same constant."""
-    return value.dtype.name, value.tobytes()
+class _Grid(NamedTuple):
+    """Axes and tiles of vertices, and what they read and write over these axes."""
+
+    axes: tuple[Axis, ...]
+    tile: np.ndarray
+    inputs: tuple[_View, ...]
+    results: tuple[_View, ...]
 
 
-def thawed(value: Frozen) -> np.ndarray:
-    """The scalar of a key."""
-    return np.frombuffer(value[1], jax.numpy.dtype(value[0])).reshape(())
-
-
-@remembered
-def _codelet(key: _Key, dtypes: tuple[Any, ...], immediates: tuple[Frozen | None, ...]) -> Codelet:
-    op = key.op
-    # Comparisons work in what they compare, casts of integers in integers.
-    by_operand = op.out_dtype == np.bool_ or (
-        op.name == "convert_element_type" and not jax.numpy.issubdtype(dtypes[-1], np.inexact)
-    )
-    dtype = dtypes[-1] if by_operand else op.out_dtype
-    scalars = [None if i is None else thawed(i) for i in immediates]
-
-    def compute(*arrays: jax.Array) -> jax.Array:
-        given = iter(arrays)
-        shape = arrays[0].shape
-        return op.fun(*(next(given) if s is None else lax.full(shape, s) for s in scalars))
-
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        count = sum(s is not None for s in scalars)
-        return elementwise_cycles(op.name, dtype, len(dtypes), count, total_elements(shapes[-1]), target)
-
-    fields = (*(Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)), Field("out", "out", op.out_dtype))
-    title, moves = op.name.title().replace("_", ""), kind_of(op.name) == "move"
-    return Codelet(
-        f"popops::{title}<{dtype_name(dtype)}>", fields, compute, cycles, code_bytes=_CODE_BYTES, moves=moves
-    )
-
-
-_CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
+def _grid(
+    layout: _Layout,
+    operands: Sequence[Tensor],
+    narrow: Sequence[_View],
+    results: Sequence[Tensor],
+    shape: tuple[int, ...],
+) -> _Grid:
+    """One vertex a box of a layout."""
+    mapping = layout.mapping
+    if isinstance(mapping, Flat):
+        bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
+        read, written = (tuple(_View(x.flatten(), (0,)) for x in tensors) for tensors in (operands, results))
+        return _Grid((Axis("element", bounds),), mapping.tiles, read, written)
+    axes, dims = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts)), tuple(range(len(layout.shape)))
+    read, written = (tuple(_View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
+    return _Grid(axes, mapping.tile, tuple(narrow) if layout.shape == shape else read, written)

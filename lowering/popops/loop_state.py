@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
-from ipujax.lowering.popops.elementwise import Op, elementwise
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.popops.kernel import Op
 from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, WriteUndef

@@ -17,8 +17,9 @@ from jax import lax
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise import Frozen, freeze, immediate_of, thawed
+from ipujax.lowering.popops.elementwise import immediate_of
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.kernel import Frozen, freeze, thawed
 from ipujax.lowering.popops.work import Source, Span, Work, spans
 from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered

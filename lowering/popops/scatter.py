@@ -32,8 +32,9 @@ from jax import lax
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.choice import choose, crowding_cycles, estimated_cycles, grid_of, source_of
-from ipujax.lowering.popops.elementwise import Op, elementwise, freeze, immediate_of
+from ipujax.lowering.popops.elementwise import elementwise, immediate_of
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.kernel import Op, freeze
 from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.partials import combined, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import neutral

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.elementwise import Frozen, thawed
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles, vectors
+from ipujax.lowering.popops.kernel import Frozen, thawed
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target

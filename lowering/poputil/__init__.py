@@ -12,6 +12,7 @@ from ipujax.lowering.poputil.mapping import (
     check_may_place as check_may_place,
     layout_like as layout_like,
     linear_mapping as linear_mapping,
+    map_alike as map_alike,
     map_by_plan as map_by_plan,
     map_linearly as map_linearly,
     mapping_like as mapping_like,

@@ -97,6 +97,23 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
     graph.set_tile_mapping(variable, blocked_mapping(bounds, frozen(boxes, np.int32)))
 
 
+def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None:
+    """Maps what is not mapped of a tensor by a mapping of its shape, where that can be done, else linearly.
+
+    Raises:
+        GraphError: for a variable of a graph that leaves placing variables to its user.
+    """
+    if graph.is_mapped(tensor):
+        return
+    if isinstance(mapping, Blocked):
+        map_by_plan(graph, tensor, mapping.cuts, mapping.tile)
+    elif mapping is not None and tensor.is_whole_variable:
+        (variable,) = tensor.variables()
+        check_may_place(graph, variable)
+        graph.set_tile_mapping(variable, mapping)
+    map_linearly(graph, tensor)
+
+
 def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
     """For each dimension of a view the variable's dimension it runs along, forwards in steps of one.
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.poputil import map_by_plan, map_linearly, mapping_like
+from ipujax.lowering.poputil import map_alike, map_linearly, mapping_like
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.graph import Call, Copy, Function, Graph, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Blocked, Tensor
+from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ def function_call_rule(
     place = ctx.name.removesuffix(ctx.primitive.name) + name
     for number, (given, own) in enumerate(zip(operands, lowered.operands, strict=True)):
         if given.node is not own.node:
-            _map_alike(graph, given, own)
+            map_alike(graph, given, mapping_like(graph, own))
             prog.add(Copy(given, own, f"{place}/operand{number}", graph.origin))
     prog.add(Call(lowered.function))
     outs = []
     for number, own in enumerate(lowered.results):
         outs.append(graph.add_variable(own.shape, own.dtype, f"{place}/result{number}"))
-        _map_alike(graph, outs[-1], own)
+        map_alike(graph, outs[-1], mapping_like(graph, own))
         prog.add(Copy(own, outs[-1], f"{place}/result{number}", graph.origin))
     return outs
 
@@ -68,16 +68,6 @@ def _lower(
     for tensor in (*own, *results):
         map_linearly(graph, tensor)
     return LoweredFunction(graph.add_function(body, name), own, results)
-
-
-def _map_alike(graph: Graph, tensor: Tensor, like: Tensor) -> None:
-    """Maps what is not mapped of a tensor as another lies, where that has a simple form."""
-    mapping = None if graph.is_mapped(tensor) else mapping_like(graph, like)
-    if isinstance(mapping, Blocked):
-        map_by_plan(graph, tensor, mapping.cuts, mapping.tile)
-    elif mapping is not None and tensor.is_whole_variable:
-        graph.set_tile_mapping(tensor.variables()[0], mapping)
-    map_linearly(graph, tensor)
 
 
 RULES: dict[str, Rule] = {"function_call": function_call_rule}

@@ -31,7 +31,7 @@ class Context:
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: lowered functions by callee, kept for the rule of calls.
-        into_tensor: where the result may be written at once; a rule that does so returns it.
+        into_tensors: for each result where it may be written at once, or None; a rule that does so returns it.
     """
 
     graph: Graph
@@ -41,7 +41,7 @@ class Context:
     out_avals: tuple[Any, ...]
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
-    into_tensor: Tensor | None = None
+    into_tensors: tuple[Tensor | None, ...]
 
     @property
     def primitive(self) -> Primitive:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import Literal, Primitive
-from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, each_row
-from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
+from ipujax.lowering.passes import index_space
+from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, Step, each_row, freeze
+from ipujax.lowering.popops.elementwise import apply_steps, elementwise
+from ipujax.lowering.popops.kernel import Frozen
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.runtime.cache import remembered
@@ -19,42 +21,80 @@ from ipujax.runtime.tensor import Tensor
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
-    """Any elementwise primitive: its own `bind` on each block."""
-    (aval,) = ctx.out_avals
-    op = bound_op(ctx.primitive, tuple(sorted(params.items())), aval.dtype)
-    return elementwise(ctx.graph, op, operands, ctx.prog, ctx.name, ctx.into_tensor)
+    """Any elementwise primitive: its own `bind` on each block; nothing at all where it changes nothing."""
+    unchanged = unchanged_operand(ctx.equation)
+    if unchanged is not None:
+        return operands[unchanged]
+    out = ctx.into_tensors[0]
+    return elementwise(ctx.graph, op_of(ctx.equation), operands, ctx.prog, ctx.name, out)
+
+
+def op_of(eqn: JaxprEqn) -> Op:
+    """The operation of an elementwise equation."""
+    aval: Any = eqn.outvars[0].aval
+    return _bound_op(eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
 
 
 @remembered
-def bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
-    """The operation of a primitive with its parameters."""
+def _bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
     return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, (primitive.name, params))
 
 
-def convert_element_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
-    """A cast; nothing at all when only weakness of the type changes."""
-    return x if params["new_dtype"] == x.dtype else elementwise_rule(ctx, x, **params)
+def unchanged_operand(eqn: JaxprEqn) -> int | None:
+    """Which operand an elementwise equation returns as it is, None if none.
+
+    Casts that change the weakness of a type only; by the literal 1 divisions, as in the mean over one replica, and
+    multiplications; the first power, as in the first moment of Optax's Adam.
+    """
+    name, ones = eqn.primitive.name, [isinstance(x, Literal) and bool(np.all(x.val == 1)) for x in eqn.invars]
+    avals: list[Any] = [x.aval for x in eqn.invars]
+    out: Any = eqn.outvars[0].aval
+    is_same = {
+        "convert_element_type": lambda: 0,
+        "integer_pow": lambda: 0 if eqn.params["y"] == 1 else None,
+        "div": lambda: 0 if ones[1] else None,
+        "mul": lambda: 0 if ones[1] else 1 if ones[0] else None,
+    }
+    number = is_same[name]() if name in is_same else None
+    return (
+        number if number is not None and (avals[number].shape, avals[number].dtype) == (out.shape, out.dtype) else None
+    )
 
 
-def quotient_rule(ctx: Context, x: Tensor, y: Tensor, **params: Any) -> Tensor:
-    """A division; nothing at all by the literal 1, as in the mean over one replica."""
-    return x if _is_one(ctx, 1, x) else elementwise_rule(ctx, x, y, **params)
+def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr) -> Sequence[Tensor]:
+    """Elementwise equations over one index space, in one vertex a tile."""
+    body = jaxpr.jaxpr
+    space = index_space(ctx.out_avals[0].shape)
+    number: dict[Var, int] = {var: n for n, var in enumerate(body.invars)}
+    steps: list[Step] = []
 
+    def read(atom: Atom) -> int | Frozen:
+        aval: Any = atom.aval
+        return freeze(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else number[atom]
 
-def product_rule(ctx: Context, x: Tensor, y: Tensor, **params: Any) -> Tensor:
-    """A multiplication; nothing at all by the literal 1."""
-    return x if _is_one(ctx, 1, x) else y if _is_one(ctx, 0, y) else elementwise_rule(ctx, x, y, **params)
+    for eqn in body.eqns:
+        unchanged = unchanged_operand(eqn) if eqn.primitive.name in OP_COSTS else 0
+        if unchanged is not None:
+            source = eqn.invars[unchanged]
+            assert isinstance(source, Var)
+            number[eqn.outvars[0]] = number[source]
+            continue
+        steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
+        number[eqn.outvars[0]] = len(operands) + len(steps) - 1
+    results = [number[var] for var in body.outvars if isinstance(var, Var)]
+    tensors = [x.reshape(space) for x in operands]
+    stored = {n: value for n, value in enumerate(results) if value >= len(operands)}
+    outs = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
+    made = apply_steps(ctx.graph, steps, list(stored.values()), tensors, space, ctx.prog, ctx.name, outs)
+    computed = dict(zip(stored, made, strict=True))
 
+    def result(number: int, value: int, shape: tuple[int, ...]) -> Tensor:
+        place = ctx.into_tensors[number]
+        if number not in computed:
+            return tensors[value].reshape(shape)
+        return computed[number].reshape(shape) if place is None else place
 
-def integer_pow_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor:
-    """A power; nothing at all when it is the first, as in the first moment of Optax's Adam."""
-    return x if params["y"] == 1 else elementwise_rule(ctx, x, **params)
-
-
-def _is_one(ctx: Context, operand: int, other: Tensor) -> bool:
-    """Whether an operand is the literal 1, and the other one is the result."""
-    atom, (aval,) = ctx.equation.invars[operand], ctx.out_avals
-    return isinstance(atom, Literal) and bool(np.all(atom.val == 1)) and other.shape == aval.shape
+    return [result(n, value, ctx.out_avals[n].shape) for n, value in enumerate(results)]
 
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
@@ -80,6 +120,5 @@ def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
 
 
 RULES: dict[str, Rule] = {name: elementwise_rule for name in OP_COSTS if name != "copy"}
-RULES |= {"div": quotient_rule, "mul": product_rule, "integer_pow": integer_pow_rule}
-RULES["convert_element_type"] = convert_element_type_rule
 RULES["bitcast_convert_type"] = bitcast_convert_type_rule
+RULES["fused"] = fused_rule

@@ -84,7 +84,7 @@ class Lowering:
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
             lower_jaxpr=self.jaxpr,
-            into_tensor=self._target(eqn, operands),
+            into_tensors=tuple(self._target(var, operands) for var in eqn.outvars),
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
@@ -101,9 +101,9 @@ class Lowering:
             return fallback(ctx, *operands)
         return self.jaxpr(inline(impl), operands, ctx.prog)
 
-    def _target(self, eqn: JaxprEqn, operands: Sequence[Tensor]) -> Tensor | None:
-        """The tensor that an equation's only result is written to, unless it overlaps part of an operand."""
-        out = self._into.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+    def _target(self, result: Var, operands: Sequence[Tensor]) -> Tensor | None:
+        """The tensor that a result is written to, unless it overlaps part of an operand."""
+        out = self._into.get(result)
         if out is None:
             return None
         own = set(out.variables())

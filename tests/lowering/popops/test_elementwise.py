@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.elementwise import Op, elementwise, immediate_of
+from ipujax.lowering.popops.elementwise import elementwise, immediate_of
+from ipujax.lowering.popops.kernel import Op
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, Sequence

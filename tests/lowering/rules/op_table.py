@@ -330,7 +330,18 @@ def _control() -> list[OpCase]:
     def chosen(i: Any, x: Any) -> Any:
         return lax.switch(i, [lambda x: x * 2, lambda x: x[::-1], jnp.tanh], x)
 
+    def normalised(x: Any, scale: Any) -> Any:
+        centred = x - x.mean(1, keepdims=True)
+        return centred * lax.rsqrt((centred**2).mean(1, keepdims=True) + 1e-5) * scale
+
+    def mixed(x: Any, mask: Any) -> Any:
+        half = jnp.where(mask, x, 0).astype(jnp.float16) * 3
+        return half, jnp.maximum(half.astype(jnp.float32), x), half > 1
+
     return [
+        OpCase("fused", "several results", lambda x: (jnp.tanh(x) * 2, jnp.tanh(x) + x), (x,), 1e-5, 1e-5, grad=True),
+        OpCase("fused", "rows and columns", normalised, (square, normal(29)), 1e-5, 1e-5, grad=True),
+        OpCase("fused", "selected and cast", mixed, (x, booleans(5, 29)), 1e-3, 1e-3),
         OpCase("scan", "forward", cumulated, (x,), 1e-5, 1e-5, grad=True),
         OpCase("scan", "reverse", backwards, (x,), 1e-6, 1e-6, grad=True, grad_rtol=1e-4),
         OpCase("while", "counted", squared, (x, integers(low=2, high=6)), 1e-6, 1e-6),

@@ -1,0 +1,192 @@
+"""Pass `fuse`: what is grouped and what is not, numbers, and how a group is lowered and charged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.passes import fuse, fuse_inside, ready
+from ipujax.lowering.passes.grouping import grouped
+from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
+from ipujax.runtime.target import preset
+from tests.lowering.helpers import check, lowered, run_tiles, small_target
+
+RNG = np.random.default_rng(3)
+X, Y = (RNG.normal(size=(6, 10)).astype(np.float32) for _ in range(2))
+
+
+def after(fun: Any, *args: Any) -> ClosedJaxpr:
+    """The jaxpr after all passes."""
+    return ready(jax.make_jaxpr(fun)(*args))
+
+
+def names(jaxpr: ClosedJaxpr) -> list[str]:
+    """The primitives of a jaxpr, those inside `fused` too."""
+    return [eqn.primitive.name for eqn in equations(jaxpr.jaxpr)]
+
+
+def groups(jaxpr: ClosedJaxpr) -> list[list[str]]:
+    """The primitives of each group."""
+    fused = [eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "fused"]
+    return [[inner.primitive.name for inner in eqn.params["jaxpr"].eqns] for eqn in fused]
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.04 * x**3)))
+
+
+def test_a_chain_is_one_equation() -> None:
+    jaxpr = after(gelu, X)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["fused"]
+    assert len(lowered(gelu, [X], small_target(7)).graph.groups) == 1
+    check(gelu, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_what_needs_something_between_is_not_in_one_group() -> None:
+    """A sum that reads one half and is read by the other stands between them."""
+
+    def fun(x: Any) -> Any:
+        y = jnp.exp(x) + 1
+        return y / y.sum() * 2
+
+    assert groups(after(fun, X)) == [["exp", "add"], ["div", "mul"]]
+    check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_dimensions_of_size_1_do_not_separate() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.sqrt(x.sum(1)[:, None] ** 2 + 1.0)[:, :, None] * 2
+
+    assert [len([n for n in group if n != "broadcast_in_dim"]) for group in groups(after(fun, X))] == [4]
+    check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_and_columns_are_read_once() -> None:
+    def fun(x: Any, row: Any, column: Any) -> Any:
+        return x * row + jnp.exp(x) * column[:, None]
+
+    program = lowered(fun, [X, X[0], X[:, 0]], small_target(3))
+    (vertices,) = next(iter(program.graph.groups.values()))
+    ranks = sorted(access.tensor.ndim for access in vertices.accesses)
+    assert ranks == [1, 1, 2, 2]
+    check(fun, X, X[0], X[:, 0], tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_stages_and_sides_of_a_gradient_stay_apart() -> None:
+    def fun(x: Any) -> Any:
+        with ipu.stage(0):
+            y = jnp.sin(x) * 2
+        with ipu.stage(1):
+            return jnp.cos(y) * 3
+
+    jaxpr = after(fun, X)
+    assert "fused" not in names(jaxpr)  # it is cut first
+    assert groups(fuse_inside(jaxpr)) == [["sin", "mul"], ["cos", "mul"]]
+    device = ipu.IPUModel(num_ipus=2)
+    np.testing.assert_allclose(ipu.jit(fun, device=device)(X), fun(X), rtol=1e-5, atol=1e-6)
+
+
+def test_loops_branches_and_functions_are_fused_inside() -> None:
+    def fun(x: Any) -> Any:
+        x = jax.lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c) * 2 + 1, x)
+        return jax.lax.cond(x[0, 0] > 0, lambda x: jnp.sin(x) * 2, lambda x: jnp.cos(x) * 3, x)
+
+    assert ["tanh", "mul", "add"] in groups(after(fun, X)) and ["sin", "mul"] in groups(after(fun, X))
+    check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def fun(x: Any) -> Any:
+        a = x + 1
+        jax.debug.print("first {}", a[0, 0])
+        b = a * 2
+        jax.debug.print("second {}", b[0, 0])
+        return b - a
+
+    ipu.jit(fun)(np.zeros((2, 2), np.float32)).block_until_ready()
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split() == ["first", "1.0", "second", "2.0"]
+
+
+def test_results_that_are_operands_and_constants() -> None:
+    def fun(x: Any) -> Any:
+        return x * 1 + 0, jnp.full_like(x, 2.0) * 3, (x + 0.5) * 1
+
+    check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_every_step_rounds_to_its_own_dtype(dtype: Any) -> None:
+    """On the tiles a group gives the bits of its equations one by one."""
+    x = X.astype(dtype)
+
+    def fun(x: Any) -> Any:
+        return ((x * 1.1 + x) * 0.77 - x * x) + x
+
+    (fused,) = jax.jit(jaxpr_as_fun(after(fun, x)), compiler_options={"xla_allow_excess_precision": False})(x)
+    with jax.disable_jit():
+        stepwise = fun(jnp.asarray(x))
+    np.testing.assert_array_equal(np.asarray(fused, np.float32), np.asarray(stepwise, np.float32))
+    (out,) = run_tiles(lowered(fun, [x], small_target(5)), [x])
+    np.testing.assert_array_equal(np.asarray(out, np.float32), np.asarray(stepwise, np.float32))
+
+
+UNARY = [jnp.tanh, jnp.sin, lambda x: x * 2, lambda x: -x, lambda x: x.astype(jnp.float16).astype(jnp.float32)]
+BINARY = [jnp.add, jnp.subtract, jnp.maximum, lambda a, b: jnp.where(a > b, a, b)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=14))
+@settings(max_examples=25, deadline=None)
+def test_random_programs(steps: list[tuple[int, int, int]]) -> None:
+    """Elementwise operations between sums, which stand between groups."""
+
+    def fun(x: Any, y: Any) -> Any:
+        values = [x, y]
+        for op, first, second in steps:
+            a, b = values[first % len(values)], values[second % len(values)]
+            if op < len(UNARY):
+                values.append(UNARY[op](a))
+            elif op < len(UNARY) + len(BINARY):
+                values.append(BINARY[op - len(UNARY)](a, b))
+            else:
+                values.append(a / (1 + jnp.abs(b).sum(op % 2, keepdims=True)))
+        return values[2:]
+
+    plain = jax.make_jaxpr(fun)(X, Y)
+    fused = fuse(plain)
+    for one, other in zip(jaxpr_as_fun(plain)(X, Y), jaxpr_as_fun(fused)(X, Y), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_groups_are_in_an_order_in_which_they_can_run() -> None:
+    """Random graphs: each equation once, after what it reads, and groups of one key."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        count = int(rng.integers(1, 40))
+        reads = [
+            sorted({int(rng.integers(n)) for _ in range(int(rng.integers(0, 3)))}) if n else [] for n in range(count)
+        ]
+        keys = [None if rng.random() < 0.3 else int(rng.integers(2)) for _ in range(count)]
+        found = grouped(reads, keys)
+        assert sorted(n for group in found for n in group) == list(range(count))
+        done: set[int] = set()
+        for group in found:
+            assert len(group) == 1 or (len({keys[n] for n in group}) == 1 and keys[group[0]] is not None)
+            assert all(n in done or n in group for member in group for n in reads[member])
+            done.update(group)
+
+
+def test_cycles_are_loads_instructions_and_stores() -> None:
+    """`scale·x + y` of 600 floats: 50 iterations a worker of two loads, two instructions and a store."""
+    target, float32 = preset("mk2"), np.dtype(np.float32)
+    ops = [OpCount("mul", float32, 1, 1), OpCount("add", float32, 2, 0)]
+    cycles = kernel_cycles(ops, [float32] * 2, [float32], np.int64(600), target)
+    assert cycles == target.supervisor_overhead_cycles + 6 * (20 + 50 * 5)
