@@ -12,6 +12,7 @@ from ipujax.calls.arguments import (
     described as described,
     floating_dtype as floating_dtype,
     function_name as function_name,
+    given_twice as given_twice,
     has_tracer as has_tracer,
     static_keywords as static_keywords,
     suggesting_keywords as suggesting_keywords,

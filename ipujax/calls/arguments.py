@@ -28,6 +28,15 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
+def given_twice(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether one array occurs more than once among the leaves of a call."""
+    leaves = jax.tree.leaves((args, kwargs))
+    if len(set(map(id, leaves))) == len(leaves):  # nearly always, and fast
+        return False
+    arrays = [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+    return len(set(arrays)) < len(arrays)
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
