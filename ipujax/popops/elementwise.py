@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.library import add as _add, check_tensors, same_type
-from ipujax.popops.expr import Expression, evaluate
+from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -24,7 +24,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 Operation = Callable[..., Tensor]
 
 
-# PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
+# PopLibs' name, and the function of arrays. Operands must be of one type, except where `NUM_OF_ONE_TYPE` says fewer.
 UNARY: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
     "asin": lax.asin,
@@ -93,7 +93,6 @@ TERNARY: dict[str, Callable[..., Any]] = {
     "select": lambda chosen, other, predicate: jnp.where(predicate, chosen, other),
 }
 OPERATIONS = UNARY | BINARY | TERNARY
-_MIXED = {"select": 2}  # number of leading operands of one type
 _NEW_TYPE = frozenset(  # results are BOOL, so that there is no in-place form
     ("is_finite", "is_inf", "is_nan", "eq", "gt", "gteq", "lt", "lteq", "neq")
 )
@@ -107,7 +106,7 @@ def _operation(name: str, *, in_place: bool) -> Operation:
     def operation(graph: Graph, *arguments: Any) -> Tensor:
         operands, rest = arguments[:count], arguments[count:]
         prog, debug_name = (*rest, name)[:2]
-        same_type(name, operands[: _MIXED.get(name, count)])
+        same_type(name, operands[: NUM_OF_ONE_TYPE.get(name)])
         if name == "select":
             _check_predicate(operands[2])
         return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
@@ -143,7 +142,8 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
         A new tensor.
 
     Raises:
-        GraphError: a placeholder without a tensor, or tensors that do not fit.
+        GraphError: a placeholder without a tensor, tensors that do not fit or differ in type, or a constant that their
+            type does not hold.
     """
     return _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
 

@@ -8,6 +8,7 @@ from ipujax import poplin, popnn, popops, poprand, poputil
 from ipujax.poplar import FLOAT, INT, UNSIGNED_INT
 from ipujax.poplar.program import Sequence
 from ipujax.popnn import gru, lstm
+from ipujax.popops.expr import Add, Select, _1, _2
 from ipujax.runtime.errors import IpuError
 from tests.ipujax.poplar.engine_helpers import new_graph, variable
 from tests.ipujax.poplar.refusals import refused
@@ -35,6 +36,13 @@ NO_OPERANDS = {
     "a number to poplin": lambda s: poplin.mat_mul(s.graph, s.a, 3, s.prog),  # here
     "a number to popnn": lambda s: popnn.softmax(s.graph, 3, s.prog),  # here
     "a number to poputil": lambda s: poputil.map_tensor_linearly(s.graph, 3),  # here
+    "a fraction in a map of INT": lambda s: popops.map(s.graph, _1 + 2.5, [s.int], s.prog),  # here
+    "a constant beyond INT": lambda s: popops.map(s.graph, _1 + 2**40, [s.int], s.prog),  # here
+    "a constant below UNSIGNED_INT": lambda s: popops.map(s.graph, Add(-1, _1), [s.seed], s.prog),  # here
+    "a string in a map": lambda s: popops.map(s.graph, _1 + "a", [s.a], s.prog),  # here
+    "two numbers by a predicate alone": lambda s: popops.map(s.graph, Select(2, 3, _1 < 0), [s.a], s.prog),  # here
+    "a map of different types": lambda s: popops.map(s.graph, _1 + _2, [s.a, s.int], s.prog),  # here
+    "a choice of different types": lambda s: popops.map(s.graph, Select(_1, _2, _1 < 0), [s.a, s.int], s.prog),  # here
     "no program": lambda s: popops.add(s.graph, s.a, s.a, None),  # here
     "no graph": lambda s: popops.add(None, s.a, s.a, s.prog),  # here
     "a predicate of floats": lambda s: popops.select(s.graph, s.a, s.a, s.a, s.prog),  # here
