@@ -36,7 +36,6 @@ from ipujax.calls import (
     given_twice,
     has_tracer,
     static_keywords,
-    suggesting_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
@@ -48,6 +47,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
+from ipujax.runtime.signatures import checking_calls
 from ipujax.stages import Lowered, Traced, settled
 
 _LOG = logging.getLogger("ipujax")
@@ -75,7 +75,7 @@ class _Settings(TypedDict, total=False):
 def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
-@suggesting_keywords
+@checking_calls("ipu.jit")
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,

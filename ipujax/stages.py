@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import EVERYWHERE, check_not_deleted, described, first_difference, has_tracer
+from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
@@ -30,6 +30,7 @@ from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
+from ipujax.runtime.signatures import described
 
 Record = Callable[[Program, Any], None]
 

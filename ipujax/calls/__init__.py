@@ -9,13 +9,11 @@ from ipujax.calls.arguments import (
     check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
-    described as described,
     floating_dtype as floating_dtype,
     function_name as function_name,
     given_twice as given_twice,
     has_tracer as has_tracer,
     static_keywords as static_keywords,
-    suggesting_keywords as suggesting_keywords,
     whole_number as whole_number,
 )
 from ipujax.calls.in_specs import (

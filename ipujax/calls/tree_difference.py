@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from ipujax.calls.arguments import described
+from ipujax.runtime.signatures import described
 
 EVERYWHERE = "its arguments"  # the place of a difference in which arguments there are
 _MOST_KEYS = 8  # so many are listed in a message

@@ -22,10 +22,8 @@ from ipujax.calls import (
     argument_places,
     as_numbers,
     by_position,
-    described,
     floating_dtype,
     function_name,
-    suggesting_keywords,
     whole_number,
 )
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
@@ -41,15 +39,17 @@ from ipujax.lowering.pipelining import (
 )
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.signatures import checking_calls, described
 from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.number}
+_OTHER_NAMES = {"avg": "mean", "average": "mean", "total": "sum", "final": "last"}  # of reductions
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
-@suggesting_keywords
+@checking_calls("ipu.pipeline")
 def pipeline(
     fun: Callable[_P, _R],
     *,
@@ -424,6 +424,6 @@ def _checked_reductions(reduce: Any) -> Any:
                 "reduce of ipu.pipeline names no reduction",
                 expected=", ".join(REDUCTIONS),
                 got=repr(kind),
-                hint=nearest(kind, REDUCTIONS) if isinstance(kind, str) else None,
+                hint=nearest(_OTHER_NAMES.get(kind, kind), REDUCTIONS) if isinstance(kind, str) else None,
             )
     return reduce

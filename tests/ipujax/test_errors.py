@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
+from ipujax import poplar
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 X = jnp.arange(6.0).reshape(2, 3)
@@ -423,8 +424,23 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.pipeline(add, micro_batch=2),
             TypeError,
-            r"ipu.pipeline got an unexpected keyword argument 'micro_batch'(.|\n)*try: 'micro_batches'",
+            r"ipu.pipeline cannot be .* unexpected keyword argument 'micro_batch'(.|\n)*try: 'micro_batches'",
         ),
+        (
+            lambda: ipu.Options(exact_split=True),
+            ipu.ArgumentError,
+            r"ipu.Options cannot be called like this(.|\n)*'exact_split'(.|\n)*try: 'exact_splits'",
+        ),
+        (
+            lambda: ipu.Options(True, False, {}, True, 5),
+            TypeError,
+            r"too many(.|\n)*expected: ipu.Options\(exact_splits=…",
+        ),
+        (lambda: poplar.IPUModel(tiles_per_ip=3), ipu.IpuError, r"poplar.IPUModel cannot(.|\n)*try: 'tiles_per_ipu'"),
+        (lambda: ipu.pipeline(add), TypeError, r"missing a required argument: 'micro_batches'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, schedule="1b1f"), ipu.ArgumentError, r"'1b1f'(.|\n)*try: '1f1b'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, reduce="avg"), ValueError, r"got: 'avg'(.|\n)*try: 'mean'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, reduce="average"), ValueError, r"'average'(.|\n)*try: 'mean'"),
         (
             lambda: ipu.jit(add, in_specs=(P(), {"b": P("replica")})),
             ipu.ArgumentError,

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
@@ -216,3 +217,12 @@ def test_alarms_are_red_and_bars_green():
     assert coloured("  Out of memory:  2 tiles") == "\x1b[31m  Out of memory:  2 tiles\x1b[0m"
     assert coloured("  1 to 2 B  **  3") == "  1 to 2 B  \x1b[32m**\x1b[0m  3"
     assert coloured("  Cycles:  7") == "  \x1b[1mCycles:\x1b[0m  7"
+
+
+def test_a_misspelt_option_names_the_nearest(profile):
+    with pytest.raises(
+        ArgumentTypeError, match=r"profile.summary cannot.*'show_steps'(.|\n)*summary\(operations=…, \*"
+    ):
+        profile.summary(show_steps=True)
+    with pytest.raises(ArgumentTypeError, match=r"'show_var_storag'(.|\n)*try: 'show_var_storage'"):
+        profile.summary(show_var_storag=True)
