@@ -132,7 +132,9 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
-    "ipujax.poplar.library": "lowering.emit lowering.poputil runtime.graph runtime.target runtime.tensor",
+    "ipujax.poplar.library": (
+        "lowering.emit lowering.poputil runtime.graph runtime.signatures runtime.target runtime.tensor"
+    ),
     "ipujax.popops": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
         " lowering.poputil runtime.graph runtime.tensor"

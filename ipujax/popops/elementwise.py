@@ -8,6 +8,7 @@ Limits: an expression runs as one compute set an operation; PopLibs may fuse it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add as _add, check_tensors, same_type
+from ipujax.poplar.library import add as _add, check_tensors, checked, same_type
 from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
@@ -103,19 +104,25 @@ def _operation(name: str, *, in_place: bool) -> Operation:
     fun = OPERATIONS[name]
     count = 1 if name in UNARY else 2 if name in BINARY else 3
 
-    def operation(graph: Graph, *arguments: Any) -> Tensor:
-        operands, rest = arguments[:count], arguments[count:]
-        prog, debug_name = (*rest, name)[:2]
+    names = "abc"[:count]
+
+    def operation(*args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        graph, *operands, prog, debug_name = given.args
         same_type(name, operands[: NUM_OF_ONE_TYPE.get(name)])
         if name == "select":
             _check_predicate(operands[2])
         return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
 
+    kinds = {"graph": Graph, **dict.fromkeys(names, Tensor), "prog": Program}
+    parameters = [Parameter(word, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind) for word, kind in kinds.items()]
+    debug = Parameter("name", Parameter.POSITIONAL_OR_KEYWORD, annotation=str, default=name)
+    signature = operation.__signature__ = Signature([*parameters, debug])  # type: ignore[attr-defined]
     operation.__name__ = operation.__qualname__ = f"{name}_in_place" if in_place else name
-    operands = ", ".join("abc"[:count])
     to = "writes it to the first operand" if in_place else "returns it"
-    operation.__doc__ = f"Computes `{name}` elementwise and {to}: ({'graph, ' + operands}, prog, name)."
-    return operation
+    operation.__doc__ = f"Computes `{name}` elementwise and {to}: (graph, {', '.join(names)}, prog, name)."
+    return checked(operation.__name__, operation)
 
 
 def _check_predicate(predicate: Tensor) -> None:
@@ -152,7 +159,7 @@ def map_in_place(
     graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map"
 ) -> None:
     """As `map`, but writes to the first tensor."""
-    _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, [tensors[0]])
+    _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, tensors[:1])
 
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:

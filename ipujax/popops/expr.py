@@ -72,12 +72,18 @@ class PlaceHolder(Expression):
 
     number: int
 
+    def __repr__(self) -> str:
+        return f"_{self.number}"
+
 
 @dataclass(frozen=True, slots=True)
 class Const(Expression):
     """A number, which takes the type of the other operands; it must hold it."""
 
     value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 @dataclass(frozen=True, slots=True)
