@@ -29,4 +29,8 @@ from ipujax.calls.nesting import (
     compiling as compiling,
     compiling_for as compiling_for,
 )
-from ipujax.calls.tree_difference import EVERYWHERE as EVERYWHERE, first_difference as first_difference
+from ipujax.calls.tree_difference import (
+    EVERYWHERE as EVERYWHERE,
+    first_difference as first_difference,
+    tree_in_words as tree_in_words,
+)

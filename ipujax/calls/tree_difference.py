@@ -55,6 +55,11 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
     return next(difference for difference in found if difference is not None)
 
 
+def tree_in_words(value: Any) -> str:
+    """The structure of a value, with * for each array."""
+    return f"{jax.tree.structure(value)}".removeprefix("PyTreeDef(").removesuffix(")")
+
+
 def _difference(expected: PyTreeDef, value: Any, place: str) -> Difference | None:
     """The first difference between a tree and a value, None if there is none."""
     got: PyTreeDef = jax.tree.structure(value)
