@@ -74,7 +74,7 @@ class Profile(Figures):
                 go before it.
 
         Raises:
-            ArgumentValueError: for other lines.
+            ArgumentValueError: for other lines, or a number of lines below 0.
         """
         shown: list[tuple[Callable[[Figures], str], bool]] = [
             (sections.target, True),

@@ -6,7 +6,7 @@ import pytest
 
 from ipujax import poplin, popnn, popops, poprand, poputil
 from ipujax.poplar import FLOAT, INT, UNSIGNED_INT
-from ipujax.poplar.program import Sequence
+from ipujax.poplar.program import CrossReplicaCopy, Sequence
 from ipujax.popnn import gru, lstm
 from ipujax.popops.expr import Add, Select, _1, _2
 from ipujax.runtime.errors import IpuError
@@ -100,6 +100,8 @@ def test_errors_of_calls_say_what_was_wanted(s):
         popnn.batch_norm_statistics(s.graph, None, 1e-5, s.prog)
     with pytest.raises(IpuError, match=r"a constant of add\(_1, 2.5\)"):
         popops.map(s.graph, _1 + 2.5, [s.int], s.prog)
+    with pytest.raises(IpuError, match=r"got: Sequence of 0 programs to Graph of 3 variables and 0 compute sets"):
+        CrossReplicaCopy(s.prog, s.graph, {0: 1})
     assert popops.add(s.graph, s.a, b=s.a, prog=s.prog, name="sum").shape == (2, 3)
 
 

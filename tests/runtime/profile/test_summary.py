@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
@@ -226,3 +227,11 @@ def test_a_misspelt_option_names_the_nearest(profile):
         profile.summary(show_steps=True)
     with pytest.raises(ArgumentTypeError, match=r"'show_var_storag'(.|\n)*try: 'show_var_storage'"):
         profile.summary(show_var_storag=True)
+
+
+@pytest.mark.parametrize("number", [-1, "a", True, 1.5])
+def test_a_number_of_lines_is_a_whole_number(profile, number):
+    for ask in (profile.operations, profile.summary):
+        with pytest.raises(ArgumentValueError, match=rf"how many(.|\n)*from 0, or None\n  got: {number!r}"):
+            ask(number)
+    assert profile.operations(0) == () and profile.operations(np.int64(1)) == profile.operations()[:1]
