@@ -317,7 +317,7 @@ class _Call:
         for n, value in enumerate(self.args):
             rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value)} if n not in taken else set()
             if len(rows) == 1 and rows != {()}:
-                by_rows.setdefault(*rows.pop(), []).append(n)
+                by_rows.setdefault(rows.pop()[0], []).append(n)
         fitting = [rows for rows in by_rows if rows and rows % self.settings.micro_batches == 0]
         found = by_rows[max(fitting)] if fitting else []
         if not found or set(found) == {n % len(self.args) for n in self.settings.batch}:
