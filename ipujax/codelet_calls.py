@@ -62,6 +62,9 @@ def codelet_call(
         GraphError: a codelet whose result does not match its fields, or an unfinished one.
     """
     (cls,) = codelets_in(codelet)
+    if gradient is not None and not callable(gradient):
+        expected = "a function of arrays and cotangents"
+        raise ArgumentError(f"gradient of codelet {cls.vertex_name}", expected=expected, got=repr(gradient))
     operands = _operands(cls, arrays)
     stacked = tuple(x.ndim > NUM_DIMS[field.kind] for field, x in zip(_read(cls), operands, strict=True))
     counts = {x.shape[0] for x, rows in zip(operands, stacked, strict=True) if rows}

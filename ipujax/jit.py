@@ -33,9 +33,9 @@ from ipujax.calls import (
     compiling_for,
     explaining_axis_errors,
     function_name,
+    given_twice,
     has_tracer,
     static_keywords,
-    suggesting_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
@@ -47,6 +47,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
+from ipujax.runtime.signatures import checking_calls
 from ipujax.stages import Lowered, Traced, settled
 
 _LOG = logging.getLogger("ipujax")
@@ -74,7 +75,7 @@ class _Settings(TypedDict, total=False):
 def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
-@suggesting_keywords
+@checking_calls("ipu.jit")
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -114,7 +115,8 @@ def jit(  # type: ignore[no-untyped-def]
         A function with the results of `jax.jit(fun)`, with a method `lower(*args)`.
 
     Raises:
-        ArgumentError: at a call, for arguments that are not arrays, or cannot be split.
+        ArgumentError: at a call, for arguments that are not arrays, or cannot be split, or for an array that is donated
+            and given a second time.
         GraphError: at a call, for a result that `out_specs` say is the same on all replicas, and may not be.
         TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
     """
@@ -168,6 +170,7 @@ class IpuFunction(Generic[_P, _R]):
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
         self._static = settings["static_argnums"], settings["static_argnames"]
+        self._donates = bool(settings["donate_argnums"] or settings["donate_argnames"])
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = {name: value or None for name, value in settings.items()}
         self._replication = replication
@@ -193,6 +196,8 @@ class IpuFunction(Generic[_P, _R]):
         if is_traced:
             self._log_plain()
         plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        if self._donates and not plain and given_twice(args, kwargs):
+            self._check_donated(args, kwargs)
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
@@ -309,6 +314,15 @@ class IpuFunction(Generic[_P, _R]):
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._static)
+
+    def _check_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        traced = self.trace(*args, **kwargs)
+        if not traced.closes_over_tracers:
+            _, static = self._places(args)
+            names = static_keywords(self._fun, *self._static)
+            dynamic = [x for n, x in enumerate(args) if n not in static]
+            leaves = jax.tree.leaves((dynamic, {name: x for name, x in kwargs.items() if name not in names}))
+            traced.signature.check_donated(self.__name__, leaves)
 
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)

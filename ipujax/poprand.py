@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.poplar.arguments import held
-from ipujax.poplar.library import add, check_tensors, registrar
+from ipujax.poplar.library import add, check_arguments, check_tensors, registrar
 from ipujax.poputil import clone
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
@@ -307,3 +307,4 @@ __all__ = [
     "uniform",
 ]
 __dir__ = public_names(globals())
+check_arguments(globals())

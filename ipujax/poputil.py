@@ -12,7 +12,7 @@ import numpy as np
 from ipujax.lowering.emit import placing
 from ipujax.lowering.poputil import linear_mapping, map_linearly, mapping_like
 from ipujax.poplar.graph import Graph as PoplarGraph
-from ipujax.poplar.library import check_tensors, registrar
+from ipujax.poplar.library import check_arguments, check_tensors, registrar
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Copy, Graph, Sequence as Program
@@ -147,3 +147,4 @@ def duplicate(graph: Graph, x: Tensor, prog: Program, name: str = "duplicate") -
 __all__ = ["add_codelets", "broadcast_to_match", "calc_linear_tile_mapping", "can_broadcast_to_match", "clone"]
 __all__ += ["concat", "duplicate", "get_tile_imbalance", "map_tensor_linearly"]
 __dir__ = public_names(globals())
+check_arguments(globals())

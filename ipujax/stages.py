@@ -17,19 +17,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import EVERYWHERE, check_not_deleted, described, first_difference, has_tracer
+from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
-from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, with_weak_type
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import engine_function
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
+from ipujax.runtime.signatures import described
 
 Record = Callable[[Program, Any], None]
 
@@ -59,6 +60,7 @@ class Signature:
         in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
         in_avals: shape, dtype and weakness of each leaf.
         donated: for each leaf whether its buffer may be reused.
+        used: for each leaf whether the function needs it; JAX does not pass on, nor donate, what it does not need.
         out_tree: tree of the results.
         out_avals: shape, dtype and weakness of each leaf.
         arguments: name of each positional argument that is not static.
@@ -68,10 +70,33 @@ class Signature:
     in_tree: Any
     in_avals: tuple[Any, ...]
     donated: tuple[bool, ...]
+    used: tuple[bool, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
     arguments: tuple[str, ...]
     leaf_names: tuple[str, ...]
+
+    def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
+        """Refuses an array that is donated and given a second time.
+
+        Args:
+            who: the function, for the message.
+            leaves: of the arguments.
+
+        Raises:
+            ArgumentValueError: naming both arguments.
+        """
+        first: dict[int, int] = {}
+        for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
+            other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n
+            if other != n and (self.donated[n] or self.donated[other]):
+                names = [f"{self.leaf_names[k]}{' (donated)' if self.donated[k] else ''}" for k in (other, n)]
+                raise ArgumentValueError(
+                    f"{who} was given one array as {names[0]} and as {names[1]}",
+                    expected="a donated array as one argument only: its buffer is reused",
+                    got=described(leaf),
+                    hint="a copy, as jnp.copy makes; or leave it out of donate_argnums",
+                )
 
 
 class Traced:
@@ -111,8 +136,8 @@ class Traced:
         """The signature that the function was traced with."""
         donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
-        names = tuple(argument_names(self.jaxpr))
-        return Signature(self.in_tree, avals[0], donated, self.out_tree, avals[1], self._arguments, names)
+        names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
+        return Signature(self.in_tree, avals[0], donated, used, self.out_tree, avals[1], self._arguments, names)
 
     def lower(self) -> Lowered:
         """Lowers the function for its device, once.
@@ -291,9 +316,11 @@ class Compiled:
         """Runs the function on arguments of the compiled signature; static arguments are left out, as in `jax.stages`.
 
         Raises:
-            ArgumentError: for another tree, shape or dtype, or under a transformation of JAX.
+            ArgumentError: for another tree, shape or dtype, for an array that is donated and given a second time, or
+                under a transformation of JAX.
         """
         leaves = self._check(args, kwargs)
+        self._lowered.signature.check_donated(self._lowered.name, leaves)
         spread = self._lowered.spread
         if spread is None:
             return self._settled(self._call(*leaves))

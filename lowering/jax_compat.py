@@ -242,6 +242,11 @@ def eliminate_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     return live
 
 
+def used_inputs(jaxpr: Jaxpr) -> tuple[bool, ...]:
+    """For each input whether an output or an effect needs it."""
+    return tuple(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
+
+
 def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int]) -> Any:
     """Traces a function: `.jaxpr` (closed), `.in_avals`, `.in_tree`, `.out_info`, `.out_tree`.
 

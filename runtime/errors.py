@@ -171,7 +171,7 @@ def whole_number(value: Any, what: str, highest: int = MAX_COUNT, *, where: obje
 
 def shortened(value: Any) -> str:
     """What a value is, for an error."""
-    return repr(value) if isinstance(value, str | Real) else f"a {type(value).__name__}"
+    return repr(value) if value is None or isinstance(value, str | Real) else f"a {type(value).__name__}"
 
 
 class VerifyError(IpuError):

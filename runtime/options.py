@@ -12,8 +12,10 @@ from numbers import Integral
 from types import MappingProxyType
 
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.signatures import checking_calls
 
 
+@checking_calls("ipu.Options")
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
     """Choices for one compilation.

@@ -30,6 +30,7 @@ ROOMS: dict[str, str] = {
     "runtime.cache": "",
     "runtime.errors": "",
     "runtime.target": "",
+    "runtime.signatures": "runtime.target",
     "runtime.tensor": "",
     "runtime.graph": "runtime.target runtime.tensor",
     "runtime.exchange": "runtime.graph runtime.target runtime.tensor",
@@ -39,15 +40,15 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
-    "runtime.options": "",
+    "runtime.options": "runtime.signatures",
     "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.memory runtime.options"
         " runtime.target runtime.timeline runtime.verify"
     ),
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target"
-        " runtime.tensor runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.signatures"
+        " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
@@ -87,27 +88,35 @@ ROOMS: dict[str, str] = {
     ),
     "lowering": "",
     "ipujax.device": "runtime.target",
-    "ipujax.calls": "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas runtime.target",
-    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host",
+    "ipujax.calls": (
+        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas runtime.signatures runtime.target"
+    ),
+    "ipujax.distributed.instance": (
+        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
+    ),
     "ipujax.public": "",
-    "ipujax.distributed": "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host",
+    "ipujax.distributed": (
+        "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
+    ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
     "ipujax.stages": (
-        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
-        " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options"
-        " runtime.profile"
+        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile"
+        " runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
+        " runtime.signatures"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
         " lowering.lower lowering.passes lowering.replicas runtime.graph runtime.host runtime.options"
+        " runtime.signatures"
     ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
-        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile runtime.target"
+        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
-    "ipujax.poplar.device": "runtime.target",
+    "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.arguments": "runtime.tensor",
     "ipujax.poplar.vertex": "ipujax.poplar.arguments runtime.graph runtime.target runtime.tensor runtime.verify",
     "ipujax.poplar.graph": (
@@ -123,7 +132,9 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
-    "ipujax.poplar.library": "lowering.emit lowering.poputil runtime.graph runtime.target runtime.tensor",
+    "ipujax.poplar.library": (
+        "lowering.emit lowering.poputil runtime.graph runtime.signatures runtime.target runtime.tensor"
+    ),
     "ipujax.popops": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
         " lowering.poputil runtime.graph runtime.tensor"

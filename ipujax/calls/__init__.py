@@ -9,12 +9,11 @@ from ipujax.calls.arguments import (
     check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
-    described as described,
     floating_dtype as floating_dtype,
     function_name as function_name,
+    given_twice as given_twice,
     has_tracer as has_tracer,
     static_keywords as static_keywords,
-    suggesting_keywords as suggesting_keywords,
     whole_number as whole_number,
 )
 from ipujax.calls.in_specs import (
@@ -30,4 +29,8 @@ from ipujax.calls.nesting import (
     compiling as compiling,
     compiling_for as compiling_for,
 )
-from ipujax.calls.tree_difference import EVERYWHERE as EVERYWHERE, first_difference as first_difference
+from ipujax.calls.tree_difference import (
+    EVERYWHERE as EVERYWHERE,
+    first_difference as first_difference,
+    tree_in_words as tree_in_words,
+)

@@ -6,21 +6,18 @@ error that names the argument. Errors are also of the class that Python or JAX r
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
+from ipujax.runtime.signatures import check_call, described, shown_signature
 from ipujax.runtime.target import nearest
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -28,29 +25,16 @@ def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
 
 
+def given_twice(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether one array occurs more than once among the leaves of a call."""
+    leaves = jax.tree.leaves((args, kwargs))
+    if len(set(map(id, leaves))) == len(leaves):  # nearly always, and fast
+        return False
+    arrays = [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+    return len(set(arrays)) < len(arrays)
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def suggesting_keywords(fun: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function of ipujax that names the nearest of its keywords when it is given one that it lacks.
-
-    Args:
-        fun: the function; a decorator.
-
-    Returns:
-        The same, which raises `ArgumentTypeError` for such a keyword.
-    """
-    known = [p.name for p in _parameters(fun) if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-    @functools.wraps(fun)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        for name in kwargs:
-            if name not in known:
-                what = f"ipu.{fun.__name__} got an unexpected keyword argument {name!r}"
-                raise ArgumentTypeError(what, expected=f"one of {', '.join(known)}", hint=nearest(name, known))
-        return fun(*args, **kwargs)
-
-    return checked
 
 
 def as_numbers(setting: str, value: Any, who: str = "ipu.jit", of: str = "positions of arguments") -> tuple[int, ...]:
@@ -168,18 +152,20 @@ def check_settings(
     Raises:
         ArgumentValueError: naming the setting and the function's arguments.
     """
-    if _signature(fun) is None:
+    signature = _signature(fun)
+    if signature is None:
         return
     parameters, given = _parameters(fun), positional_parameters(fun)
     kinds = {p.kind for p in parameters}
     who = function_name(fun)
+    shown = shown_signature(who, signature)
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
         for setting, numbers in (("donate_argnums", donate_argnums), ("static_argnums", static_argnums)):
             for number in numbers:
                 if not -len(given) <= number < len(given):
                     raise ArgumentValueError(
                         f"{setting} names an argument that {who} lacks",
-                        expected=f"positions in {_shown_signature(fun)}, of {len(given)} that can be given by position",
+                        expected=f"positions in {shown}, of {len(given)} that can be given by position",
                         got=number,
                         hint="static_argnames for one that is given by name" if "static" in setting else None,
                     )
@@ -189,7 +175,7 @@ def check_settings(
             for name in given_names:
                 if name not in names:
                     what, hint = f"{setting} names an argument that {who} lacks", nearest(name, names)
-                    raise ArgumentValueError(what, expected=_shown_signature(fun), got=repr(name), hint=hint)
+                    raise ArgumentValueError(what, expected=shown, got=repr(name), hint=hint)
     static = {_name_at(given, n) for n in static_argnums} | set(static_argnames)
     for donated in (*(_name_at(given, n) for n in donate_argnums), *donate_argnames):
         if donated in static:
@@ -261,19 +247,8 @@ def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], stat
 def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     # A wrapper takes what it takes itself, whatever the function inside does.
     signature = _signature(fun, follow_wrapped=False)
-    if signature is None:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        known = [p.name for p in _parameters(fun) if p.kind not in _STARS and p.name not in kwargs]
-        hints = [nearest(name, known) for name in kwargs if name not in [p.name for p in _parameters(fun)]]
-        raise ArgumentTypeError(
-            f"{function_name(fun)} cannot be called like this: {error}",
-            expected=_shown_signature(fun),
-            got=_shown_call(fun, args, kwargs),
-            hint=next((hint for hint in hints if hint), None),
-        ) from error
+    if signature is not None:
+        check_call(function_name(fun), signature, args, kwargs)
 
 
 def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
@@ -349,29 +324,6 @@ def function_name(fun: Callable[..., Any]) -> str:
     while not hasattr(inner, "__name__") and hasattr(inner, "func"):
         inner = inner.func
     return getattr(inner, "__name__", None) or type(inner).__name__
-
-
-def described(value: Any) -> str:
-    """An argument in few words: shape and dtype of an array, else its type."""
-    try:
-        return jax.typeof(value).str_short()
-    except TypeError:
-        return type(value).__name__
-
-
-def _shown_signature(fun: Callable[..., Any]) -> str:
-    """Names of the parameters, as `add(a, b=…, *, c=…)`: defaults may be large."""
-    words: list[str] = []
-    for p in _parameters(fun):
-        if p.kind is inspect.Parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
-            words.append("*")
-        words.append(f"{_STARS.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '=…'}")
-    return f"{function_name(fun)}({', '.join(words)})"
-
-
-def _shown_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    words = [*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items())]
-    return f"{function_name(fun)}({', '.join(words)})"
 
 
 def check_optimizer(optimizer: Any, who: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from ipujax.calls.arguments import described
+from ipujax.runtime.signatures import described
 
 EVERYWHERE = "its arguments"  # the place of a difference in which arguments there are
 _MOST_KEYS = 8  # so many are listed in a message
@@ -53,6 +53,11 @@ def first_difference(tree: PyTreeDef, args: Sequence[Any], kwargs: dict[str, Any
     places += [(key, child, kwargs[key]) for key, child in zip(keys, in_kwargs.children(), strict=True)]
     found = (_difference(child, value, f"its argument {name}") for name, child, value in places)
     return next(difference for difference in found if difference is not None)
+
+
+def tree_in_words(value: Any) -> str:
+    """The structure of a value, with * for each array."""
+    return f"{jax.tree.structure(value)}".removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def _difference(expected: PyTreeDef, value: Any, place: str) -> Difference | None:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ipujax.calls import described, has_tracer, split_dims
+from ipujax.calls import has_tracer, split_dims
 from ipujax.distributed.instance import (
     EXIT_CODE,
     Facts,
@@ -46,6 +46,7 @@ from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.host import AXIS
+from ipujax.runtime.signatures import described
 
 _Combine = Callable[[jax.Array, Any], jax.Array]
 _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {

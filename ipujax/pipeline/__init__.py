@@ -22,10 +22,9 @@ from ipujax.calls import (
     argument_places,
     as_numbers,
     by_position,
-    described,
     floating_dtype,
     function_name,
-    suggesting_keywords,
+    tree_in_words,
     whole_number,
 )
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
@@ -41,15 +40,17 @@ from ipujax.lowering.pipelining import (
 )
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.signatures import checking_calls, described
 from ipujax.runtime.target import nearest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _REDUCIBLE = {"mean": jnp.inexact, "running_mean": jnp.inexact, "sum": jnp.number}
+_OTHER_NAMES = {"avg": "mean", "average": "mean", "total": "sum", "final": "last"}  # of reductions
 Path = tuple[Any, ...]  # keys and positions that lead to a part of a function's results
 
 
-@suggesting_keywords
+@checking_calls("ipu.pipeline")
 def pipeline(
     fun: Callable[_P, _R],
     *,
@@ -183,7 +184,7 @@ class _Call:
         try:
             traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
         except (TypeError, ValueError) as error:
-            error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._what_is_split()}")
+            error.add_note(f"ipu.pipeline({self.who}) was tracing a micro-batch: {self._what_to_split()}")
             raise
         _refuse_nesting(traced, self.who)
         if settings.stages is None and len(named_stages(traced.jaxpr)) < 2:
@@ -280,20 +281,27 @@ class _Call:
                     f"{what} cannot be split into {count} micro-batches",
                     expected=f"a first axis of a multiple of {count}, in each replica",
                     got=aval.str_short(),
-                    hint=f"a whole batch of a multiple of {count} × replicas; {self._what_is_split()}",
+                    hint=f"a whole batch of a multiple of {count} × replicas; {self._what_to_split()}",
                 )
             return jax.ShapeDtypeStruct((aval.shape[0] // count, *aval.shape[1:]), aval.dtype)
         weak = role == "same" and bool(getattr(aval, "weak_type", False))
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
     def _check_batch(self, operands: Sequence[_Operand]) -> None:
-        """Refuses arrays of a batch that are not of one size."""
+        """Refuses arrays of a batch that are not of one size, and a batch without arrays."""
+        if self.settings.batch and not operands:
+            raise ArgumentValueError(
+                f"the batch of ipu.pipeline({self.who}) has no arrays",
+                expected="arrays whose first axis is split into micro-batches",
+                got=", ".join(f"{self.names[n]} {self.args[n]!r:.60}" for n in self.settings.batch),
+                hint=self._what_to_split(),
+            )
         if len({jnp.shape(x.value)[0] for x in operands}) > 1:
             raise ArgumentValueError(
                 f"the batch of ipu.pipeline({self.who}) has first axes of unequal size",
                 expected="as many examples in each array",
                 got=", ".join(f"{x.name} {described(x.value)}" for x in operands),
-                hint=self._what_is_split(),
+                hint=self._what_to_split(),
             )
 
     def _what_is_split(self) -> str:
@@ -301,6 +309,21 @@ class _Call:
         numbers = self.settings.batch
         names = ", ".join(self.names[n] for n in numbers) or "nothing"
         return f"batch_argnums={numbers[0] if len(numbers) == 1 else numbers} takes {names} for the batch"
+
+    def _what_to_split(self) -> str:
+        """What `batch_argnums` selects, and which arguments could be the batch: those of most rows."""
+        taken = {n for n, role in enumerate(self._roles()) if role in ("key", "carry")}
+        by_rows: dict[int, list[int]] = {}
+        for n, value in enumerate(self.args):
+            rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(value)} if n not in taken else set()
+            if len(rows) == 1 and rows != {()}:
+                by_rows.setdefault(rows.pop()[0], []).append(n)
+        fitting = [rows for rows in by_rows if rows and rows % self.settings.micro_batches == 0]
+        found = by_rows[max(fitting)] if fitting else []
+        if not found or set(found) == {n % len(self.args) for n in self.settings.batch}:
+            return self._what_is_split()
+        wanted, names = found[0] if len(found) == 1 else tuple(found), ", ".join(self.names[n] for n in found)
+        return f"batch_argnums={wanted} if {names} is the batch; {self._what_is_split()}"
 
     def _carries(self, out: Any, operands: Sequence[_Operand]) -> list[tuple[int, int]]:
         """(operand, result) of all carried state."""
@@ -311,7 +334,7 @@ class _Call:
             number = argument % len(self.args)
             name, shown = self.names[number], "".join(f"[{key!r}]" for key in path) or "all of it"
             results = _part(numbered, path, f"carry of ipu.pipeline({self.who}) for {name}")
-            expected, got = str(jax.tree.structure(self.args[number])), str(jax.tree.structure(results))
+            expected, got = tree_in_words(self.args[number]), tree_in_words(results)
             if got != expected:
                 raise ArgumentTypeError(
                     f"the result carried to {name} of ipu.pipeline({self.who}) has another structure",
@@ -338,7 +361,7 @@ class _Call:
         except (ValueError, TypeError) as error:
             raise ArgumentTypeError(
                 f"reduce of ipu.pipeline({self.who}) does not fit its results",
-                expected=f"one reduction, or a tree that {jax.tree.structure(out)} begins with",
+                expected=f"one reduction, or a tree that {tree_in_words(out)} begins with",
                 got=repr(reduce),
             ) from error
         kinds: list[Any] = []
@@ -370,7 +393,7 @@ def _part(tree: Any, path: Path, what: str) -> Any:
         except (TypeError, KeyError, IndexError) as error:
             raise ArgumentValueError(
                 f"{what} names a result that is not there",
-                expected=f"a path in {jax.tree.structure(tree)}",
+                expected=f"a path in {tree_in_words(tree)}",
                 got=path,
             ) from error
     return found
@@ -424,6 +447,6 @@ def _checked_reductions(reduce: Any) -> Any:
                 "reduce of ipu.pipeline names no reduction",
                 expected=", ".join(REDUCTIONS),
                 got=repr(kind),
-                hint=nearest(kind, REDUCTIONS) if isinstance(kind, str) else None,
+                hint=nearest(_OTHER_NAMES.get(kind, kind), REDUCTIONS) if isinstance(kind, str) else None,
             )
     return reduce

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target as RuntimeTarget, nearest, preset
 
 # Poplar's names of architectures, and the presets' own.
@@ -154,6 +155,7 @@ class Device:
         return f"Device({self._id}: {target.num_ipus} × {target.name}, {target.tiles_per_ipu} tiles)"
 
 
+@checking_calls("poplar.IPUModel")
 @dataclass(slots=True)
 class IPUModel:
     """A configuration of modelled IPUs, from which `create_device` makes a device.

@@ -6,13 +6,19 @@ Codelets here need no loading, so that operations work without it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import numpy as np
 
 from ipujax.lowering.emit import emit, placing
 from ipujax.lowering.poputil import add_like
-from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.errors import GraphError, shortened, user_line
 from ipujax.runtime.graph import Copy, Graph, Sequence as Program
+from ipujax.runtime.signatures import check_call
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tensor import Tensor, dtype_name
 
@@ -24,7 +30,79 @@ def registrar(library: str) -> Callable[[Graph], None]:
         graph.libraries.add(library)
 
     add_codelets.__doc__ = f"Notes that a graph uses {library}."
-    return add_codelets
+    return checked("add_codelets", add_codelets)
+
+
+def check_arguments(module: dict[str, Any]) -> None:
+    """Makes all functions of a library that users call check their arguments against their annotations.
+
+    Args:
+        module: the library's `globals()`; functions of other libraries in it stay as they are.
+    """
+    for name, fun in list(module.items()):
+        is_own = inspect.isroutine(fun) and fun.__module__.startswith(module["__name__"])
+        if is_own and not name.startswith("_"):
+            module[name] = checked(name, fun)
+
+
+def checked(name: str, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that refuses arguments which do not fit its signature and the kinds of its annotations.
+
+    Args:
+        name: what users call it.
+        fun: the function.
+
+    Returns:
+        The function, which raises `ArgumentTypeError` for missing or unknown arguments and `GraphError` for an argument
+        of another kind.
+    """
+
+    @functools.cache
+    def signature() -> inspect.Signature:
+        return inspect.signature(fun, eval_str=True)
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for parameter, value in check_call(name, signature(), args, kwargs).arguments.items():
+            taken = signature().parameters[parameter]
+            values = value if taken.kind is taken.VAR_POSITIONAL else [value]
+            wrong = [v for v in values if v is not taken.default and not _is_of(v, taken.annotation)]
+            if wrong:
+                what, expected = f"{name}: argument {parameter}", _kind_in_words(taken.annotation)
+                hint = (
+                    "graph.add_constant" if taken.annotation is Tensor and isinstance(wrong[0], int | float) else None
+                )
+                raise GraphError(what, where=user_line(), expected=expected, got=shortened(wrong[0]), hint=hint)
+        return fun(*args, **kwargs)
+
+    return call
+
+
+_NUMBERS = {int: "__index__", float: "__float__"}  # what makes a value such a number
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of an annotated kind; literals and numbers are looked at by the functions themselves."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if kind in _NUMBERS:
+        return any(hasattr(value, method) for method in (_NUMBERS[kind], "__index__"))
+    if origin in (tuple, list, Sequence):
+        is_several = isinstance(value, list | tuple | range | np.ndarray)
+        return is_several and all(any(_is_of(v, part) for part in parts if part is not ...) for v in value)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _kind_in_words(kind: Any) -> str:
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not ...]
+    if origin in (Union, UnionType):
+        return " or ".join(map(_kind_in_words, parts))
+    if origin in (tuple, list, Sequence):
+        return f"a list, each {' or '.join(dict.fromkeys(map(_kind_in_words, parts)))}"
+    names = {int: "a whole number", float: "a number", NoneType: "None", bool: "True or False", str: "a string"}
+    word = getattr(kind, "__name__", str(kind))
+    return names.get(kind) or f"{'an' if word[0] in 'AEIOU' else 'a'} {word}"
 
 
 def check_tensors(name: str, *operands: Any) -> None:
@@ -36,7 +114,7 @@ def check_tensors(name: str, *operands: Any) -> None:
     for operand in operands:
         if not isinstance(operand, Tensor):
             hint = "graph.add_constant" if isinstance(operand, int | float) else None
-            raise GraphError(f"{name}: an operand is no tensor", where=user_line(), got=repr(operand), hint=hint)
+            raise GraphError(f"{name}: an operand is no tensor", where=user_line(), got=shortened(operand), hint=hint)
 
 
 def same_type(name: str, tensors: Sequence[Tensor]) -> None:

@@ -6,7 +6,7 @@ Operands need a tile mapping; `create_mat_mul_input_lhs` and its like map tensor
 Source: Poplar & PopLibs user guide, tutorial 4; names from poplin.
 """
 
-from ipujax.poplar.library import registrar as _registrar
+from ipujax.poplar.library import check_arguments as _check_arguments, registrar as _registrar
 from ipujax.poplin.convolution import (
     ConvParams as ConvParams,
     add_bias as add_bias,
@@ -42,3 +42,4 @@ from ipujax.public import public_names as _public_names
 
 add_codelets = _registrar("poplin")
 __dir__ = _public_names(globals())
+_check_arguments(globals())

@@ -5,7 +5,7 @@ connectionist temporal classification in `popnn.ctc_loss`. All are compositions 
 Source: names from popnn.
 """
 
-from ipujax.poplar.library import registrar as _registrar
+from ipujax.poplar.library import check_arguments as _check_arguments, registrar as _registrar
 from ipujax.popnn import ctc_loss as ctc_loss, gru as gru, lstm as lstm
 from ipujax.popnn.loss import (
     LOSSES as LOSSES,
@@ -52,8 +52,10 @@ from ipujax.popnn.norm_kinds import (
 )
 from ipujax.popnn.norms import create_norm_params as create_norm_params, norm_param_update as norm_param_update
 from ipujax.popnn.pooling import PoolParams as PoolParams, pool as pool, pool_input_gradient as pool_input_gradient
-from ipujax.popops.sorts import top_k as top_k
+from ipujax.popops import top_k as top_k
 from ipujax.public import public_names as _public_names
 
 add_codelets = _registrar("popnn")
 __dir__ = _public_names(globals(), "ctc_loss", "gru", "lstm")
+for _library in (globals(), *map(vars, (ctc_loss, gru, lstm))):
+    _check_arguments(_library)

@@ -9,7 +9,7 @@ Source: Poplar & PopLibs user guide, tutorial 2; names from popops.
 
 import sys
 
-from ipujax.poplar.library import registrar as _registrar
+from ipujax.poplar.library import check_arguments as _check_arguments, registrar as _registrar
 from ipujax.popops import expr as expr
 from ipujax.popops.elementwise import (
     FUNCTIONS as _FUNCTIONS,
@@ -74,3 +74,4 @@ def __getattr__(name: str) -> _Operation:
 
 
 __dir__ = _public_names(globals(), "expr", *_FUNCTIONS)
+_check_arguments(globals())

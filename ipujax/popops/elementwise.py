@@ -8,6 +8,7 @@ Limits: an expression runs as one compute set an operation; PopLibs may fuse it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.library import add as _add, check_tensors, same_type
-from ipujax.popops.expr import Expression, evaluate
+from ipujax.poplar.library import add as _add, check_tensors, checked, same_type
+from ipujax.popops.expr import NUM_OF_ONE_TYPE, Expression, evaluate
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -24,7 +25,7 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 Operation = Callable[..., Tensor]
 
 
-# PopLibs' name, and the function of arrays. Operands must be of one type, except where the name is in `_MIXED`.
+# PopLibs' name, and the function of arrays. Operands must be of one type, except where `NUM_OF_ONE_TYPE` says fewer.
 UNARY: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
     "asin": lax.asin,
@@ -93,7 +94,6 @@ TERNARY: dict[str, Callable[..., Any]] = {
     "select": lambda chosen, other, predicate: jnp.where(predicate, chosen, other),
 }
 OPERATIONS = UNARY | BINARY | TERNARY
-_MIXED = {"select": 2}  # number of leading operands of one type
 _NEW_TYPE = frozenset(  # results are BOOL, so that there is no in-place form
     ("is_finite", "is_inf", "is_nan", "eq", "gt", "gteq", "lt", "lteq", "neq")
 )
@@ -104,19 +104,25 @@ def _operation(name: str, *, in_place: bool) -> Operation:
     fun = OPERATIONS[name]
     count = 1 if name in UNARY else 2 if name in BINARY else 3
 
-    def operation(graph: Graph, *arguments: Any) -> Tensor:
-        operands, rest = arguments[:count], arguments[count:]
-        prog, debug_name = (*rest, name)[:2]
-        same_type(name, operands[: _MIXED.get(name, count)])
+    names = "abc"[:count]
+
+    def operation(*args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        graph, *operands, prog, debug_name = given.args
+        same_type(name, operands[: NUM_OF_ONE_TYPE.get(name)])
         if name == "select":
             _check_predicate(operands[2])
         return _add(graph, fun, operands, prog, debug_name, [operands[0]] if in_place else ())
 
+    kinds = {"graph": Graph, **dict.fromkeys(names, Tensor), "prog": Program}
+    parameters = [Parameter(word, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind) for word, kind in kinds.items()]
+    debug = Parameter("name", Parameter.POSITIONAL_OR_KEYWORD, annotation=str, default=name)
+    signature = operation.__signature__ = Signature([*parameters, debug])  # type: ignore[attr-defined]
     operation.__name__ = operation.__qualname__ = f"{name}_in_place" if in_place else name
-    operands = ", ".join("abc"[:count])
     to = "writes it to the first operand" if in_place else "returns it"
-    operation.__doc__ = f"Computes `{name}` elementwise and {to}: ({'graph, ' + operands}, prog, name)."
-    return operation
+    operation.__doc__ = f"Computes `{name}` elementwise and {to}: (graph, {', '.join(names)}, prog, name)."
+    return checked(operation.__name__, operation)
 
 
 def _check_predicate(predicate: Tensor) -> None:
@@ -143,7 +149,8 @@ def map(graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: P
         A new tensor.
 
     Raises:
-        GraphError: a placeholder without a tensor, or tensors that do not fit.
+        GraphError: a placeholder without a tensor, tensors that do not fit or differ in type, or a constant that their
+            type does not hold.
     """
     return _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name)
 
@@ -152,7 +159,7 @@ def map_in_place(
     graph: Graph, expression: Expression, tensors: Sequence[Tensor], prog: Program, name: str = "map"
 ) -> None:
     """As `map`, but writes to the first tensor."""
-    _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, [tensors[0]])
+    _add(graph, lambda *arrays: evaluate(expression, arrays, OPERATIONS), tensors, prog, name, tensors[:1])
 
 
 def cast(graph: Graph, x: Tensor, dtype: Any, prog: Program, name: str = "cast") -> Tensor:

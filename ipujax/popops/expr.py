@@ -16,7 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.poplar.arguments import held
 from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.tensor import dtype_name
+
+NUM_OF_ONE_TYPE = {"select": 2}  # leading operands of one type, where it is not all of them
 
 
 def _maker(operation: str) -> Callable[..., Expression]:
@@ -68,12 +72,18 @@ class PlaceHolder(Expression):
 
     number: int
 
+    def __repr__(self) -> str:
+        return f"_{self.number}"
+
 
 @dataclass(frozen=True, slots=True)
 class Const(Expression):
-    """A number, which takes the type of the other operands."""
+    """A number, which takes the type of the other operands; it must hold it."""
 
     value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,8 @@ def evaluate(
         operations: functions by name.
 
     Raises:
-        GraphError: a placeholder without an array, or an expression of constants alone.
+        GraphError: a placeholder without an array, an expression of constants alone, operands that differ in type, or a
+            constant that the type of the others does not hold.
     """
     match expression:
         case PlaceHolder(number):
@@ -124,10 +135,15 @@ def evaluate(
                 raise GraphError("an expression of constants alone", where=user_line(), got=repr(expression))
             # A number takes the type of the first operand that is no truth value, unlike the condition of a select.
             dtype = next((v.dtype for v in known if v.dtype != bool), known[0].dtype)
-            left = iter(known)
+            left, what = iter(known), f"a constant of {expression!r}"
             operands = [
-                jnp.asarray(x.value, dtype) if isinstance(x, Const) else next(left) for x in expression.operands
+                jnp.asarray(held(x.value, dtype, what)) if isinstance(x, Const) else next(left)
+                for x in expression.operands
             ]
+            types = [dtype_name(v.dtype) for v in operands[: NUM_OF_ONE_TYPE.get(expression.operation)]]
+            if len(set(types)) > 1:
+                what = f"operands of {expression!r} differ in type"
+                raise GraphError(what, where=user_line(), got=", ".join(types), hint="popops.expr.Cast")
             shape = jnp.broadcast_shapes(*(v.shape for v in operands))
             # Numbers are spread out first, so that they become immediates of the vertex whatever the operation.
             spread = [jnp.broadcast_to(v, shape) if v.ndim == 0 else v for v in operands]

@@ -53,6 +53,9 @@ class Graph:
         self.libraries: set[str] = set()
         self._origin = Origin()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self.variables)} variables and {len(self.groups)} compute sets"
+
     @property
     def origin(self) -> Origin:
         """Where in the user's program what is being added comes from."""

@@ -117,6 +117,9 @@ class Sequence(Program):
     def __init__(self, *programs: Program) -> None:
         self._programs = [check_program(program) for program in programs]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {len(self._programs)} programs"
+
     def add(self, program: Program) -> None:
         """Appends a program.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -171,8 +172,11 @@ class Figures:
                 `jax.jit` no line is known: that work belongs to the line that calls it.
 
         Raises:
-            ArgumentValueError: for other lines.
+            ArgumentValueError: for other lines, or a number of lines below 0.
         """
+        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 0):
+            expected = "a whole number from 0, or None"
+            raise ArgumentValueError("operations of a profile: how many", expected=expected, got=repr(n))
         if lines not in _LINES:
             expected = " or ".join(map(repr, _LINES))
             raise ArgumentValueError("there are no such lines of a profile", expected=expected, got=repr(lines))

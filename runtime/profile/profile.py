@@ -14,6 +14,7 @@ from ipujax.runtime.profile import summary as sections
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.serialise import Where, write_cbor, write_json
 from ipujax.runtime.profile.text import coloured, wants_colours
+from ipujax.runtime.signatures import checking_calls
 
 
 class Profile(Figures):
@@ -48,6 +49,7 @@ class Profile(Figures):
     def _both(self) -> dict[str, Any]:
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}
 
+    @checking_calls("profile.summary")
     def summary(
         self,
         operations: int = 5,
@@ -72,7 +74,7 @@ class Profile(Figures):
                 go before it.
 
         Raises:
-            ArgumentValueError: for other lines.
+            ArgumentValueError: for other lines, or a number of lines below 0.
         """
         shown: list[tuple[Callable[[Figures], str], bool]] = [
             (sections.target, True),

@@ -65,7 +65,9 @@ def constant(*, unit: str, doc: str, zero_ok: bool = False, most: float | None =
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Returns a hint naming the known name closest to `name`, or None when none is close."""
     by_lower = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1)
+    given = str(name).lower()
+    swapped = [word for word in by_lower if sorted(word) == sorted(given)]
+    close = swapped or difflib.get_close_matches(given, list(by_lower), n=1)
     return f"{by_lower[close[0]]!r}, the nearest known name" if close else None
 
 

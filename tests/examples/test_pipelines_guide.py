@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES, schedule_plan
-from tests.examples.doc_pages import ROOT, run
+from tests.examples.doc_pages import ROOT, blocks, run
 
 PAGE = "docs/pipelines.md"
 
@@ -38,6 +41,20 @@ def test_a_loop_over_layers_is_cut() -> None:
     (got, grads), (value, expected) = scanned(params, batch), jax.value_and_grad(names["scanned_loss"])(params, batch)
     np.testing.assert_allclose(got, value, rtol=1e-5)
     np.testing.assert_allclose(grads["layers"]["w"], expected["layers"]["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_script_of_several_processes_runs_in_them(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(PAGE) if "ipu.distributed.init()" in block.code)
+    (tmp_path / "train.py").write_text(block.code, encoding="utf-8")
+    (command,) = re.findall(r"```sh\n(ipujax run .*)\n```", (ROOT / PAGE).read_text(encoding="utf-8"))
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    w = jnp.ones(4)
+    for _ in range(3):
+        value, grad = jax.value_and_grad(lambda w: jnp.mean((jnp.eye(8, 4) @ w) ** 2))(w)
+        w -= 0.1 * grad
+    assert not done.returncode and f"4 replicas, loss {value:.4f}\n" in done.stdout, done.stderr
 
 
 KEEPS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
+from ipujax import poplar
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 X = jnp.arange(6.0).reshape(2, 3)
@@ -296,6 +298,43 @@ def test_donated_arguments_survive_an_error() -> None:
     assert not x.is_deleted() and not w.is_deleted()
 
 
+GIVEN_TWICE: dict[str, tuple[Any, Any, str]] = {
+    "donated and kept": (0, lambda a: (a, a), r"as p \(donated\) and as x$"),
+    "kept and donated": ("x", lambda a: (a, a), r"as p and as x \(donated\)$"),
+    "donated twice": ((0, 1), lambda a: (a, a), r"as p \(donated\) and as x \(donated\)$"),
+    "in a tree": (
+        0,
+        lambda a: ({"w": [1.0, a], "b": a}, 1.0),
+        r"as p\['b'\] \(donated\) and as p\['w'\]\[1\] \(donated\)$",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("device", [DEVICE, ipu.CPU()], ids=repr)
+@pytest.mark.parametrize("name", GIVEN_TWICE)
+def test_a_donated_array_given_twice(name: str, device: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    donated, make, text = GIVEN_TWICE[name]
+    setting = {"donate_argnames" if isinstance(donated, str) else "donate_argnums": donated}
+    a = jnp.arange(3.0)
+    fun = ipu.jit(lambda p, x, how="+": jax.tree.map(lambda v: v + x, p), device=device, static_argnums=2, **setting)
+    calls = [lambda: fun(*make(a), "-"), lambda: fun(*make(a))]
+    if device == DEVICE:
+        compiled = fun.lower(*make(a)).compile()
+        calls.append(lambda: compiled(*make(a)))
+        compiled.profile_call(*make(a))  # which donates nothing
+    for call in calls:
+        error = error_of(call, ipu.ArgumentError)
+        assert re.search(text, error.what) and error.got == "float32[3]" and "jnp.copy" in error.hint
+    assert not a.is_deleted() and not capfd.readouterr().err
+    jax.tree.map(np.testing.assert_array_equal, fun(*make(1.0)), jax.tree.map(lambda v: 2.0, make(1.0)[0]))
+
+
+def test_a_donated_array_given_twice_and_not_used() -> None:
+    a = jnp.arange(3.0)
+    np.testing.assert_array_equal(ipu.jit(lambda p, x: x + 1, device=DEVICE, donate_argnums=0)(a, a), a + 1)
+
+
 # --- a program that does not fit --------------------------------------------------------------------------------------
 
 
@@ -385,8 +424,23 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.pipeline(add, micro_batch=2),
             TypeError,
-            r"ipu.pipeline got an unexpected keyword argument 'micro_batch'(.|\n)*try: 'micro_batches'",
+            r"ipu.pipeline cannot be .* unexpected keyword argument 'micro_batch'(.|\n)*try: 'micro_batches'",
         ),
+        (
+            lambda: ipu.Options(exact_split=True),
+            ipu.ArgumentError,
+            r"ipu.Options cannot be called like this(.|\n)*'exact_split'(.|\n)*try: 'exact_splits'",
+        ),
+        (
+            lambda: ipu.Options(True, False, {}, True, 5),
+            TypeError,
+            r"too many(.|\n)*expected: ipu.Options\(exact_splits=…",
+        ),
+        (lambda: poplar.IPUModel(tiles_per_ip=3), ipu.IpuError, r"poplar.IPUModel cannot(.|\n)*try: 'tiles_per_ipu'"),
+        (lambda: ipu.pipeline(add), TypeError, r"missing a required argument: 'micro_batches'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, schedule="1b1f"), ipu.ArgumentError, r"'1b1f'(.|\n)*try: '1f1b'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, reduce="avg"), ValueError, r"got: 'avg'(.|\n)*try: 'mean'"),
+        (lambda: ipu.pipeline(add, micro_batches=2, reduce="average"), ValueError, r"'average'(.|\n)*try: 'mean'"),
         (
             lambda: ipu.jit(add, in_specs=(P(), {"b": P("replica")})),
             ipu.ArgumentError,

@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.calls import Places, Replication, described, leaf_dims, split_dims
+from ipujax.calls import Places, Replication, leaf_dims, split_dims
 from ipujax.distributed.instance.membership import Facts, check_joined, meet, membership, stable
 from ipujax.distributed.instance.mesh import over_instances, to_all
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, is_float0, jaxprs_in_params, with_weak_type
 from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.host import Instances
+from ipujax.runtime.signatures import described
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.poplar.vertex.estimate import instructions
-from ipujax.poplar.vertex.vertex import Vertex, VertexField
+from ipujax.poplar.vertex.vertex import NUM_DIMS, Vertex, VertexField
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError, whole_number
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
@@ -105,7 +105,8 @@ def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> 
     """The shape of each written field as `compute` returns it, from the shapes of the read fields.
 
     Raises:
-        GraphError: if `compute` does not return one value a field.
+        GraphError: if `compute` does not return one value a field, of the field's rank, and of the given shape if it is
+            read too.
     """
     read = [field for field in connected_fields(cls) if field.is_read]
     written = [field for field in connected_fields(cls) if field.is_written]
@@ -115,7 +116,13 @@ def result_shapes(cls: type[Vertex], read_shapes: Sequence[tuple[int, ...]]) -> 
     def values(arguments: dict[str, Any]) -> list[Any]:
         return _by_field(cls, cls.compute(**{name: arguments[name] for name in cls.parameters}), written)
 
-    return [tuple(value.shape) for value in jax.eval_shape(values, given)]
+    shapes = [tuple(value.shape) for value in jax.eval_shape(values, given)]
+    for field, shape in zip(written, shapes, strict=True):
+        kept = given[field.attribute].shape if field.is_read else None
+        if len(shape) != NUM_DIMS[field.kind] or kept not in (None, shape):
+            expected = f"a {field.kind}" if kept is None else f"{dtype_name(field.dtype)}{list(kept)}, as it was given"
+            raise _wrong_result(cls, f"shape {list(shape)} for field {field.name}", expected)
+    return shapes
 
 
 def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:

@@ -204,11 +204,12 @@ def _field(cls: type[Vertex], attribute: str, of: Any) -> VertexField:
 
 
 def _parameters(cls: type[Vertex], function: str, of_what: str, known: list[str]) -> tuple[str, ...]:
-    """The parameters of `compute` or `cycles`; an unknown one is an error."""
+    """The parameters of `compute` or `cycles`; an unknown one is an error, unless it has a default."""
     found = getattr(cls, function, None)
     if found is None:
         return ()
-    parameters = tuple(inspect.signature(found).parameters)
+    given = inspect.signature(found).parameters.values()
+    parameters = tuple(p.name for p in given if p.name in known or p.default is p.empty)
     for name in parameters:
         if name not in known:
             is_self = name == "self"

@@ -347,8 +347,28 @@ CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]
         {},
         lambda batch, w: loss(w, batch),
         (BATCH, PARAMS),
-        r"w\['b'\].* cannot be split(.*\n)*.*batch_argnums=-1 takes w for the batch",
+        r"w\['b'\].* cannot be split(.*\n)*.*batch_argnums=0 if batch is the batch; .*=-1 takes w for the batch",
     ),
+    "two arguments before the parameters": (
+        {"rng_argnums": 0},
+        lambda key, x, y, w: (x @ w).sum() + y.sum(),
+        (jax.random.key(0), np.ones((8, 3)), np.ones(8), np.ones(3)),
+        r"w of .* cannot be split(.*\n)*.*batch_argnums=\(1, 2\) if x, y is the batch;",
+    ),
+    "None for the batch": (
+        {},
+        lambda batch, w: w.sum(),
+        (np.ones((8, 3)), None),
+        r"batch of .* has no arrays\n(.*\n)*  got: w None\n  try: batch_argnums=0 if batch",
+    ),
+    "an empty batch": ({}, lambda w, b: w.sum(), (np.float32(1), {"x": None}), r"got: b {'x': None}\n"),
+    "other structure in words": (
+        {"carry": {0: ()}},
+        lambda s, b: {"a": s["a"]},
+        ({"a": np.float32(1), "b": [np.float32(1)]}, np.ones(4)),
+        r"expected: {'a': \*, 'b': \[\*\]}\n  got: {'a': \*} at all of it",
+    ),
+    "no path in words": ({"carry": {0: "b"}}, lambda s, b: {"a": s}, (1.0, np.ones(4)), r"a path in {'a': \*}\n"),
     "nested": ({}, ipu.pipeline(loss, micro_batches=2), (PARAMS, BATCH), r"ipu.pipeline\(loss\) is inside of"),
     "nested in a loop": (
         {},
@@ -375,7 +395,7 @@ def test_an_error_of_the_function_says_what_was_taken_for_the_batch() -> None:
         with pytest.raises(TypeError, match="dot_general") as caught:
             wrap(run)(np.ones((8, 4), np.float32), np.ones((4, 4), np.float32))
         (note,) = (note for note in caught.value.__notes__ if "ipu.pipeline" in note)
-        assert "batch_argnums=-1 takes w for the batch" in note
+        assert "batch_argnums=0 if batch is the batch; batch_argnums=-1 takes w for the batch" in note
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, ipu.jit], ids=["eager", "jit", "ipu.jit"])

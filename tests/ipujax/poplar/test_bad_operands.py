@@ -6,8 +6,9 @@ import pytest
 
 from ipujax import poplin, popnn, popops, poprand, poputil
 from ipujax.poplar import FLOAT, INT, UNSIGNED_INT
-from ipujax.poplar.program import Sequence
+from ipujax.poplar.program import CrossReplicaCopy, Sequence
 from ipujax.popnn import gru, lstm
+from ipujax.popops.expr import Add, Select, _1, _2
 from ipujax.runtime.errors import IpuError
 from tests.ipujax.poplar.engine_helpers import new_graph, variable
 from tests.ipujax.poplar.refusals import refused
@@ -35,6 +36,35 @@ NO_OPERANDS = {
     "a number to poplin": lambda s: poplin.mat_mul(s.graph, s.a, 3, s.prog),  # here
     "a number to popnn": lambda s: popnn.softmax(s.graph, 3, s.prog),  # here
     "a number to poputil": lambda s: poputil.map_tensor_linearly(s.graph, 3),  # here
+    "a fraction in a map of INT": lambda s: popops.map(s.graph, _1 + 2.5, [s.int], s.prog),  # here
+    "a constant beyond INT": lambda s: popops.map(s.graph, _1 + 2**40, [s.int], s.prog),  # here
+    "a constant below UNSIGNED_INT": lambda s: popops.map(s.graph, Add(-1, _1), [s.seed], s.prog),  # here
+    "a string in a map": lambda s: popops.map(s.graph, _1 + "a", [s.a], s.prog),  # here
+    "two numbers by a predicate alone": lambda s: popops.map(s.graph, Select(2, 3, _1 < 0), [s.a], s.prog),  # here
+    "a map of different types": lambda s: popops.map(s.graph, _1 + _2, [s.a, s.int], s.prog),  # here
+    "a choice of different types": lambda s: popops.map(s.graph, Select(_1, _2, _1 < 0), [s.a, s.int], s.prog),  # here
+    "one tensor to a map": lambda s: popops.map(s.graph, _1 + 2, s.a, s.prog),  # here
+    "no tensors to a map": lambda s: popops.map(s.graph, _1 + 2, None, s.prog),  # here
+    "no tensor to a map in place": lambda s: popops.map_in_place(s.graph, _1 + 2, [], s.prog),  # here
+    "no expression": lambda s: popops.map(s.graph, [s.a], _1 + 2, s.prog),  # here
+    "program left out": lambda s: popops.add(s.graph, s.a, s.a),  # here
+    "too many operands": lambda s: popops.add(s.graph, s.a, s.a, s.prog, "sum", 3),  # here
+    "graph after tensor": lambda s: popops.cast(s.a, s.graph, FLOAT, s.prog),  # here
+    "type after program": lambda s: popops.cast(s.graph, s.a, s.prog, FLOAT),  # here
+    "operation before dimensions": lambda s: popops.reduce(s.graph, s.a, "add", [0], s.prog),  # here
+    "a misspelt keyword": lambda s: poplin.mat_mul(s.graph, s.a, s.a, s.prog, nam="product"),  # here
+    "a program for parameters": lambda s: poplin.convolution(s.graph, s.a, s.a, s.prog, 3),  # here
+    "statistics of a number": lambda s: popnn.batch_norm_statistics(s.graph, 3, 1e-5, s.prog),  # here
+    "statistics of a graph": lambda s: popnn.layer_norm_statistics(s.a, s.graph, 1e-5, s.prog),  # here
+    "statistics nowhere": lambda s: popnn.instance_norm_statistics(s.graph, s.a, 1e-5),  # here
+    "no statistics": lambda s: popnn.batch_norm_whiten(s.graph, s.a, None, None, s.prog),  # here
+    "groups by name": lambda s: popnn.group_norm_statistics(s.graph, s.a, 1e-5, s.prog, "two"),  # here
+    "parameters of a graph": lambda s: popnn.create_norm_params(s.a, s.graph),  # here
+    "an LSTM without state": lambda s: lstm.lstm_fwd(s.graph, s.prog),  # here
+    "a clone of a graph": lambda s: poputil.clone(s.a, s.graph),  # here
+    "broadcasting a number": lambda s: poputil.broadcast_to_match(s.a, 3),  # here
+    "a seed as graph": lambda s: poprand.uniform(s.seed, s.graph, 0, [2], FLOAT, 0, 1, s.prog),  # here
+    "codelets for nothing": lambda s: popops.add_codelets(),  # here
     "no program": lambda s: popops.add(s.graph, s.a, s.a, None),  # here
     "no graph": lambda s: popops.add(None, s.a, s.a, s.prog),  # here
     "a predicate of floats": lambda s: popops.select(s.graph, s.a, s.a, s.a, s.prog),  # here
@@ -55,6 +85,24 @@ NO_OPERANDS = {
     "an LSTM of integers": lambda s: lstm.LstmParams(INT, 1, 1, [1, 1]),  # here
     "a GRU of half a size": lambda s: gru.GruParams(FLOAT, 1, 1, [1.5, 1]),  # here
 }
+
+
+def test_errors_of_calls_say_what_was_wanted(s):
+    with pytest.raises(IpuError, match=r"^add cannot.*'prog'(.|\n)*expected: add\(graph, a, b, prog, name=…\)"):
+        popops.add(s.graph, s.a, s.a)
+    with pytest.raises(IpuError, match=r"^mat_mul cannot.*'nam'(.|\n)*try: 'name'"):
+        poplin.mat_mul(s.graph, s.a, s.a, s.prog, nam="product")
+    with pytest.raises(
+        IpuError, match=r"^map: argument tensors\n(.|\n)*expected: a list, each a Tensor\n *got: a Tensor"
+    ):
+        popops.map(s.graph, _1 + 2, s.a, s.prog)
+    with pytest.raises(IpuError, match=r"^batch_norm_statistics: argument x\n(.|\n)*expected: a Tensor\n *got: None"):
+        popnn.batch_norm_statistics(s.graph, None, 1e-5, s.prog)
+    with pytest.raises(IpuError, match=r"a constant of add\(_1, 2.5\)"):
+        popops.map(s.graph, _1 + 2.5, [s.int], s.prog)
+    with pytest.raises(IpuError, match=r"got: Sequence of 0 programs to Graph of 3 variables and 0 compute sets"):
+        CrossReplicaCopy(s.prog, s.graph, {0: 1})
+    assert popops.add(s.graph, s.a, b=s.a, prog=s.prog, name="sum").shape == (2, 3)
 
 
 @pytest.mark.parametrize("case", NO_OPERANDS)

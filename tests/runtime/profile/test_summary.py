@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
@@ -216,3 +218,20 @@ def test_alarms_are_red_and_bars_green():
     assert coloured("  Out of memory:  2 tiles") == "\x1b[31m  Out of memory:  2 tiles\x1b[0m"
     assert coloured("  1 to 2 B  **  3") == "  1 to 2 B  \x1b[32m**\x1b[0m  3"
     assert coloured("  Cycles:  7") == "  \x1b[1mCycles:\x1b[0m  7"
+
+
+def test_a_misspelt_option_names_the_nearest(profile):
+    with pytest.raises(
+        ArgumentTypeError, match=r"profile.summary cannot.*'show_steps'(.|\n)*summary\(operations=…, \*"
+    ):
+        profile.summary(show_steps=True)
+    with pytest.raises(ArgumentTypeError, match=r"'show_var_storag'(.|\n)*try: 'show_var_storage'"):
+        profile.summary(show_var_storag=True)
+
+
+@pytest.mark.parametrize("number", [-1, "a", True, 1.5])
+def test_a_number_of_lines_is_a_whole_number(profile, number):
+    for ask in (profile.operations, profile.summary):
+        with pytest.raises(ArgumentValueError, match=rf"how many(.|\n)*from 0, or None\n  got: {number!r}"):
+            ask(number)
+    assert profile.operations(0) == () and profile.operations(np.int64(1)) == profile.operations()[:1]

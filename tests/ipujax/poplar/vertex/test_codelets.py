@@ -329,6 +329,10 @@ VECTOR = np.ones((4, 3), np.float32)
         (lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR, tiles=[1]), r"one for each of 4 vertices[\s\S]*got: 1"),
         (lambda: ipu.codelet_call(Needy, VECTOR), r"state \['n'\] has no value"),
         (lambda: ipu.codelet_call(Needy, VECTOR, m=3), r"state m=3[\s\S]*\['n'\]"),
+        (
+            lambda: ipu.codelet_call(DotVertex, VECTOR, VECTOR, gradient=3),
+            r"gradient of codelet DotVertex[\s\S]*got: 3",
+        ),
         (lambda: ipu.codelet_call(Lists, VECTOR), "vector lists cannot be given as arrays"),
         (
             lambda: jax.grad(lambda x: jnp.sum(ipu.codelet_call(Needy, x, n=2)))(VECTOR),
@@ -340,6 +344,51 @@ def test_calls_that_do_not_fit_are_refused_at_their_line(call, message):
     with pytest.raises(ArgumentError, match=message) as e:
         call()
     assert str(e.value.where).startswith("test_codelets.py:")
+
+
+class Misshapen(Vertex):
+    x: Input[Vector[FLOAT]]
+    y: Output[FLOAT]
+
+    def compute(x):
+        return x
+
+
+class Shorter(Vertex):
+    x: InOut[Vector[FLOAT]]
+
+    def compute(x):
+        return x[:2]
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Misshapen, r"compute of Misshapen returns shape \[3\] for field y[\s\S]*expected: a scalar"),
+        (Shorter, r"returns shape \[2\] for field x[\s\S]*expected: float32\[3\], as it was given"),
+    ],
+)
+def test_calls_whose_result_does_not_fit_its_field(cls, message):
+    for rows in (VECTOR, VECTOR[0]):
+        with pytest.raises(GraphError, match=message):
+            ipu.codelet_call(cls, rows)
+
+
+class Defaults(Vertex):
+    x: Input[Vector[FLOAT]]
+    y: Output[Vector[FLOAT]]
+
+    def compute(x, factor=2):
+        return x * factor
+
+    def cycles(x, each=1000):
+        return each * x.size
+
+
+def test_parameters_with_a_default_may_be_no_fields():
+    np.testing.assert_array_equal(ipu.codelet_call(Defaults, VECTOR[0]), [2, 2, 2])
+    lowered = ipu.jit(lambda x: ipu.codelet_call(Defaults, x), device=ipu.IPUModel(tiles_per_ipu=8)).lower(VECTOR[0])
+    assert 18000 <= lowered.compile().profile.phase_cycles["compute"] < 18100  # six workers take turns
 
 
 def test_codelets_are_the_same_by_call_and_by_graph():
