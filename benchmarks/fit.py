@@ -71,7 +71,8 @@ def figures(model: Model, machine: Mapping[str, Any], options: Mapping[str, Any]
     chosen = ipu.Options(allow_out_of_memory=True, **known_options({**model.options, **options}))
     device = model.device(**machine)
     # What happens once in a process, as imports inside functions, is not measured.
-    ipu.jit(lambda x: x + 1, device=model.device()).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
+    one = ipu.IPUModel(arch=model.arch)
+    ipu.jit(lambda x: x + 1, device=one).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
     step = ipu.jit(model.step, device=device, donate_argnums=model.donate_argnums, options=chosen, **model.jit)
     args = model.args
     start = time.process_time()
