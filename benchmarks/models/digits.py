@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 
 from .layers import cross_entropy
-from .model import Model, Struct, trained
+from .model import Init, Model, Struct, trained
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 
@@ -30,19 +31,28 @@ def load_example() -> ModuleType:
     return module
 
 
-def digits(network: str, batch: int = 64) -> Model:
-    """The training step of one network of the example.
+def digits_network(name: str) -> tuple[Callable[..., jax.Array], Init, tuple[int, ...]]:
+    """The loss of a network of the example on images and labels, its `init`, and the shape of an image.
 
     Args:
-        network: "mlp" or "cnn".
-        batch: images a step.
+        name: "mlp" or "cnn".
     """
     example = load_example()
-    classify, shapes = example.MODELS[network]
+    classify, shapes = example.MODELS[name]
 
     def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         return cross_entropy(classify(params, images), labels)
 
-    images = Struct((batch, example.SIDE, example.SIDE, 1), np.float32)
-    labels = Struct((batch,), np.int32)
-    return trained(f"digits {network}", loss, lambda key: example.init(shapes), optax.adam(1e-3), images, labels)
+    return loss, lambda key: example.init(shapes), (example.SIDE, example.SIDE, 1)
+
+
+def digits(name: str, batch: int = 64) -> Model:
+    """The training step of one network of the example.
+
+    Args:
+        name: "mlp" or "cnn".
+        batch: images a step.
+    """
+    loss, init, image = digits_network(name)
+    images, labels = Struct((batch, *image), np.float32), Struct((batch,), np.int32)
+    return trained(f"digits {name}", loss, init, optax.adam(1e-3), images, labels)
