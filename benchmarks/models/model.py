@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ class Model:
     jit: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def state(self) -> tuple[Any, ...]:
         """Shapes of the state."""
         return tuple(jax.eval_shape(self.init, jax.random.key(0)))
