@@ -21,7 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from whole_steps import MODELS, cross_entropy
+from models.digits import digits_network
+from models.layers import cross_entropy
 
 import ipujax as ipu
 
@@ -55,9 +56,10 @@ def networks(perceptrons: int) -> Iterator[Network]:
         sizes = [round(2 ** draw.uniform(1, 9)) for _ in range(draw.randint(2, 4))]
         params = [(Struct(pair, np.float32), Struct(pair[1:], np.float32)) for pair in pairwise(sizes)]
         yield str(sizes), perceptron, params, partial(_batch, (sizes[0],)), draw.choice(OPTIMIZERS)()
-    for name in ("digits mlp", "digits cnn"):
-        loss, params, (images, _) = MODELS[name]()
-        yield name, loss, params, partial(_batch, images.shape[1:]), optax.adam(1e-3)
+    for name in ("mlp", "cnn"):
+        loss, init, image = digits_network(name)
+        params = jax.eval_shape(init, jax.random.key(SEED))
+        yield f"digits {name}", loss, params, partial(_batch, image), optax.adam(1e-3)
 
 
 def _batch(shape: tuple[int, ...], size: int) -> tuple[Struct, Struct]:

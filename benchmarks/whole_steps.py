@@ -3,158 +3,57 @@
     python benchmarks/whole_steps.py --json old.json
     python benchmarks/whole_steps.py --against old.json
 
-The models, target and donation are fixed here and nowhere else: MLP and CNN of `examples/digits.py` (batch 64),
-a 2-layer transformer (width 128, batch 8 of 64 tokens) and an LSTM (16 steps, 64 units, batch 16), float32, Adam, state
-donated, one Mk2. Cycles are those of the compiled step without host exchange. Lowering is all from jaxpr to executable,
-without tracing and XLA, as the median of processes that each lower one step, so that no cache is warm. On a busy
-machine its CPU seconds (with tracing) are the better measure. Only names that every version of the package has are
-used, so the same file measures an older checkout by PYTHONPATH.
+Small sizes of models of `models/`: MLP and CNN of `examples/digits.py` (batch 64), a 2-layer transformer (width 128,
+batch 8 of 64 tokens) and an LSTM (16 steps, 64 units, batch 16), float32, Adam, state donated, one Mk2. Cycles are
+those of the compiled step without host exchange. Lowering is all from jaxpr to executable, without tracing and XLA, as
+the median of processes that each lower one step, so that no cache is warm. On a busy machine its CPU seconds (with
+tracing) are the better measure. Only names that every version of the package has are used, so the same file measures an
+older checkout by PYTHONPATH. Sizes that do not fit, and what fills a tile: `fit.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import lax
+from models import Model
+from models.digits import digits
+from models.gpt import gpt
+from models.lstm import lstm
 
 import ipujax as ipu
 
-ARCH = "mk2"
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "digits.py"
-DIGITS_BATCH = 64
-LAYERS, WIDTH, HEADS, VOCABULARY, SEQUENCES, LENGTH = 2, 128, 4, 256, 8, 64
-STEPS, UNITS, FEATURES, CLASSES, LSTM_BATCH = 16, 64, 64, 10, 16
-
-RATIOS = ("cycles", "max_tile_bytes", "lowering_seconds", "cpu_seconds")
-
-Struct = jax.ShapeDtypeStruct
-Loss = Callable[..., jax.Array]
-Figures = dict[str, float]
-
-
-def load_example() -> ModuleType:
-    """The module `examples/digits.py`."""
-    spec = importlib.util.spec_from_file_location("digits_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def floats(**shapes: tuple[int, ...]) -> dict[str, Struct]:
-    """Parameters of the given shapes."""
-    return {name: Struct(shape, np.float32) for name, shape in shapes.items()}
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean over all labels."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def digits(name: str) -> tuple[Loss, Any, tuple[Struct, ...]]:
-    """A model of the example: loss, shapes of its parameters and of a batch."""
-    example = load_example()
-    model, shapes = example.MODELS[name]
-
-    def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-        return cross_entropy(model(params, images), labels)
-
-    batch = Struct((DIGITS_BATCH, example.SIDE, example.SIDE, 1), np.float32), Struct((DIGITS_BATCH,), np.int32)
-    return loss, jax.eval_shape(lambda: example.init(shapes)), batch
-
-
-def transformer() -> tuple[Loss, Any, tuple[Struct, ...]]:
-    """A causal language model over bytes: pre-norm blocks of attention and a GELU layer of four times the width."""
-    block = floats(
-        qkv=(WIDTH, 3 * WIDTH), out=(WIDTH, WIDTH), up=(WIDTH, 4 * WIDTH), down=(4 * WIDTH, WIDTH),
-        up_bias=(4 * WIDTH,), down_bias=(WIDTH,), scale1=(WIDTH,), shift1=(WIDTH,), scale2=(WIDTH,), shift2=(WIDTH,),
-    )  # fmt: skip
-    params = floats(tokens=(VOCABULARY, WIDTH), places=(LENGTH, WIDTH), head=(WIDTH, VOCABULARY))
-
-    def norm(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-        centred = x - x.mean(-1, keepdims=True)
-        return centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
-
-    def attention(p: Any, x: jax.Array) -> jax.Array:
-        q, k, v = (part.reshape(*part.shape[:2], HEADS, -1) for part in jnp.split(x @ p["qkv"], 3, -1))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(WIDTH // HEADS)
-        causal = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
-        weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape) @ p["out"]
-
-    def loss(params: Any, ids: jax.Array, labels: jax.Array) -> jax.Array:
-        x = params["tokens"][ids] + params["places"]
-        for p in params["blocks"]:
-            x = x + attention(p, norm(x, p["scale1"], p["shift1"]))
-            hidden = jax.nn.gelu(norm(x, p["scale2"], p["shift2"]) @ p["up"] + p["up_bias"])
-            x = x + hidden @ p["down"] + p["down_bias"]
-        return cross_entropy(x @ params["head"], labels)
-
-    ids = Struct((SEQUENCES, LENGTH), np.int32)
-    return loss, {**params, "blocks": [block] * LAYERS}, (ids, ids)
-
-
-def lstm() -> tuple[Loss, Any, tuple[Struct, ...]]:
-    """A classifier of sequences: one LSTM by `lax.scan`, and a dense layer on its last output."""
-    params = floats(wx=(FEATURES, 4 * UNITS), wh=(UNITS, 4 * UNITS), b=(4 * UNITS,), w=(UNITS, CLASSES))
-
-    def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
-        def cell(carry: tuple[jax.Array, jax.Array], row: jax.Array) -> Any:
-            h, c = carry
-            i, f, g, o = jnp.split(row @ params["wx"] + h @ params["wh"] + params["b"], 4, 1)
-            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
-
-        zeros = jnp.zeros((LSTM_BATCH, UNITS))
-        (h, _), _ = lax.scan(cell, (zeros, zeros), x)
-        return cross_entropy(h @ params["w"], labels)
-
-    return loss, params, (Struct((STEPS, LSTM_BATCH, FEATURES), np.float32), Struct((LSTM_BATCH,), np.int32))
-
-
-MODELS: dict[str, Callable[[], tuple[Loss, Any, tuple[Struct, ...]]]] = {
+MODELS: dict[str, Callable[[], Model]] = {
     "digits mlp": partial(digits, "mlp"),
     "digits cnn": partial(digits, "cnn"),
-    "transformer": transformer,
-    "lstm": lstm,
+    "transformer": partial(gpt, layers=2, width=128, length=64),
+    "lstm": partial(lstm, length=16, units=64, batch=16),
 }
+RATIOS = ("cycles", "max_tile_bytes", "lowering_seconds", "cpu_seconds")
+Figures = dict[str, float]
 
 
 def measure(name: str) -> Figures:
     """Figures of one step, lowered once in this process."""
-    loss, params, batch = MODELS[name]()
-    optimizer = optax.adam(1e-3)
-
-    def train_step(params: Any, opt_state: Any, *batch: jax.Array) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, *batch)
-        updates, opt_state = optimizer.update(grads, opt_state)
-        return optax.apply_updates(params, updates), opt_state, value
-
-    device = ipu.IPUModel(num_ipus=1, arch=ARCH)
+    model = MODELS[name]()
+    device, args = model.device(), model.args
     # What happens once in a process, as imports inside functions, is not measured.
-    ipu.jit(lambda x: x + 1, device=device).lower(Struct((4,), np.float32)).compile()
+    ipu.jit(lambda x: x + 1, device=device).lower(jax.ShapeDtypeStruct((4,), np.float32)).compile()
     # Whether a step fits is one of the figures.
-    step = ipu.jit(train_step, device=device, donate_argnums=(0, 1), options=ipu.Options(allow_out_of_memory=True))
+    options = ipu.Options(allow_out_of_memory=True)
+    step = ipu.jit(model.step, device=device, donate_argnums=model.donate_argnums, options=options)
     start = time.process_time()
-    compiled = step.lower(params, jax.eval_shape(optimizer.init, params), *batch).compile()
+    compiled = step.lower(*args).compile()
     cpu_seconds = time.process_time() - start
     profile = compiled.profile
     return {

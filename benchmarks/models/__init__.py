@@ -1,0 +1,46 @@
+"""Training steps by which the compiler is judged, one file a model; see `benchmarks/fit.py`.
+
+Each is a `Model` made by a function whose defaults are what figures are published for. Smaller sizes are for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from .bert import bert_base, bert_large
+from .digits import digits
+from .gcn import gcn
+from .gpt import gpt
+from .graphnet import graphnet
+from .hmm import hmm
+from .lstm import lstm
+from .mlp import mlp
+from .model import Model as Model
+from .resnet20 import resnet20
+from .resnet50 import resnet50
+from .transformer import WAYS, transformer
+from .vae import vae
+
+# The models whose cycles are compared with those of an earlier version.
+COMPARED: dict[str, Callable[..., Model]] = {
+    "digits-mlp": partial(digits, "mlp"),
+    "digits-cnn": partial(digits, "cnn"),
+    "mlp": mlp,
+    "vae": vae,
+    "lstm": lstm,
+    "gpt-4": gpt,
+    "resnet-20": resnet20,
+    "hmm": hmm,
+}
+
+MODELS: dict[str, Callable[..., Model]] = {
+    **COMPARED,
+    "gpt-block": partial(gpt, layers=1),
+    **{f"transformer-{way}": partial(transformer, way) for way in WAYS},
+    "graphnet": graphnet,
+    "gcn": gcn,
+    "resnet-50": resnet50,
+    "bert-large": bert_large,
+    "bert-base": bert_base,
+}

@@ -1,0 +1,172 @@
+"""BERT's pre-training on a pipeline of four IPUs, in half precision: masked words and next sentence, plain SGD.
+
+The table of words lies on the first IPU, which has fewer layers for that: the first stage embeds, the last one, on the
+same IPU, predicts words by the same table. Each layer is recomputed in the backward pass. The loss is scaled by a
+constant, so that small gradients do not vanish in half precision.
+Source: Devlin et al., "BERT" (2019); stages as in Graphcore's PyTorch example, without its dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+
+from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_init, weights
+from .model import Model, Struct
+
+HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model and its batches.
+
+    Args:
+        layers: on each IPU.
+        width: of what is known of each word.
+        heads: of attention.
+        micro_batch: sequences.
+        micro_batches: of each replica, a step.
+        replicas: of the pipeline.
+        length: words of a sequence.
+        masked: words of a sequence that are to be predicted.
+        vocabulary: different words.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    heads: int
+    micro_batch: int
+    micro_batches: int
+    replicas: int = 1
+    length: int = 128
+    masked: int = 20
+    vocabulary: int = 30_528
+
+
+def layer(p: Params, x: jax.Array, bias: jax.Array, heads: int) -> jax.Array:
+    """One encoder layer: attention and feed-forward, norms behind; `bias` hides padding."""
+    rows, length, _ = x.shape
+    q, k, v = jnp.split(dense(p["qkv"], x).reshape(rows, length, 3 * heads, -1), 3, axis=2)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5 + bias
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+    x = layer_norm(p["norm1"], x + dense(p["out"], mixed))
+    return layer_norm(p["norm2"], x + dense(p["down"], jax.nn.gelu(dense(p["up"], x))))
+
+
+def init(sizes: Sizes, key: jax.Array) -> Params:
+    """All parameters."""
+    keys = iter(jax.random.split(key, 6 + 4 * sum(sizes.layers)))
+    d = sizes.width
+
+    def linear(inputs: int, outputs: int) -> Params:
+        return dense_init(next(keys), inputs, outputs, HALF)
+
+    def table(rows: int) -> jax.Array:
+        return weights(next(keys), rows, d, dtype=HALF)
+
+    def one_layer() -> Params:
+        both = {"qkv": linear(d, 3 * d), "out": linear(d, d), "up": linear(d, 4 * d), "down": linear(4 * d, d)}
+        return both | {"norm1": norm_init(d, HALF), "norm2": norm_init(d, HALF)}
+
+    return {
+        "words": table(sizes.vocabulary),
+        "places": table(sizes.length),
+        "segments": table(2),
+        "norm": norm_init(d, HALF),
+        "layers": [[one_layer() for _ in range(count)] for count in sizes.layers],
+        "pooler": linear(d, d),
+        "next": linear(d, 2),
+        "transform": linear(d, d),
+        "transform_norm": norm_init(d, HALF),
+        "word_bias": jnp.zeros(sizes.vocabulary, HALF),
+    }
+
+
+def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
+    """Scaled sum of the losses of both tasks, of a micro-batch."""
+    each = jax.checkpoint(jax.jit(layer, static_argnums=3), static_argnums=3)
+    with ipu.stage(0):
+        x = params["words"][batch["words"]] + params["places"] + params["segments"][batch["segments"]]
+        x = layer_norm(params["norm"], x)
+        bias = jnp.where(batch["is_word"], 0.0, -1e4).astype(HALF)[:, None, None]
+    for number, layers in enumerate(params["layers"]):
+        with ipu.stage(number):
+            for p in layers:
+                x = each(p, x, bias, sizes.heads)
+    with ipu.stage(IPUS):
+        masked = jax.nn.one_hot(batch["positions"], sizes.length, dtype=HALF) @ x
+        masked = layer_norm(params["transform_norm"], jax.nn.gelu(dense(params["transform"], masked)))
+        guesses = masked @ params["words"].T + params["word_bias"]
+        follows = dense(params["next"], jnp.tanh(dense(params["pooler"], x[:, 0])))
+        return LOSS_SCALE * (cross_entropy(guesses, batch["guesses"]) + cross_entropy(follows, batch["follows"]))
+
+
+def bert(name: str, sizes: Sizes, **rest: Any) -> Model:
+    """The training step of all replicas.
+
+    Args:
+        name: of the model.
+        sizes: of the model and its batches.
+        rest: further fields of `Model`.
+    """
+    optimizer = optax.sgd(1e-3 / LOSS_SCALE)
+
+    def start(key: jax.Array) -> tuple[Params, Any]:
+        params = init(sizes, key)
+        return params, optimizer.init(params)
+
+    def step(params: Params, opt_state: Any, batch: Params) -> Any:
+        grad_fn = jax.value_and_grad(lambda params, batch: loss(sizes, params, batch))
+        mapping = [*range(IPUS), 0]
+        result = ipu.pipeline(grad_fn, micro_batches=sizes.micro_batches, device_mapping=mapping)(params, batch)
+        value, grads = lax.pmean(result, "replica") if sizes.replicas > 1 else result
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value / LOSS_SCALE
+
+    rows = sizes.replicas * sizes.micro_batches * sizes.micro_batch
+    words, masked = Struct((rows, sizes.length), np.int32), Struct((rows, sizes.masked), np.int32)
+    batch = {"words": words, "segments": words, "is_word": Struct(words.shape, np.bool_), "positions": masked}
+    batch |= {"guesses": masked, "follows": Struct((rows,), np.int32)}
+    specs = {"replicas": sizes.replicas, "in_specs": (P(), P(), P("replica")), "out_specs": P()}
+    jit = specs if sizes.replicas > 1 else {}
+    return Model(name, step, start, (batch,), num_ipus=IPUS * sizes.replicas, arch="bow", jit=jit, **rest)
+
+
+def spread(layers: int, first: int) -> tuple[int, ...]:
+    """Layers of each IPU: so many on the first, the others evenly on the rest."""
+    rest = layers - first
+    return (first, *((rest + IPUS - 2 - n) // (IPUS - 1) for n in range(IPUS - 1)))
+
+
+def bert_large(layers: int = 24, micro_batches: int = 16) -> Model:
+    """BERT-Large on 4 Bow IPUs, micro-batches of 8: 3, 7, 7 and 7 layers.
+
+    Args:
+        layers: of all IPUs, an eighth of them on the first.
+        micro_batches: a step.
+    """
+    return bert("bert-large", Sizes(spread(layers, layers // 8), 1024, 16, 8, micro_batches))
+
+
+def bert_base(layers: int = 12, micro_batches: int = 16) -> Model:
+    """BERT-Base, phase 1, on a Bow Pod16 as published: 4 replicas of 4 IPUs with 0, 4, 4 and 4 layers, half partials.
+
+    Micro-batches of 32. Steps of 24 and of 16 micro-batches differ by what one micro-batch takes, optimiser and ramps
+    apart.
+
+    Args:
+        layers: of all IPUs, none on the first.
+        micro_batches: of each replica, a step.
+    """
+    sizes = Sizes(spread(layers, 0), 768, 12, 32, micro_batches, replicas=4)
+    return bert("bert-base", sizes, options={"partials": "float16"})
