@@ -17,8 +17,9 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import has_stages
+from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
@@ -148,6 +149,7 @@ class _Program:
             prog.add(StreamOut(result, outputs[-1]))
         for variable in graph.variables:
             map_linearly(graph, Tensor.of(variable))
+        merge_compute_sets(graph, prog)
         ends = whole.in_dims, whole.out_dims
         return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, *ends, pipelines)
 
@@ -179,13 +181,18 @@ class _Program:
             if has_stages(jaxpr.jaxpr):
                 made, pipelines = lower_staged(graph, Lowering, jaxpr, given, self._prog)
             else:
-                made = Lowering(graph).jaxpr(jaxpr, given, self._prog)
+                made = Lowering(graph, self._donated(given)).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()
         whole_of = dict(zip(self._shards, arguments, strict=True))
         for bounds in self._found.outputs:
             shards = tuple(next(remaining) for _ in range(num_shards(bounds)))
             results.append(whole_of.get(shards) or _joined(shards))
         return results, pipelines
+
+    def _donated(self, arguments: Sequence[Tensor]) -> dict[Var, Tensor]:
+        """The arguments that results may be written to at once, by the variables of the results."""
+        pairs = zip(self._found.jaxpr.jaxpr.outvars, self._aliases, strict=True)
+        return {var: arguments[alias] for var, alias in pairs if alias is not None and isinstance(var, Var)}
 
 
 def _joined(shards: Sequence[Tensor]) -> Tensor:

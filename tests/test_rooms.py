@@ -79,8 +79,9 @@ ROOMS: dict[str, str] = {
         " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
+    "lowering.merge": "runtime.analysis runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.poputil lowering.replicas"
+        "lowering.jax_compat lowering.jaxpr lowering.merge lowering.pipelining lowering.poputil lowering.replicas"
         " lowering.rules runtime.graph runtime.host runtime.target runtime.tensor"
     ),
     "lowering.emit": (

@@ -43,14 +43,15 @@ from ipujax.lowering.popops import OP_COSTS
 _FUSIBLE = frozenset(OP_COSTS) - {"copy"}
 _RESHAPING = frozenset(("bitcast_convert_type",))  # between widths the shape changes
 _UNIT_VIEWS = frozenset(("reshape", "squeeze", "broadcast_in_dim", "expand_dims"))
+_NAMED = 4  # operations in the name of a group
 _HOLDERS = frozenset(("scan", "while", "cond", "function_call", "replicated"))  # whose jaxprs are lowered one by one
 
 
-def _compute(*operands: Any, jaxpr: ClosedJaxpr) -> Sequence[Any]:
+def _compute(*operands: Any, jaxpr: ClosedJaxpr, name: str) -> Sequence[Any]:
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
-def _shapes(*operands: Any, jaxpr: ClosedJaxpr) -> Sequence[Any]:
+def _shapes(*operands: Any, jaxpr: ClosedJaxpr, name: str) -> Sequence[Any]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals]
 
 
@@ -209,4 +210,11 @@ def _together(
         body.append(eqn.replace(invars=invars, outvars=[define(eqn.outvars[0])]))
     results = [eqn.outvars[0] for eqn in members if eqn.outvars[0] in needed]
     jaxpr = part_of(whole, [inner[var] for var in operands], [inner[var] for var in results], body)
-    return new_jaxpr_eqn(operands, results, fused_p, {"jaxpr": jaxpr}, set(), members[-1].source_info)
+    params = {"jaxpr": jaxpr, "name": _title(members)}
+    return new_jaxpr_eqn(operands, results, fused_p, params, set(), members[-1].source_info)
+
+
+def _title(members: Sequence[JaxprEqn]) -> str:
+    """The first few operations of a group."""
+    names = list(dict.fromkeys(eqn.primitive.name for eqn in members))
+    return "+".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])

@@ -97,6 +97,9 @@ def apply_steps(
     if layout.shape == shape and not all(own.is_whole for own in narrow):
         layout = _in_rows(layout)
     _place(graph, operands, narrow, layout, shape)
+    for out in outs:
+        if out is not None:
+            map_alike(graph, out.reshape(layout.shape), layout.mapping)
     found = [
         graph.add_variable(layout.shape, dtype, name, layout.mapping).reshape(shape) if out is None else out
         for out, dtype in zip(outs, flat.result_dtypes, strict=True)
@@ -224,13 +227,12 @@ class _Layout(NamedTuple):
 def _layout(
     graph: Graph, kernel: Kernel, operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]
 ) -> _Layout:
-    """The layout to compute in: of a tensor that results go to, or of an operand, or a linear one."""
+    """The layout to compute in: of a mapped tensor that results go to, or of an operand, or a linear one."""
     linear = _Layout(shape, linear_mapping(graph, prod(shape), kernel.result_dtypes[0]))
-    given = next((out for out in outs if out is not None), None)
-    if given is not None:
-        return _layout_of(graph, given) or linear
+    given = [out for out in outs if out is not None]
     homes = [_layout_of(graph, x) for x in operands]
-    layouts = list(dict.fromkeys(home for home in homes if home is not None))
+    layouts = list(dict.fromkeys(home for out in given if (home := _layout_of(graph, out)) is not None))
+    layouts = layouts or list(dict.fromkeys(home for home in homes if home is not None))
     if not layouts:
         return linear
     rows = [(x, home) for x, home in zip(operands, homes, strict=True) if home is not None or graph.is_mapped(x)]
@@ -244,6 +246,8 @@ def _layout(
         return cycles(layout), spread.worst, -spread.tiles
 
     best = min(layouts, key=rank)
+    if any(graph.is_mapped(out) for out in given):
+        return best
     return linear if cycles(linear) < cycles(best) else best
 
 

@@ -61,7 +61,7 @@ def unchanged_operand(eqn: JaxprEqn) -> int | None:
     )
 
 
-def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr) -> Sequence[Tensor]:
+def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -> Sequence[Tensor]:
     """Elementwise equations over one index space, in one vertex a tile."""
     body = jaxpr.jaxpr
     space = index_space(ctx.out_avals[0].shape)
@@ -85,7 +85,8 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr) -> Sequence[
     tensors = [x.reshape(space) for x in operands]
     stored = {n: value for n, value in enumerate(results) if value >= len(operands)}
     outs = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
-    made = apply_steps(ctx.graph, steps, list(stored.values()), tensors, space, ctx.prog, ctx.name, outs)
+    title = ctx.name.removesuffix(ctx.primitive.name) + name
+    made = apply_steps(ctx.graph, steps, list(stored.values()), tensors, space, ctx.prog, title, outs)
     computed = dict(zip(stored, made, strict=True))
 
     def result(number: int, value: int, shape: tuple[int, ...]) -> Tensor:

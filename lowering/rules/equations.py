@@ -47,21 +47,30 @@ class Lowering:
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
-        self.equations(body.eqns, env, prog)
+        self.equations(body.eqns, env, prog, body.outvars)
         return [self.read(env, atom) for atom in body.outvars]
 
-    def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None:
+    def equations(
+        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, results: Sequence[Atom] = ()
+    ) -> None:
         """Lowers equations in order.
 
         Args:
             eqns: the equations.
             env: the tensors of what they read; those of their results are added.
             prog: program to add to.
+            results: what is read after them.
         """
-        for eqn in eqns:
+        last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
+        last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
+        for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
-            results = self.equation(eqn, operands, prog)
-            env.update(zip(eqn.outvars, results, strict=True))
+            into = {var: self._into[var] for var in eqn.outvars if var in self._into}
+            if into:
+                later = [env[var] for var, last in last_read.items() if last > number and var in env]
+                into = {var: out for var, out in into.items() if _may_overwrite(out, operands, later)}
+            found = self._lowered(eqn, operands, prog, into)
+            env.update(zip(eqn.outvars, found, strict=True))
 
     def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
@@ -71,10 +80,17 @@ class Lowering:
             operands: a tensor for each of its operands.
             prog: program to add to.
         """
-        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
-            return self._apply_rule(eqn, operands, prog)
+        return self._lowered(eqn, operands, prog, {})
 
-    def _apply_rule(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+    def _lowered(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+    ) -> Sequence[Tensor]:
+        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
+            return self._apply_rule(eqn, operands, prog, into)
+
+    def _apply_rule(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+    ) -> Sequence[Tensor]:
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,
@@ -84,7 +100,7 @@ class Lowering:
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
             lower_jaxpr=self.jaxpr,
-            into_tensors=tuple(self._target(var, operands) for var in eqn.outvars),
+            into_tensors=tuple(into.get(var) for var in eqn.outvars),
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
@@ -101,14 +117,6 @@ class Lowering:
             return fallback(ctx, *operands)
         return self.jaxpr(inline(impl), operands, ctx.prog)
 
-    def _target(self, result: Var, operands: Sequence[Tensor]) -> Tensor | None:
-        """The tensor that a result is written to, unless it overlaps part of an operand."""
-        out = self._into.get(result)
-        if out is None:
-            return None
-        own = set(out.variables())
-        return out if all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) else None
-
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
         """The tensor of a variable or a literal."""
         if not isinstance(atom, Literal):
@@ -121,3 +129,14 @@ class Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
+
+
+def _may_overwrite(out: Tensor, operands: Sequence[Tensor], later: Sequence[Tensor]) -> bool:
+    """Whether a tensor may be written by an equation: nothing reads it later, nor in part now.
+
+    An operand that is the very tensor is read, element by element, before it is written.
+    """
+    own = set(out.variables())
+    return all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) and all(
+        own.isdisjoint(x.variables()) for x in later
+    )

@@ -17,6 +17,7 @@ Limits: each phase lasts as long as its slowest tile; phases do not overlap.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class ComputeSetCost:
         rearrangement_bytes: bytes so copied.
         active_cycles: cycles in which a worker issues an instruction; the rest of `compute_cycles` are idle slots.
         active_by_codelet: active cycles of all tiles, by name of the codelet.
+        active_by_group: the same for each vertex group of the compute set, in order.
         vertices: vertices on each tile.
         before: exchange of operands.
         after: exchange of results that are stored on another tile.
@@ -72,6 +74,7 @@ class ComputeSetCost:
     rearrangement_bytes: np.ndarray
     active_cycles: np.ndarray
     active_by_codelet: tuple[tuple[str, int], ...]
+    active_by_group: tuple[int, ...]
     vertices: np.ndarray
     before: ExchangeCost
     after: ExchangeCost
@@ -140,7 +143,10 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     operand_bytes, operand_cycles = _rearrangement(reads, window, target)
     result_bytes, result_cycles = _rearrangement(writes, window, target)
     copied_bytes, copied_cycles = operand_bytes + result_bytes, operand_cycles + result_cycles
-    vertex_cycles, active, by_codelet, vertices = _vertices(groups, window, target)
+    vertex_cycles, active, by_group, vertices = _vertices(groups, window, target)
+    by_codelet = Counter[str]()
+    for group, cycles in zip(groups, by_group, strict=True):
+        by_codelet[group.codelet.name] += cycles
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
@@ -149,7 +155,8 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
         compact(result_cycles),
         compact(copied_bytes),
         compact(active),
-        by_codelet,
+        tuple(by_codelet.items()),
+        by_group,
         compact(vertices),
         exchange_cost(reads, window, target),
         exchange_cost(writes, window, target),
@@ -192,11 +199,11 @@ def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) 
 
 def _vertices(
     groups: Sequence[VertexGroup], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[tuple[str, int], ...], np.ndarray]:
-    """Cycles and active cycles of all vertices of each tile, active cycles by codelet, and vertices of each tile."""
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray]:
+    """Cycles and active cycles of all vertices of each tile, active cycles by group, and vertices of each tile."""
     tiles, workers = window.tiles, target.worker_contexts
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
-    by_codelet: dict[str, int] = {}
+    by_group: list[int] = []
     shared: list[tuple[np.ndarray, np.ndarray]] = []
     for group in groups:
         tile, cycles = _vertex_cycles(group, target)
@@ -204,7 +211,7 @@ def _vertices(
         on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
         active += on_tile
-        by_codelet[group.codelet.name] = by_codelet.get(group.codelet.name, 0) + int(on_tile.sum())
+        by_group.append(int(on_tile.sum()))
         if group.codelet.supervisor:
             total += on_tile
         else:
@@ -214,7 +221,7 @@ def _vertices(
         busy = np.bincount(tile, minlength=tiles) > 0
         slowest = slowest_workers(tile, cycles, tiles, workers)
         total += np.where(busy, target.supervisor_overhead_cycles + workers * slowest, 0)
-    return total, active, tuple(by_codelet.items()), vertices
+    return total, active, tuple(by_group), vertices
 
 
 def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ In a graph of several replicas each runs the program on memory of its own; they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -131,6 +131,10 @@ class Sequence(Program):
                 "a sequence is added to itself", expected="another program", hint="Repeat(count, sequence)"
             )
         self._programs.append(check_program(program))
+
+    def replace_all(self, programs: Iterable[Program]) -> None:
+        """Puts other programs in the place of all that it has."""
+        self._programs = [check_program(program) for program in programs]
 
     def children(self) -> tuple[Program, ...]:
         """The programs inside this one, in order, those of sequences inside of it in their place.

@@ -114,6 +114,8 @@ class VertexGroup:
         accesses: one for each field of the codelet.
         tile: the tile of each vertex, int32[axes[0].blocks, …]; −1 where there is no vertex.
         origins: names of axes whose first index each vertex gets.
+        origin: where it comes from.
+        name: debug name, where that is not its compute set's.
     """
 
     codelet: Codelet
@@ -122,6 +124,7 @@ class VertexGroup:
     tile: np.ndarray
     origins: tuple[str, ...] = ()
     origin: Origin = Origin()
+    name: str = ""
 
     @property
     def num_vertices(self) -> int:

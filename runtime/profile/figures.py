@@ -9,6 +9,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -197,15 +198,27 @@ class Figures:
         """Work of each phase on each IPU, and cycles by name of the step, for each line of source."""
         lines: dict[str, tuple[Origin, np.ndarray, Counter[str]]] = {}
         for node, runs in self.timeline.executions.items():
-            origin, name = _place(node)
-            origin = origin.in_library() if of_libraries else origin
             step = self.executable.steps[node]
-            if str(origin) not in lines:
-                lines[str(origin)] = origin, np.zeros_like(step.work), Counter()
-            _, work, names = lines[str(origin)]
-            work += step.work * runs
-            names[name] += int(step.cycles.max()) * runs
+            for origin, name, work in self._parts(node, step.work * runs):
+                origin = origin.in_library() if of_libraries else origin
+                if str(origin) not in lines:
+                    lines[str(origin)] = origin, np.zeros_like(work), Counter()
+                lines[str(origin)][1][:] += work
+                lines[str(origin)][2][name] += int(work.sum(1).max())
         return lines
+
+    def _parts(self, node: Program, work: np.ndarray) -> Iterator[tuple[Origin, str, np.ndarray]]:
+        """The work of a step by where it comes from: vertex groups of several lines share it by their cycles."""
+        groups = self.executable.graph.groups[node.compute_set] if isinstance(node, Execute) else []
+        cost = self.executable.costs[node] if isinstance(node, Execute) else None
+        is_one = len({group.name for group in groups}) <= 1
+        if is_one or not isinstance(cost, ComputeSetCost) or not sum(cost.active_by_group):
+            yield (*_place(node), work)
+            return
+        shares = np.cumsum((0, *cost.active_by_group))
+        done = work[..., None] * shares // shares[-1]
+        for number, group in enumerate(groups):
+            yield group.origin, group.name, done[..., number + 1] - done[..., number]
 
     @cached_property
     def numbering(self) -> Numbering:

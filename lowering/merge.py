@@ -1,0 +1,137 @@
+"""Merges compute sets that do not depend on each other: one sync and one exchange for all of them.
+
+Input: a graph and a program of lowered equations. Output: the same program with fewer steps; its sequences change, and
+compute sets that took others in have their vertex groups.
+
+A compute set moves up to an earlier one of the same IPU if no step between them, nor that one, touches what it touches.
+Merging never takes more cycles: tiles that had work in only one of the two do it at the same time. What it may cost is
+memory, since results are there earlier; so a set moves only past a few steps, and only if the bytes of its results on a
+tile are worth less than the sync it saves. Host exchanges, loops, branches, calls and collectives are never passed.
+
+Limits: dependence is by variable, so two writes to parts of one variable stay apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ipujax.runtime.analysis import Effects, EffectsOf
+from ipujax.runtime.graph import (
+    NO_TILE,
+    Collective,
+    ComputeSet,
+    Copy,
+    Execute,
+    Graph,
+    Program,
+    Sequence,
+    VertexGroup,
+    distinct,
+)
+from ipujax.runtime.tensor import element_bytes
+
+_MOST_PASSED = 16  # steps that a compute set moves past; assumed: further away little is independent and still small
+_CYCLES_PER_BYTE = 0.5  # what a byte on the fullest tile is worth
+_NAMED = 3  # compute sets in the name of a merged one
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step of a sequence, with its effects and, of a compute set, the IPU of all its vertices."""
+
+    program: Program
+    effects: Effects
+    ipu: int | None
+    taken_in: list[ComputeSet]
+
+
+def merge_compute_sets(graph: Graph, program: Program) -> None:
+    """Merges what can be merged in all sequences of a program, those of loops and functions too."""
+    effects = EffectsOf(graph)
+    fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
+    for node in list(distinct(program)):
+        if type(node) is Sequence and node not in fixed:
+            node.replace_all(_merged(graph, node, effects))
+
+
+def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Program]:
+    steps: list[_Step] = []
+    for program in sequence.children():
+        step = _Step(program, effects(program), _ipu(graph, program), [])
+        place = None if step.ipu is None else _place_for(graph, steps, step)
+        if place is None:
+            steps.append(step)
+            continue
+        place.effects = _both(place.effects, step.effects)
+        assert isinstance(program, Execute)
+        place.taken_in.append(program.compute_set)
+    return [_with_taken_in(graph, step) for step in steps]
+
+
+def _place_for(graph: Graph, steps: list[_Step], step: _Step) -> _Step | None:
+    """The earliest step that a compute set can be merged into."""
+    found = None
+    held_cycles = _CYCLES_PER_BYTE * _result_bytes(graph, step.program)
+    for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
+        movable = isinstance(earlier.program, Execute | Copy)
+        if not movable or not _independent(earlier.effects, step.effects):
+            break
+        if earlier.ipu == step.ipu and (passed == 0 or held_cycles <= graph.target.internal_sync_cycles):
+            found = earlier
+    return found
+
+
+def _independent(one: Effects, other: Effects) -> bool:
+    return (
+        one.writes.isdisjoint(other.writes)
+        and one.writes.isdisjoint(other.reads)
+        and one.reads.isdisjoint(other.writes)
+    )
+
+
+def _both(one: Effects, other: Effects) -> Effects:
+    return Effects(one.reads | other.reads, one.writes | other.writes, one.kills | other.kills)
+
+
+def _ipu(graph: Graph, program: Program) -> int | None:
+    """The IPU that all vertices of a compute set are on; None for other steps, and for what is told of by name."""
+    if not isinstance(program, Execute) or program.compute_set in graph.fallbacks:
+        return None
+    tiles = [group.tile[group.tile != NO_TILE] for group in graph.groups[program.compute_set]]
+    ends = [(int(t.min()), int(t.max())) for t in tiles if t.size]
+    per_ipu = graph.target.tiles_per_ipu
+    ipus = {tile // per_ipu for low_high in ends for tile in low_high}
+    return ipus.pop() if len(ipus) == 1 else None
+
+
+def _result_bytes(graph: Graph, program: Program) -> int:
+    """Bytes of the results of a compute set on a tile, were they spread evenly over its vertices' tiles."""
+    assert isinstance(program, Execute)
+    return sum(_bytes_per_tile(group) for group in graph.groups[program.compute_set])
+
+
+def _bytes_per_tile(group: VertexGroup) -> int:
+    fields = zip(group.codelet.fields, group.accesses, strict=True)
+    total = sum(access.tensor.size * element_bytes(field.dtype) for field, access in fields if field.direction == "out")
+    return int(-(-total // max(1, np.unique(group.tile).size)))
+
+
+def _with_taken_in(graph: Graph, step: _Step) -> Program:
+    """The step as one compute set; those it took in leave the graph."""
+    if not step.taken_in:
+        return step.program
+    assert isinstance(step.program, Execute)
+    members = [step.program.compute_set, *step.taken_in]
+    largest = max(members, key=lambda one: sum(group.num_vertices for group in graph.groups[one]))
+    merged = replace(largest, name=_name([one.name for one in members]))
+    named = [(group.name or one.name, group) for one in members for group in graph.groups.pop(one)]
+    graph.groups[merged] = [replace(group, name=name) for name, group in named]
+    return Execute(merged)
+
+
+def _name(names: list[str]) -> str:
+    several = list(dict.fromkeys(names))
+    more = f" and {len(several) - _NAMED} more" if len(several) > _NAMED else ""
+    return ", ".join(several[:_NAMED]) + more

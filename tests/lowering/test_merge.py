@@ -1,0 +1,126 @@
+"""Compute sets that do not depend on each other run together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax as ipu
+from ipujax.lowering.merge import merge_compute_sets
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.popops.kernel import Op
+from ipujax.runtime.compile import program_cycles
+from ipujax.runtime.graph import Copy, Execute, Graph, HostStream, Sequence, StreamIn
+from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor.mapping import grid
+from tests.lowering.helpers import check, small_target
+
+F32 = np.dtype(np.float32)
+SIN = Op("sin", jax.lax.sin, F32)
+X = np.random.default_rng(2).normal(size=(12, 8)).astype(np.float32)
+
+
+def tensor(graph: Graph, name: str) -> Tensor:
+    return graph.add_variable((12, 8), F32, name, grid((12, 8), (2, 2)))
+
+
+def counts(graph: Graph, prog: Sequence) -> list[int]:
+    """Vertex groups of each step that is a compute set, 0 for others."""
+    return [len(graph.groups[c.compute_set]) if isinstance(c, Execute) else 0 for c in prog.children()]
+
+
+def built(order: str) -> tuple[Graph, Sequence]:
+    """A program of sines, `ab` for b = sin a, in order; `>` is a host stream into x."""
+    graph, prog, known = Graph(small_target(4)), Sequence(), dict[str, Tensor]()
+    for step in order.split():
+        if step == ">":
+            known["x"] = tensor(graph, "x")
+            prog.add(StreamIn(HostStream("x", (12, 8), F32), known["x"]))
+            continue
+        read, written = step
+        source = known.setdefault(read, tensor(graph, read))
+        known[written] = elementwise(graph, SIN, [source], prog, step)
+    merge_compute_sets(graph, prog)
+    return graph, prog
+
+
+def test_independent_neighbours_are_one_compute_set() -> None:
+    graph, prog = built("ab cd ef")
+    assert counts(graph, prog) == [3] and set(graph.groups) == {prog.children()[0].compute_set}  # type: ignore[attr-defined]
+
+
+def test_a_chain_stays_apart() -> None:
+    assert counts(*built("ab bc cd")) == [1, 1, 1]
+
+
+def test_two_chains_run_side_by_side() -> None:
+    assert counts(*built("ab bc xy yz")) == [2, 2]
+
+
+def test_host_exchanges_are_not_passed() -> None:
+    assert counts(*built("ab > cd")) == [1, 0, 1]
+    assert counts(*built("ab > xc")) == [1, 0, 1]
+
+
+def test_what_reads_a_copy_stays_behind_it() -> None:
+    graph, prog = Graph(small_target(4)), Sequence()
+    a, b = tensor(graph, "a"), tensor(graph, "b")
+    elementwise(graph, SIN, [a], prog, "first")
+    prog.add(Copy(a, b))
+    elementwise(graph, SIN, [b], prog, "second")
+    merge_compute_sets(graph, prog)
+    assert counts(graph, prog) == [1, 0, 1]
+
+
+def test_large_results_are_not_made_long_before_they_are_read() -> None:
+    """Their bytes are worth more than a sync."""
+    graph, prog = Graph(small_target(4)), Sequence()
+    large = [graph.add_variable((512, 64), F32, n, grid((512, 64), (2, 2))) for n in "abc"]
+    b = elementwise(graph, SIN, [large[0]], prog, "b")
+    elementwise(graph, SIN, [b], prog, "c")
+    elementwise(graph, SIN, [large[1]], prog, "neighbour of c")
+    elementwise(graph, SIN, [large[2]], prog, "neighbour of both")
+    merge_compute_sets(graph, prog)
+    assert counts(graph, prog) == [1, 3]
+
+
+def test_it_saves_cycles() -> None:
+    def cycles(order: str, merged: bool) -> int:
+        graph, prog = Graph(small_target(4)), Sequence()
+        for name in order:
+            elementwise(graph, SIN, [tensor(graph, name)], prog, name)
+        if merged:
+            merge_compute_sets(graph, prog)
+        return program_cycles(graph, prog)
+
+    sync = small_target(4).internal_sync_cycles
+    assert cycles("abcd", True) == cycles("abcd", False) - 3 * sync
+
+
+def test_an_optimiser_is_a_few_steps() -> None:
+    """All parameters of one space together, the state written in place."""
+
+    def step(params: Any, momentum: Any, grads: Any) -> Any:
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
+
+    tree = [jnp.asarray(X) + n for n in range(6)]
+    program = ipu.jit(step, donate_argnums=(0, 1)).lower(tree, tree, tree)
+    steps = [leaf for leaf in program.program.children() if isinstance(leaf, (Execute, Copy))]
+    assert len(steps) == 1 and len(program.graph.groups[steps[0].compute_set]) == 6  # type: ignore[union-attr]
+    check(step, tree, tree, tree, tiles=(1, 7), rtol=1e-6)
+
+
+def test_lines_share_the_cycles_of_a_merged_compute_set() -> None:
+    def fun(x: jax.Array, y: jax.Array) -> Any:
+        first = jnp.sin(x)
+        second = jnp.cos(y[:, :4])
+        return first, second
+
+    profile = ipu.jit(fun).lower(X, X).compile().profile
+    rows = {row.origin.line: row.cycles for row in profile.operations() if "(fun)" in row.origin.line}
+    assert len(rows) == 2 and min(rows.values()) > 0
+    assert sum(row.cycles for row in profile.operations()) == profile.cycles
