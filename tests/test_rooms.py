@@ -71,7 +71,7 @@ ROOMS: dict[str, str] = {
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops"
-        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.target runtime.tensor"
+        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
@@ -80,7 +80,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.poputil lowering.replicas"
-        " lowering.rules runtime.graph runtime.host runtime.target runtime.tensor"
+        " lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.emit": (
         "lowering.jax_compat lowering.passes lowering.poputil lowering.rules runtime.graph runtime.tensor"

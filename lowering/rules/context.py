@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
 
 
@@ -31,6 +32,7 @@ class Context:
         out_avals: shape and dtype of each result.
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: lowered functions by callee, kept for the rule of calls.
+        options: what the user chose.
         into_tensor: where the result may be written at once; a rule that does so returns it.
     """
 
@@ -41,6 +43,7 @@ class Context:
     out_avals: tuple[Any, ...]
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
+    options: Options
     into_tensor: Tensor | None = None
 
     @property
