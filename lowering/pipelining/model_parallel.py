@@ -40,7 +40,7 @@ def lower_staged(
         ArgumentError: for stages that make no sense, or more of them than IPUs.
     """
     body, num_ipus = jaxpr.jaxpr, graph.target.num_ipus
-    pipelines = {n: staged_pipeline(eqn, num_ipus) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
+    pipelines = {n: staged_pipeline(eqn, graph.target) for n, eqn in enumerate(body.eqns) if is_staged(eqn)}
     stages = place(body, {n: pipeline.span() for n, pipeline in pipelines.items()})
     _check_fits(jaxpr, stages, num_ipus)
     ipus = Ipus(graph, make)
