@@ -49,6 +49,7 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target"
         " runtime.tensor runtime.timeline"
     ),
+    "runtime.compare": "runtime.memory runtime.profile runtime.tensor",
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
@@ -95,7 +96,7 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options"
-        " runtime.profile"
+        " runtime.profile runtime.target"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
@@ -150,7 +151,7 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
         " ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
-        " ipujax.schedules ipujax.stages runtime.options runtime.profile runtime.target"
+        " ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",
