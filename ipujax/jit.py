@@ -410,6 +410,7 @@ class IpuFunction(Generic[_P, _R]):
                 donated=[signature.donated[n] for n in moved],
                 names=[signature.leaf_names[n] for n in moved],
                 line=self._line or calling_line(),
+                options=self._options,
             )
         self._warn_of_unused_ipus(device, program.graph)
         return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)

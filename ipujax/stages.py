@@ -31,6 +31,7 @@ from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import Profile
 from ipujax.runtime.signatures import described
+from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
 
@@ -195,7 +196,8 @@ class Lowered:
         if after is None:
             return listing(self.graph, self.program)
         if after not in self._jaxprs:
-            raise ArgumentError(f"no pass is called {after!r}", expected=f"one of {', '.join(self._jaxprs)}")
+            expected, hint = f"one of {', '.join(self._jaxprs)}", nearest(after, self._jaxprs)
+            raise ArgumentError(f"no pass is called {after!r}", expected=expected, hint=hint)
         return str(self._jaxprs[after])
 
     def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:

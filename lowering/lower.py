@@ -1,6 +1,6 @@
 """From a jaxpr to a graph and a control program.
 
-    lower(jaxpr, target, donated) → LoweredProgram(graph, program, inputs, outputs)
+    lower(jaxpr, target, donated, options) → LoweredProgram(graph, program, inputs, outputs)
 
 Arguments become variables filled from host streams, each equation adds compute sets by its rule, see `equations`, and
 results go to host streams. A donated argument stays on the device: the result that takes its place is copied into its
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import Copy, Graph, HostStream, Sequence as ProgramSequence, StreamIn, StreamOut
 from ipujax.runtime.host import ALONE, Instances
+from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, concat
 
@@ -79,7 +81,13 @@ class LoweredProgram:
 
 
 def lower(
-    jaxpr: ClosedJaxpr, target: Target, *, donated: Sequence[bool] = (), names: Sequence[str] = (), line: str = ""
+    jaxpr: ClosedJaxpr,
+    target: Target,
+    *,
+    donated: Sequence[bool] = (),
+    names: Sequence[str] = (),
+    line: str = "",
+    options: Options | None = None,
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -89,13 +97,14 @@ def lower(
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
         line: line of equations whose own line is not the user's, `file:line (function)`.
+        options: what the user chose, `Options()` when None.
 
     Returns:
         The graph and the program of one call.
 
     Raises:
         GraphError: for an argument or constant that is no array, for more replicas than the machine has room for, or
-            for a result that is to be the same on all replicas and may differ.
+            for a result that is to be the same on all replicas and may differ, or for partials that no codelet has.
     """
     whole = unwrapped(jaxpr)
     jaxpr, replicas = whole.jaxpr, whole.replicas
@@ -107,28 +116,35 @@ def lower(
     donated = donated or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     one = of_one_replica(target, replicas)
+    make = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
     def program_of(found: CutJaxpr) -> LoweredProgram:
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
-            lowered[found.jaxpr] = _Program(whole, found, Graph(one, replicas), donated, names).lowered(line)
+            lowered[found.jaxpr] = _Program(whole, found, Graph(one, replicas), make, donated, names).lowered(line)
         return lowered[found.jaxpr]
 
     def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
         done = program_of(found)
         return done.graph, done.program
 
-    return program_of(find_stages(jaxpr, one, Lowering, whole_of) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
+    return program_of(find_stages(jaxpr, one, make, whole_of) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
 
 
 class _Program:
     """The program of one call; `found` is `whole` with arguments and results that may be in row shards."""
 
     def __init__(
-        self, whole: Replicated, found: CutJaxpr, graph: Graph, donated: Sequence[bool], names: Sequence[str]
+        self,
+        whole: Replicated,
+        found: CutJaxpr,
+        graph: Graph,
+        make: Callable[..., Lowering],
+        donated: Sequence[bool],
+        names: Sequence[str],
     ) -> None:
-        self._whole, self._found, self._graph, self._names = whole, found, graph, names
+        self._whole, self._found, self._graph, self._make, self._names = whole, found, graph, make, names
         self._prog = ProgramSequence()
         self._aliases = donated_aliases(whole, donated)
         self._shards: list[tuple[Tensor, ...]] = []  # of each argument
@@ -179,9 +195,9 @@ class _Program:
         given, pipelines = [shard for shards in self._shards for shard in shards], tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
-                made, pipelines = lower_staged(graph, Lowering, jaxpr, given, self._prog)
+                made, pipelines = lower_staged(graph, self._make, jaxpr, given, self._prog)
             else:
-                made = Lowering(graph, self._donated(given)).jaxpr(jaxpr, given, self._prog)
+                made = self._make(graph, self._donated(given)).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()
         whole_of = dict(zip(self._shards, arguments, strict=True))
         for bounds in self._found.outputs:

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
 
+PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
+
 
 @checking_calls("ipu.Options")
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,21 +30,29 @@ class Options:
         trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,
             or `while[k]`, k counting such loops from 0 in program order. Static profiles need it for their cycles; what
             is computed does not depend on it.
+        partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
+            result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
+            theirs, and so does a call of poplin that names its own.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, or a trip count that is not a whole number of at least 0.
+        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, or a dtype
+            that partials cannot have.
     """
 
     exact_splits: bool = False
     allow_out_of_memory: bool = False
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
+    partials: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
+        if self.partials is not None and self.partials not in PARTIALS:
+            expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
+            raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)

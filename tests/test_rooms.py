@@ -50,6 +50,7 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.signatures"
         " runtime.target runtime.tensor runtime.timeline"
     ),
+    "runtime.compare": "runtime.memory runtime.profile runtime.tensor",
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
@@ -72,7 +73,7 @@ ROOMS: dict[str, str] = {
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops"
-        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.target runtime.tensor"
+        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
@@ -82,7 +83,7 @@ ROOMS: dict[str, str] = {
     "lowering.merge": "runtime.analysis runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.merge lowering.pipelining lowering.poputil lowering.replicas"
-        " lowering.rules runtime.graph runtime.host runtime.target runtime.tensor"
+        " lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.emit": (
         "lowering.jax_compat lowering.passes lowering.poputil lowering.rules runtime.graph runtime.tensor"
@@ -103,7 +104,7 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile"
         " runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
-        " runtime.signatures"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
@@ -162,7 +163,7 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
         " ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
-        " ipujax.schedules ipujax.stages runtime.options runtime.profile runtime.target"
+        " ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",

@@ -55,7 +55,7 @@ def pipeline(
     fun: Callable[_P, _R],
     *,
     micro_batches: int,
-    schedule: str | Schedule = "1f1b",
+    schedule: str | Schedule | None = None,
     stages: int | str | None = None,
     device_mapping: Sequence[int] | None = None,
     batch_argnums: int | Sequence[int] = -1,
@@ -69,7 +69,9 @@ def pipeline(
     Args:
         fun: function of pytrees of arrays, of one micro-batch.
         micro_batches: into how many equal parts the first axis of every array of the batch is split, in order.
-        schedule: the order in which stages work, by name or as a `Schedule`; the default without stages.
+        schedule: the order in which stages work, by name or as a `Schedule`. None takes the one that suits the
+            machine: "grouped" where all IPUs meet at every exchange (`Target.global_exchange` "lockstep") and there are
+            micro-batches enough for it, else "1f1b".
         stages: how many stages to find, or "auto" to find the number too; None for those that `ipu.stage` names. They
             are cut where the simulated pipeline takes least time and fits: not inside branches, and of loops between
             the iterations of a `lax.scan` over stacked parameters alone.
@@ -96,7 +98,7 @@ def pipeline(
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
     settings = _Settings(
         whole_number("micro_batches of ipu.pipeline", micro_batches, 1, "a whole number of at least 1"),
-        as_schedule(schedule),
+        None if schedule is None else as_schedule(schedule),
         _checked_stages(stages),
         _checked_mapping(device_mapping),
         as_numbers("batch_argnums", batch_argnums, "ipu.pipeline"),
@@ -141,7 +143,7 @@ class _Settings(NamedTuple):
     """Checked settings of `pipeline`."""
 
     micro_batches: int
-    schedule: Schedule
+    schedule: Schedule | None
     stages: int | Literal["auto"] | None
     device_mapping: tuple[int, ...] | None
     batch: tuple[int, ...]
@@ -255,7 +257,8 @@ class _Call:
 
     def _refuse_settings_of_stages(self) -> None:
         schedule, mapping = self.settings.schedule, self.settings.device_mapping
-        given = [] if schedule == as_schedule("1f1b") else [("schedule", schedule.name)]
+        # Forward and backward in turn on one stage is accumulation: "1f1b" says what happens.
+        given = [("schedule", schedule.name)] if schedule and schedule != as_schedule("1f1b") else []
         given += [] if mapping is None else [("device_mapping", str(list(mapping)))]
         if given:
             name, value = given[0]

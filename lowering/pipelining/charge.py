@@ -37,7 +37,7 @@ def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering)
         Bytes of its fullest tile, and its cycles.
     """
     eqn = jaxpr.jaxpr.eqns[number]
-    staged = staged_pipeline(eqn, target.num_ipus)
+    staged = staged_pipeline(eqn, target)
     graph, prog, behind = Graph(target), ProgramSequence(), ProgramSequence()
     ipus = Ipus(graph, make)
     for var, ipu in beside(jaxpr, number, staged.span()):

@@ -22,7 +22,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
 from ipujax.lowering.jaxpr import PIPELINE, named_stages
-from ipujax.lowering.schedules import OneForwardOneBackward, Schedule
+from ipujax.lowering.schedules import Schedule
 from ipujax.runtime.errors import ArgumentError
 
 Role = Literal["same", "batch", "key", "carry"]
@@ -42,7 +42,7 @@ class PipelineSpec:
         carries: (operand, result) pairs: the operand's next value is that result.
         reduce: the reduction of each result over micro-batches.
         accumulate_dtype: of sums and means of floating-point results; their own when None.
-        schedule: the order in which stages work.
+        schedule: the order in which stages work; the one that suits the machine when None.
         device_mapping: the IPU of each stage; as the schedule has it when None.
         stages: number of stages to find, or "auto"; when None, equations are named after their stages.
     """
@@ -53,7 +53,7 @@ class PipelineSpec:
     carries: tuple[tuple[int, int], ...]
     reduce: tuple[Reduce, ...]
     accumulate_dtype: Any = None
-    schedule: Schedule = OneForwardOneBackward()
+    schedule: Schedule | None = None
     device_mapping: tuple[int, ...] | None = None
     stages: int | Literal["auto"] | None = None
 

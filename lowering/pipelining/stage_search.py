@@ -27,8 +27,8 @@ from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement,
 from ipujax.lowering.pipelining.segments import same_values
 from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
-from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of
-from ipujax.lowering.schedules import SchedulePlan, schedule_plan
+from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
+from ipujax.lowering.schedules import SchedulePlan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
 from ipujax.runtime.target import Target
@@ -106,7 +106,7 @@ class Search:
         """The program with the stages between some cuts."""
         if cuts not in self._rewritten:
             found, spec = named(self.work, cuts), self._spec
-            plan = schedule_plan(spec.schedule, len(cuts) + 1, spec.micro_batches, self.work.has_gradients)
+            plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._target)
             same = same_values(found.jaxpr.jaxpr, spec_of_shards(spec, found))
             found = share_layers(found, ipus_of_stages(self._eqn, plan, self._target.num_ipus), same)
             self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
@@ -203,13 +203,13 @@ class Search:
         spec, training = self._spec, self.work.has_gradients
         if spec.stages != "auto":
             assert spec.stages is not None
-            plan = schedule_plan(spec.schedule, spec.stages, spec.micro_batches, training)
+            plan = plan_of(spec, spec.stages, training, self._target)
             ipus_of_stages(self._eqn, plan, self._target.num_ipus)
             return [plan]
         plans, refused = list[SchedulePlan](), None
         for count in range(2, self._target.num_ipus + 1):
             try:
-                plans.append(schedule_plan(spec.schedule, count, spec.micro_batches, training))
+                plans.append(plan_of(spec, count, training, self._target))
             except ArgumentError as error:  # impossible with this number of stages
                 refused = refused or error
         if not plans:

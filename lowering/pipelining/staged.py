@@ -18,8 +18,9 @@ from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
-from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, schedule_plan
+from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, default_schedule, schedule_plan
 from ipujax.runtime.errors import ArgumentError, raised_at
+from ipujax.runtime.target import Target
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,30 @@ def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
     return given.jaxpr if given.is_ready else ready(given.jaxpr)
 
 
-def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
+def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target) -> SchedulePlan:
+    """The schedule of a pipeline for a number of stages: as asked for, or the one that suits the machine.
+
+    Args:
+        spec: the pipeline.
+        num_stages: stages of the model.
+        training: whether there are backward tasks.
+        target: the machine of one replica.
+
+    Raises:
+        ScheduleError: as `schedule_plan`.
+    """
+    schedule, count = spec.schedule, spec.micro_batches
+    if schedule is None:
+        schedule = default_schedule(target.global_exchange, num_stages, count, training)
+    return schedule_plan(schedule, num_stages, count, training)
+
+
+def staged_pipeline(eqn: JaxprEqn, target: Target) -> StagedPipeline:
     """Partitions and schedules a pipeline, and maps its stages to IPUs.
 
     Args:
         eqn: its equation; those of its micro-batch are named after stages.
-        num_ipus: IPUs of a replica.
+        target: the machine of one replica.
 
     Raises:
         ArgumentError: for stages that make no sense, a schedule that does not work for so many micro-batches, or more
@@ -105,8 +124,8 @@ def staged_pipeline(eqn: JaxprEqn, num_ipus: int) -> StagedPipeline:
     jaxpr = micro_batch_of(eqn)
     cut = partition(jaxpr, spec)
     with raised_at(source_line(eqn)):
-        plan = schedule_plan(spec.schedule, cut.num_stages, spec.micro_batches, cut.training)
-    ipus = ipus_of_stages(eqn, plan, num_ipus, jaxpr)
+        plan = plan_of(spec, cut.num_stages, cut.training, target)
+    ipus = ipus_of_stages(eqn, plan, target.num_ipus, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     return StagedPipeline(spec, cut, stage_parts(cut, split), plan, ipus)
 

@@ -18,7 +18,7 @@ from jax import lax
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
-from ipujax.lowering.poplin.partials import combine, out_dtypes
+from ipujax.lowering.poplin.partials import check_partials, combine, out_dtypes
 from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
@@ -92,10 +92,12 @@ def convolution(
         A new tensor with dimensions as `out_spec` says.
 
     Raises:
-        GraphError: if both kinds of groups are asked for, do not divide the operands, or channels do not match.
+        GraphError: if both kinds of groups are asked for, do not divide the operands, channels do not match, or for
+            partials that no codelet has.
     """
     if min(feature_group_count, batch_group_count) > 1:
         raise GraphError(f"{name}: feature groups and batch groups exclude each other", where=graph.origin)
+    check_partials(graph, x.dtype, w.dtype, x.dtype if out_dtype is None else out_dtype, partials_dtype, name)
     out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
     groups = max(feature_group_count, batch_group_count)
     params = _params(dimension_numbers, groups, batch_group_count > 1, precision)

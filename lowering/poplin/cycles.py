@@ -160,6 +160,7 @@ def amp_nx1_cycles(
     in_channels: Count,
     out_channels: Count,
     groups: Count = 1,
+    half_sums: bool = False,
 ) -> Count:
     """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best.
 
@@ -172,12 +173,13 @@ def amp_nx1_cycles(
         in_channels: channels reduced.
         out_channels: channels produced.
         groups: conv groups, one after the other.
+        half_sums: whether partial results are half precision.
     """
     block, workers = amp_block(target, precision), target.worker_contexts
     outs = ceil_div(out_channels, block.out_channels)
     most, least = _worker_rows(rows, width, workers)
     by_row = (_kernel_row(block, precision, *share) for share in (most, least))
-    spread = [17 + share[0] * cycles for share, cycles in zip((most, least), by_row, strict=True)]
+    spread = [17 + int(half_sums) + share[0] * cycles for share, cycles in zip((most, least), by_row, strict=True)]
     position = np.maximum(workers * spread[0], workers * spread[1] + 9)
     totals = []
     for height, extra in _FILTER_HEIGHTS:
@@ -234,7 +236,7 @@ def hmac_cycles(
     worker = 16 + kernel_positions * (16 + 19 + ceil_div(rows, target.worker_contexts) * (7 + dot))
     channels = ceil_div(out_channels, at_once) * (10 + target.worker_contexts * worker)
     setup = (63 if precision == "half" else 58) + target.worker_contexts * (10 if half_sums else 9)
-    return setup + groups * (23 + 15 + channels) + zero_cycles(target, rows * out_channels * groups)
+    return setup + groups * (23 + 15 + channels) + zero_cycles(target, rows * out_channels * groups, half_sums)
 
 
 def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
@@ -245,7 +247,14 @@ def _dot_cycles(precision: Precision, length: Count, at_once: int) -> Count:
     return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, length // width, narrow)
 
 
-def vmac_cycles(target: Target, precision: Precision, rows: Count, kernel_positions: Count, groups: Count) -> Count:
+def vmac_cycles(
+    target: Target,
+    precision: Precision,
+    rows: Count,
+    kernel_positions: Count,
+    groups: Count,
+    half_sums: bool = False,
+) -> Count:
     """Cycles of the depthwise vertex (`ConvPartialVerticalMac`): one channel in and out of each group.
 
     Groups are the vector dimension: 8 half channels take 3 cycles a kernel position, 4 float channels 2.
@@ -253,7 +262,7 @@ def vmac_cycles(target: Target, precision: Precision, rows: Count, kernel_positi
     channels, cycles = (8, 3) if precision == "half" else (4, 2)
     share = ceil_div(rows, target.worker_contexts)
     worker = ceil_div(groups, channels) * share * (cycles * kernel_positions + _VMAC_OUTPUT_CYCLES)
-    return 61 + 14 + 25 + target.worker_contexts * worker + zero_cycles(target, rows * groups)
+    return 61 + 14 + 25 + target.worker_contexts * worker + zero_cycles(target, rows * groups, half_sums)
 
 
 _VMAC_OUTPUT_CYCLES = 6  # assumed: pointers and store of one output vector, one trip through the six issue slots
@@ -283,9 +292,10 @@ def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count,
 _SCALAR_OUTPUT_CYCLES = 10  # assumed: addresses and the store of one output
 
 
-def zero_cycles(target: Target, elements: Count) -> Count:
-    """Cycles to zero float partials before they are added to: 64-bit stores shared by the workers."""
-    stores = ceil_div(ceil_div(elements, target.vector_width_bytes // 4), target.worker_contexts)
+def zero_cycles(target: Target, elements: Count, half_sums: bool = False) -> Count:
+    """Cycles to zero partials before they are added to: 64-bit stores shared by the workers."""
+    width = _WIDTH_BYTES["half" if half_sums else "float"]
+    stores = ceil_div(ceil_div(elements, target.vector_width_bytes // width), target.worker_contexts)
     return target.worker_contexts * (stores + 14 - 9)
 
 

@@ -16,7 +16,7 @@ from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
-from ipujax.lowering.poplin.partials import combine
+from ipujax.lowering.poplin.partials import check_partials, combine
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
@@ -58,13 +58,14 @@ def matmul(
         A new tensor [G, M, N] of `out_dtype`.
 
     Raises:
-        GraphError: if shapes do not match.
+        GraphError: if shapes do not match, or for partials that no codelet has.
     """
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         got = f"{list(a.shape)} by {list(b.shape)}"
         raise GraphError(f"{name}: shapes do not match", where=graph.origin, expected="[G, M, K] by [G, K, N]", got=got)
     (groups, m, k), n = a.shape, b.shape[2]
     out_dtype = np.dtype(a.dtype if out_dtype is None else out_dtype)
+    check_partials(graph, a.dtype, b.dtype, out_dtype, partials_dtype, name)
     if 0 in (groups, m, k, n):
         return zeros(graph, (groups, m, n), out_dtype, name)
     plan = plan_matmul(

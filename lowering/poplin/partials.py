@@ -14,14 +14,16 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin.cycles import ceil_div
+from ipujax.lowering.poplin.spec import arithmetic_of
 from ipujax.lowering.popops import Op, kept_slots, longest_share, reduce_partials
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, element_bytes
+from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +41,37 @@ def out_dtypes(out_dtype: Any, partials_dtype: Any = None) -> tuple[np.dtype[Any
     narrow = jnp.issubdtype(out, jnp.floating) and out.itemsize < 4
     default = np.dtype(np.float32) if narrow else out
     return out, default if partials_dtype is None else np.dtype(partials_dtype)
+
+
+def check_partials(
+    graph: Graph, lhs_dtype: Any, rhs_dtype: Any, out_dtype: Any, partials_dtype: Any, name: str
+) -> None:
+    """Refuses partial results of a dtype that no codelet has.
+
+    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; what a
+    plain C++ codelet multiplies is added in the dtype of the result (poplibs `ConvVertexType.cpp`).
+
+    Args:
+        graph: what the operation is added to.
+        lhs_dtype: of the left operand.
+        rhs_dtype: of the right operand.
+        out_dtype: of the result.
+        partials_dtype: that was asked for; None is right for all.
+        name: debug name of the operation.
+
+    Raises:
+        GraphError: no codelet has them.
+    """
+    if partials_dtype is None:
+        return
+    precision = arithmetic_of(lhs_dtype, rhs_dtype, graph.target).precision
+    own = {"half": ("float16", "float32"), "float": ("float32",), None: ()}[precision]
+    allowed = dict.fromkeys((*own, dtype_name(out_dtypes(out_dtype)[1])))
+    got = dtype_name(np.dtype(partials_dtype))
+    if got not in allowed:
+        what = f"{name}: no codelet multiplies {dtype_name(lhs_dtype)} by {dtype_name(rhs_dtype)} with such partials"
+        hint = "leave partials to their default"
+        raise GraphError(what, where=graph.origin, expected=" or ".join(allowed), got=got, hint=hint)
 
 
 def monoid_of(dtype: np.dtype[Any]) -> str:

@@ -113,8 +113,13 @@ _MAC_INSTRUCTIONS = {("i", 8): 16, ("u", 8): 16, ("f", 8): 64, ("c", 8): 16, ("c
 
 
 def arithmetic(spec: ConvSpec, target: Target) -> Arithmetic:
-    """How the operands of `spec` are multiplied on `target`: half and float by the AMP, small floats through float."""
-    dtypes = [np.dtype(spec.lhs_dtype), np.dtype(spec.rhs_dtype)]
+    """How the operands of `spec` are multiplied on `target`."""
+    return arithmetic_of(spec.lhs_dtype, spec.rhs_dtype, target)
+
+
+def arithmetic_of(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> Arithmetic:
+    """How two dtypes are multiplied on `target`: half and float by the AMP, small floats through float."""
+    dtypes = [np.dtype(lhs_dtype), np.dtype(rhs_dtype)]
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
     is_float = [dtype.kind in "fV" for dtype in dtypes]  # kind V: bfloat16 and 8-bit floats
     if not all(is_float) or wide.itemsize > 4:

@@ -139,9 +139,8 @@ _HALF_BYTES = 2
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
     met = [ceil_div(n, dilation) for n, dilation in zip(block.field, spec.lhs_dilation, strict=True)]
     rows, width = block.batch * product(met[:-1]), met[-1]
-    return formula.amp_nx1_cycles(
-        target, _precision(how), rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
-    )
+    lengths = rows, width, block.kernel, block.in_channels, block.out_channels, block.groups
+    return formula.amp_nx1_cycles(target, _precision(how), *lengths, _sums_in_half(spec))
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
@@ -152,7 +151,7 @@ def _hmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Coun
 
 def _vmac(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
     positions = product(_useful_kernel(spec, block))
-    return formula.vmac_cycles(target, _precision(how), _rows(block), positions, block.groups)
+    return formula.vmac_cycles(target, _precision(how), _rows(block), positions, block.groups, _sums_in_half(spec))
 
 
 def _outer_product(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
 
 
@@ -32,6 +33,7 @@ class Context:
         lower_jaxpr: lowers the jaxprs that control flow holds.
         functions: lowered functions by callee, kept for the rule of calls.
         into_tensors: for each result where it may be written at once, or None; a rule that does so returns it.
+        options: what the user chose.
     """
 
     graph: Graph
@@ -42,6 +44,7 @@ class Context:
     lower_jaxpr: LowerJaxpr
     functions: dict[Any, Any]
     into_tensors: tuple[Tensor | None, ...]
+    options: Options
 
     @property
     def primitive(self) -> Primitive:

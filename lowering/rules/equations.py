@@ -19,6 +19,7 @@ from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
 from ipujax.lowering.rules.table import RULES
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
 
 
@@ -28,10 +29,11 @@ class Lowering:
     Args:
         graph: graph to add to.
         into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+        options: what the user chose.
     """
 
-    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None) -> None:
-        self._graph, self._into = graph, into or {}
+    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None, options: Options | None = None) -> None:
+        self._graph, self._into, self._options = graph, into or {}, options or Options()
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
@@ -99,6 +101,7 @@ class Lowering:
             equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
+            options=self._options,
             lower_jaxpr=self.jaxpr,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
         )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from ipujax.lowering.poplin import convolution, matmul
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.tensor import Tensor
@@ -36,6 +38,7 @@ def dot_general_rule(
         ctx.prog,
         ctx.name,
         out_dtype=aval.dtype,
+        partials_dtype=_partials_dtype(ctx, lhs, rhs),
         precision=precision,
     )
     return out.reshape((*(lhs.shape[d] for d in lhs_batch), *lhs_free, *rhs_free)) if aval.shape else out.reshape(())
@@ -58,7 +61,15 @@ def conv_general_dilated_rule(
 ) -> Tensor:
     """Any convolution, with the parameters of `lax.conv_general_dilated`."""
     # the result's dtype says as much
-    return convolution(ctx.graph, x, w, ctx.prog, ctx.name, out_dtype=ctx.out_avals[0].dtype, **params)
+    dtypes = {"out_dtype": ctx.out_avals[0].dtype, "partials_dtype": _partials_dtype(ctx, x, w)}
+    return convolution(ctx.graph, x, w, ctx.prog, ctx.name, **dtypes, **params)
+
+
+def _partials_dtype(ctx: Context, *operands: Tensor) -> str | None:
+    """The dtype of partial results that the user chose for products of half precision; None for other products."""
+    # A result wider than its operands (`preferred_element_type`) is a wish for wide sums.
+    is_half = all(dtype == np.float16 for dtype in (ctx.out_avals[0].dtype, *(x.dtype for x in operands)))
+    return ctx.options.partials if is_half else None
 
 
 RULES: dict[str, Rule] = {"dot_general": dot_general_rule, "conv_general_dilated": conv_general_dilated_rule}

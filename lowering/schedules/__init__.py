@@ -13,7 +13,11 @@ from ipujax.lowering.schedules.common import (
 )
 from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved as Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
-from ipujax.lowering.schedules.names import SCHEDULES as SCHEDULES, as_schedule as as_schedule
+from ipujax.lowering.schedules.names import (
+    SCHEDULES as SCHEDULES,
+    as_schedule as as_schedule,
+    default_schedule as default_schedule,
+)
 from ipujax.lowering.schedules.plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
 from ipujax.lowering.schedules.repetition import Block as Block, Slot as Slot
 from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule

@@ -1,4 +1,4 @@
-"""The schedules a user can call by name.
+"""The schedules a user can call by name, and the one that is taken when none is called.
 
 A schedule with numbers of its own stands here with its default; others of its kind are passed as values.
 """
@@ -11,7 +11,7 @@ from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.schedule import Schedule
 from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1
 from ipujax.runtime.errors import ScheduleError
-from ipujax.runtime.target import nearest
+from ipujax.runtime.target import GlobalExchange, nearest
 
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
@@ -51,3 +51,22 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
         if isinstance(schedule, type) and issubclass(schedule, Schedule)
         else None,
     )
+
+
+def default_schedule(exchange: GlobalExchange, num_stages: int, micro_batches: int, training: bool) -> Schedule:
+    """The schedule that suits a machine: `grouped` where all IPUs meet at every exchange, else `1f1b`.
+
+    Where all meet, a slot lasts as long as its longest task, so IPUs shall do tasks of one kind together. Too few
+    micro-batches for `grouped` take `1f1b`, which works for any number.
+
+    Args:
+        exchange: how IPUs meet.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+        training: whether there are backward tasks.
+
+    Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
+    """
+    grouped = SCHEDULES["grouped"]
+    fits = micro_batches >= grouped.domain(num_stages, training).least
+    return grouped if exchange == "lockstep" and fits else SCHEDULES["1f1b"]

@@ -1,8 +1,10 @@
 """Memory of each tile: live ranges of variables packed into tile SRAM, frames of functions, code and state."""
 
 from ipujax.runtime.memory.always_live import (
+    EXCHANGE_CODE as EXCHANGE_CODE,
     FIXED as FIXED,
     INSTRUCTION_BYTES as INSTRUCTION_BYTES,
+    code_of_exchanges as code_of_exchanges,
     exchange_code_bytes as exchange_code_bytes,
 )
 from ipujax.runtime.memory.frames import Owner as Owner
@@ -13,3 +15,4 @@ from ipujax.runtime.memory.report import (
     MemoryReport as MemoryReport,
     memory_report as memory_report,
 )
+from ipujax.runtime.memory.saved_report import SavedMemory as SavedMemory, memory_data as memory_data

@@ -23,7 +23,7 @@ modelled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -38,7 +38,8 @@ SEND_WORDS = 4_148  # most 4-byte words of one send instruction, reference machi
 HOST_HEADER_BYTES = 4  # assumed: one word for each tile of each transfer
 HOST_CODE_BYTES = 79  # derived: 211,132 B of host exchange code to 10,720 B of headers, guide's example
 
-CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
+EXCHANGE_CODE = ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
+CODE = ("vertexCode", "controlCode", *EXCHANGE_CODE)
 DATA = ("constant", "vertexInstanceState", "hostExchangePacketHeader", "stack")
 FIXED = CODE + DATA
 
@@ -101,6 +102,15 @@ def _add_exchange_code(layers: dict[str, np.ndarray], cost: Cost, target: Target
     name = "globalExchangeCode" if is_global else "internalExchangeCode"
     for exchange in (cost.exchange,) if isinstance(cost, CopyCost) else (cost.before, cost.after):
         layers[name][first : first + len(exchange.cycles)] += exchange_code_bytes(exchange, target)
+
+
+def code_of_exchanges(costs: Iterable[Cost], target: Target) -> np.ndarray:
+    """Bytes of exchange code on each tile for the exchanges of some leaves, int64[num_tiles]."""
+    names = ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode", "hostExchangePacketHeader")
+    layers = {name: np.zeros(target.num_tiles, np.int64) for name in names}
+    for cost in costs:
+        _add_exchange_code(layers, cost, target)
+    return np.asarray(sum(layers[name] for name in EXCHANGE_CODE), np.int64)
 
 
 def exchange_code_bytes(exchange: ExchangeCost, target: Target) -> np.ndarray:

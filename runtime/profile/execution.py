@@ -76,6 +76,18 @@ def tile_cycles(executable: Executable, ids: Numbering, timeline: Timeline) -> d
     return total
 
 
+def tile_balance(executable: Executable, timeline: Timeline) -> float:
+    """Mean share of compute phases in which a tile of the IPUs taking part computes; 1 is best, and of no phase."""
+    tiles, used, spent = executable.target.tiles_per_ipu, 0, 0
+    for leaf, cost in executable.costs.items():
+        compute = getattr(cost, "compute_cycles", None)
+        if compute is not None:
+            runs = timeline.executions.get(leaf, 0)
+            used += int(compute.sum()) * runs
+            spent += int(compute.reshape(-1, tiles).max(1).sum()) * tiles * runs
+    return used / spent if spent else 1.0
+
+
 def vertex_type_cycles(ids: Numbering, timeline: Timeline) -> dict[str, tuple[int, int]]:
     """How many vertices of each type ran, and their active cycles, most cycles first."""
     ran, cycles = Counter[str](), Counter[str]()

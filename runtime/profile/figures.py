@@ -20,20 +20,23 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
-from ipujax.runtime.graph import Execute, If, Leaf, Program, RepeatWhile, Switch, UnmetBound, leaf_name, leaf_origin
+from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile.emulated import Emulated, emulated
-from ipujax.runtime.profile.execution import execution_report
+from ipujax.runtime.profile.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.memory import region_bytes
+from ipujax.runtime.profile.liveness import liveness_section
+from ipujax.runtime.profile.memory import region_bytes, vertex_type_bytes
 from ipujax.runtime.profile.programs import active_cycles, numbering
+from ipujax.runtime.profile.step_costs import StepCost, place, step_costs
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.profile.trace import program_trace
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import PHASES, Recording, Timeline
 
-_LINES = ("user", "library")  # whose lines of source
+LINES = ("user", "library")  # whose lines of source
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,16 @@ class Figures:
         return executable.timeline_of(self.recording)
 
     @property
+    def target(self) -> Target:
+        """The machine of one replica."""
+        return self.executable.target
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas run the program."""
+        return self.executable.graph.replication_factor
+
+    @property
     def cycles(self) -> int:
         """Length of one run in cycles of the tile clock."""
         return self.timeline.cycles
@@ -108,12 +121,17 @@ class Figures:
     @property
     def seconds(self) -> float:
         """Estimated time of one run, in seconds."""
-        return float(self.executable.target.seconds(self.cycles))
+        return float(self.target.seconds(self.cycles))
 
     @property
     def phase_cycles(self) -> dict[str, int]:
         """Cycles of each phase of the critical IPU; they add up to `cycles`."""
         return self.timeline.phase_cycles()
+
+    @property
+    def critical_ipu(self) -> int:
+        """The IPU that ends last, the first of them if there are several."""
+        return self.timeline.critical_ipu
 
     @property
     def total_worker_cycles(self) -> int:
@@ -133,7 +151,7 @@ class Figures:
     @property
     def brief(self) -> str:
         """The cycles, the fullest tile and the machine, in a line."""
-        memory, target = self.memory, self.executable.graph.system_target
+        memory, target = self.memory, of_replicas(self.target, self.replicas)
         try:
             time = f"{self.cycles:,} cycles, {duration(self.seconds).strip()}"
         except ProfileError:  # a loop runs as often as its data says
@@ -178,9 +196,13 @@ class Figures:
         if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 0):
             expected = "a whole number from 0, or None"
             raise ArgumentValueError("operations of a profile: how many", expected=expected, got=repr(n))
-        if lines not in _LINES:
-            expected = " or ".join(map(repr, _LINES))
+        if lines not in LINES:
+            expected = " or ".join(map(repr, LINES))
             raise ArgumentValueError("there are no such lines of a profile", expected=expected, got=repr(lines))
+        return self._operations(lines)[:n]
+
+    def _operations(self, lines: str) -> tuple[Operation, ...]:
+        """All of them."""
         total, rows = max(1, self.cycles), []
         for origin, work, names in self._work_by_line(lines == "library").values():
             if not work.any():
@@ -192,7 +214,7 @@ class Figures:
             dominant = max(phases, key=lambda name: phases[name])
             rows.append(Operation(origin, ordered, cycles, cycles / total, phases, dominant))
         rows.sort(key=lambda row: -row.cycles)
-        return tuple(rows[:n])
+        return tuple(rows)
 
     def _work_by_line(self, of_libraries: bool) -> dict[str, tuple[Origin, np.ndarray, Counter[str]]]:
         """Work of each phase on each IPU, and cycles by name of the step, for each line of source."""
@@ -213,7 +235,7 @@ class Figures:
         cost = self.executable.costs[node] if isinstance(node, Execute) else None
         is_one = len({group.name for group in groups}) <= 1
         if is_one or not isinstance(cost, ComputeSetCost) or not sum(cost.active_by_group):
-            yield (*_place(node), work)
+            yield (*place(node), work)
             return
         shares = np.cumsum((0, *cost.active_by_group))
         done = work[..., None] * shares // shares[-1]
@@ -240,6 +262,42 @@ class Figures:
         """What compilation measured of itself, under the names of `graph()`."""
         return optimization_info(self.executable)
 
+    @property
+    def vertex_type_bytes(self) -> dict[str, int]:
+        """Bytes of state and code of each vertex type, on all tiles together."""
+        return vertex_type_bytes(self.executable, self.numbering)
+
+    @property
+    def vertex_type_cycles(self) -> dict[str, tuple[int, int]]:
+        """How many vertices of each type ran, and their active cycles, most cycles first."""
+        return vertex_type_cycles(self.numbering, self.timeline)
+
+    @property
+    def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
+        """How many vertices of each type each compute set has, by its id, and their active cycles."""
+        rows = self.numbering.compute_sets
+        return [{name: (n, row.active_by_type.get(name, 0)) for name, n in row.vertices.items()} for row in rows]
+
+    @property
+    def tile_cycles(self) -> dict[str, int]:
+        """Cycles of all tiles together, by what they do, under the names of `execution()`."""
+        return tile_cycles(self.executable, self.numbering, self.timeline)
+
+    @property
+    def tile_balance(self) -> float:
+        """Mean share of compute phases in which a tile of the IPUs taking part computes; 1 is best."""
+        return tile_balance(self.executable, self.timeline)
+
+    @cached_property
+    def step_costs(self) -> tuple[StepCost, ...]:
+        """What each operation of each line of source costs and holds, in program order; what `ipu.compare` compares."""
+        return step_costs(self.executable, self.numbering, self.timeline)
+
+    @cached_property
+    def liveness(self) -> dict[str, Any]:
+        """What is live at every step, JSON-able, as in `graph()`."""
+        return liveness_section(self.executable, self.numbering)
+
     def graph(self) -> dict[str, Any]:
         """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
         return graph_report(self.executable, self.numbering)
@@ -254,11 +312,3 @@ class Figures:
         trip_counts = self.executable.options.trip_counts
         trace, length = program_trace(program, self.numbering, self.timeline, trip_counts, self.recording)
         return execution_report(self.executable, self.numbering, self.timeline, trace, length)
-
-
-def _place(node: Program) -> tuple[Origin, str]:
-    """Where a step comes from, and its name."""
-    if isinstance(node, Leaf):
-        return leaf_origin(node), leaf_name(node)
-    assert isinstance(node, (If, Switch, RepeatWhile))
-    return node.origin, "decision"

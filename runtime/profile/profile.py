@@ -1,4 +1,4 @@
-"""The profile of one run of a program: its figures, as files and as text for people.
+"""The profile of one run of a program: its figures, as files, from files, and as text for people.
 
 Input: see `Figures`. Output: `Profile`. The text has the sections of Poplar's profile summary, in its order.
 Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
@@ -10,9 +10,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ipujax.runtime.errors import IpuError
 from ipujax.runtime.profile import summary as sections
 from ipujax.runtime.profile.figures import Figures
-from ipujax.runtime.profile.serialise import Where, write_cbor, write_json
+from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
+from ipujax.runtime.profile.serialise import (
+    FilePath,
+    Where,
+    not_a_profile,
+    read_profile,
+    write_cbor,
+    write_json,
+    write_profile,
+)
 from ipujax.runtime.profile.text import coloured, wants_colours
 from ipujax.runtime.signatures import checking_calls
 
@@ -22,6 +32,33 @@ class Profile(Figures):
 
     def __repr__(self) -> str:
         return f"Profile({self.brief})"
+
+    def save(self, path: FilePath) -> None:
+        """Writes all figures to a file, from which `load` makes a profile again, on any machine.
+
+        Args:
+            path: the file; one that exists is replaced.
+
+        Raises:
+            ProfileError: a path that cannot be written.
+        """
+        write_profile(path, saved_data(self))
+
+    @staticmethod
+    def load(path: FilePath) -> Profile:
+        """The profile that was saved: with the same figures, text and reports, without executable and timeline.
+
+        Args:
+            path: a file of `save`.
+
+        Raises:
+            ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+        """
+        data = read_profile(path)
+        try:
+            return SavedProfile(data)
+        except (AttributeError, IndexError, IpuError, KeyError, TypeError, ValueError) as error:
+            raise not_a_profile(path) from error
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
         """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
@@ -95,3 +132,7 @@ class Profile(Figures):
         ]
         text = "\n\n".join(filter(None, (section(self) for section, is_shown in shown if is_shown))) + "\n"
         return coloured(text) if wants_colours(colours, is_terminal=False) else text
+
+
+class SavedProfile(SavedFigures, Profile):
+    """A profile that was saved; it has no executable and no timeline."""

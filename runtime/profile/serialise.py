@@ -1,21 +1,31 @@
-"""Profiles as files: JSON, for people and every language, and CBOR, the same data in fewer bytes.
+"""Profiles as files: JSON, for people and every language, CBOR, the same data in fewer bytes, and saved profiles.
 
 Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is what RFC 8949 says; the package `cbor2`
-writes it, which the extra `profile` installs.
+writes it, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
+of the format; another version is refused, for what it says of a program this version would say otherwise:
+
+    {"format": "ipujax profile", "version": 1, "profile": …}
+
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import io
 import json
 import os
+import zlib
 from typing import IO, Any
 
 from ipujax.runtime.errors import ArgumentError, ProfileError
 
-Where = str | os.PathLike[str] | IO[Any]
+FilePath = str | os.PathLike[str]
+Where = FilePath | IO[Any]
+VERSION = 1  # of saved profiles
+_FORMAT = "ipujax profile"
+_LEVEL = 6  # of compression, gzip's own default
 
 
 def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
@@ -54,14 +64,84 @@ def write_cbor(data: Any, where: Where) -> None:
     _write(cbor2.dumps(data), where)
 
 
+def write_file(path: FilePath, content: bytes) -> None:
+    """Writes a file; one that exists is replaced.
+
+    Args:
+        path: the file.
+        content: all of it.
+
+    Raises:
+        ProfileError: a path that cannot be written.
+    """
+    try:
+        with open(path, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        what = f"the profile cannot be written to {os.fspath(path)!r}"
+        raise ProfileError(what, got=error.strerror, hint="a path to a file in a folder that exists") from error
+
+
 def _write(content: str | bytes, where: Where) -> None:
     """Writes all of it, text as UTF-8 where only bytes are taken."""
     encoded = content.encode() if isinstance(content, str) else content
     if isinstance(where, str | os.PathLike):
-        with open(where, "wb") as file:
-            file.write(encoded)
+        write_file(where, encoded)
     elif not hasattr(where, "write"):
         expected = "a path, or a file open for writing"
         raise ArgumentError("a profile is written nowhere", expected=expected, got=type(where).__name__)
     else:
         where.write(content if isinstance(where, io.TextIOBase) else encoded)
+
+
+def write_profile(path: FilePath, data: Any) -> None:
+    """Writes a profile.
+
+    Args:
+        path: the file; one that exists is replaced.
+        data: JSON-able.
+
+    Raises:
+        ProfileError: a path that cannot be written.
+    """
+    text = json.dumps({"format": _FORMAT, "version": VERSION, "profile": data}, allow_nan=False, separators=(",", ":"))
+    write_file(path, gzip.compress(text.encode(), _LEVEL, mtime=0))
+
+
+def read_profile(path: FilePath) -> Any:
+    """Reads what `write_profile` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+    """
+    name = repr(os.fspath(path))
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise ProfileError(f"the profile {name} cannot be read", got=error.strerror) from error
+    try:
+        data = json.loads(gzip.decompress(content))
+    except EOFError as error:
+        what = f"the profile {name} is cut off"
+        raise ProfileError(what, got=f"{len(content):,} bytes", hint="save or copy it again") from error
+    except (gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise not_a_profile(path) from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise not_a_profile(path)
+    if data.get("version") != VERSION:
+        got = f"version {data.get('version')!r}"
+        hint = "save it again with this ipujax"
+        raise ProfileError(
+            f"the profile {name} is of another version", expected=f"version {VERSION}", got=got, hint=hint
+        )
+    return data.get("profile")
+
+
+def not_a_profile(path: FilePath) -> ProfileError:
+    """The error of a file that is no profile, or a damaged one."""
+    expected = "a file that profile.save wrote"
+    return ProfileError(f"{os.fspath(path)!r} is no profile", expected=expected, hint="profile.save(path) makes one")

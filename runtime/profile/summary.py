@@ -9,20 +9,18 @@ Source: Poplar & PopLibs user guide, "Profile summary output".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.memory import LiveItem
-from ipujax.runtime.profile.execution import tile_cycles, vertex_type_cycles
 from ipujax.runtime.profile.figures import Figures, Operation
-from ipujax.runtime.profile.ids import ComputeSetRow, Json, Numbering
-from ipujax.runtime.profile.liveness import LiveNode, liveness_tree
-from ipujax.runtime.profile.memory import vertex_type_bytes
+from ipujax.runtime.profile.ids import Json
 from ipujax.runtime.profile.text import duration, share, size, table
+from ipujax.runtime.target import Target
 
+Vertices = dict[str, tuple[int, int]]  # of a compute set: how many of each type, and their active cycles
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
 _TYPES = 10  # vertex types that are listed; the others are one row
 _TILE_CYCLES = (
@@ -38,7 +36,7 @@ _TILE_CYCLES = (
 
 def target(profile: Figures) -> str:
     """The machine."""
-    one, replicas = profile.executable.target, profile.executable.graph.replication_factor
+    one, replicas = profile.target, profile.replicas
     rows = [
         ("Name", one.name),
         ("Replicas", f"{replicas:,}; figures are per replica" if replicas > 1 else ""),
@@ -66,8 +64,7 @@ def optimizations(profile: Figures) -> str:
 
 def memory_by_type(profile: Figures) -> str:
     """State and code of vertices, by their type."""
-    used = vertex_type_bytes(profile.executable, profile.numbering)
-    ordered = sorted(used.items(), key=lambda item: (-item[1], item[0]))
+    ordered = sorted(profile.vertex_type_bytes.items(), key=lambda item: (-item[1], item[0]))
     return _by_type("Memory by vertex type, state and code on all tiles", [(name, "", n) for name, n in ordered], "B")
 
 
@@ -97,11 +94,11 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
         # Memory is known even so; the text says what is missing instead of time.
         return table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])
     rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
-    if profile.executable.target.num_ipus > 1:
-        rows.append(("Critical IPU", str(profile.timeline.critical_ipu)))
+    if profile.target.num_ipus > 1:
+        rows.append(("Critical IPU", str(profile.critical_ipu)))
     for phase, spent in profile.phase_cycles.items():
         rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
-    types = vertex_type_cycles(profile.numbering, profile.timeline)
+    types = profile.vertex_type_cycles
     by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
     sections = (
         table("Execution", rows),
@@ -113,11 +110,11 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
 
 
 def _all_tiles(profile: Figures) -> str:
-    spent = tile_cycles(profile.executable, profile.numbering, profile.timeline)
+    spent = profile.tile_cycles
     rows = [(label, f"{spent[name]:>15,}") for label, name in _TILE_CYCLES]
-    whole = profile.cycles * profile.executable.target.num_tiles
+    whole = profile.cycles * profile.target.num_tiles
     balance = (
-        f"{tile_balance(profile):.0%} of tile cycles of compute phases, {_ratio(spent['compute'], whole):.0%} of all"
+        f"{profile.tile_balance:.0%} of tile cycles of compute phases, {_ratio(spent['compute'], whole):.0%} of all"
     )
     threads = f"{_ratio(spent['activeCompute'], spent['compute']):.0%} of worker cycles of computing tiles"
     return table("Cycles of all tiles", [*rows, ("Tile balance", balance), ("Thread balance", threads)])
@@ -125,18 +122,6 @@ def _all_tiles(profile: Figures) -> str:
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
-
-
-def tile_balance(profile: Figures) -> float:
-    """Mean share of compute phases in which a tile of the IPUs taking part computes; 1 is best."""
-    tiles, used, spent = profile.executable.target.tiles_per_ipu, 0, 0
-    for leaf, cost in profile.executable.costs.items():
-        compute = getattr(cost, "compute_cycles", None)
-        if compute is not None:
-            runs = profile.timeline.executions.get(leaf, 0)
-            used += int(compute.sum()) * runs
-            spent += int(compute.reshape(-1, tiles).max(1).sum()) * tiles * runs
-    return _ratio(used, spent)
 
 
 def _operations(rows: tuple[Operation, ...]) -> str:
@@ -181,7 +166,7 @@ _REGIONS = {"ordinary": "nonInterleaved", "interleaved": "interleaved", "overflo
 
 def memory_totals(profile: Figures) -> str:
     """How full the tiles are; gaps count where nothing else is said."""
-    memory, have, regions = profile.memory, profile.executable.target.bytes_per_tile, profile.region_bytes
+    memory, have, regions = profile.memory, profile.target.bytes_per_tile, profile.region_bytes
     worst, over = memory.worst_tile, memory.overflowed_bytes
     used, free = memory.max_tile_bytes, have - memory.max_tile_bytes
     gaps = int(memory.gap_bytes.sum())
@@ -233,35 +218,33 @@ def largest_on_fullest_tile(profile: Figures) -> str:
 
 def memory_by_ipu(profile: Figures) -> str:
     """How full the tiles of each IPU are."""
-    by_ipu = profile.memory.tile_bytes.reshape(profile.executable.target.num_ipus, -1)
+    by_ipu = profile.memory.tile_bytes.reshape(profile.target.num_ipus, -1)
     rows = [f"{tiles.sum():,} B in all, {tiles.max():,} B on its fullest tile" for tiles in by_ipu]
     return table("Memory by IPU", [(f"IPU {number}", row) for number, row in enumerate(rows)])
 
 
 def variable_storage(profile: Figures) -> str:
     """What is live at every step of the program, on all tiles together."""
-    tree = liveness_tree(profile.executable)
-    lines = ["Variable storage liveness, all tiles:", f"  Always-live bytes: {tree.always_bytes:,}"]
-    lines += ["  Always-live variables:", *_items(tree.always, "    ")]
-    lines += [f"  Maximum live bytes (including always-live): {tree.max_bytes:,}"]
-    return "\n".join([*lines, *_live(tree.root, profile.numbering, "  ")])
+    live = profile.liveness
+    lines = ["Variable storage liveness, all tiles:", f"  Always-live bytes: {live['alwaysLiveBytes']:,}"]
+    lines += ["  Always-live variables:", *_items(live["alwaysLiveVariables"], "    ")]
+    lines += [f"  Maximum live bytes (including always-live): {live['maxLiveBytes']:,}"]
+    return "\n".join([*lines, *_live(live["programs"], live["notAlwaysLiveVariables"], "  ")])
 
 
-def _live(node: LiveNode, ids: Numbering, indent: str) -> Iterator[str]:
-    if not ids.programs_of(node.program):
-        return
-    yield f"{indent}{ids.type_of(node.program)}" + (f": {node.name}" if node.name else "")
-    if node.live_bytes is not None:
-        yield f"{indent}  Live Bytes (excluding always-live): {node.live_bytes:,}"
+def _live(node: Json, variables: Sequence[Json], indent: str) -> Iterator[str]:
+    yield f"{indent}{node['type']}" + (f": {node['name']}" if "name" in node else "")
+    if "liveBytes" in node:
+        yield f"{indent}  Live Bytes (excluding always-live): {node['liveBytes']:,}"
         yield f"{indent}  Live Vars (excluding always-live):"
-        yield from _items(node.live, f"{indent}    ")
-    for child in node.children:
-        yield from _live(child, ids, f"{indent}  ")
+        yield from _items([variables[number] for number in node["liveVariables"]], f"{indent}    ")
+    for child in node.get("children", ()):
+        yield from _live(child, variables, f"{indent}  ")
 
 
-def _items(items: tuple[LiveItem, ...], indent: str) -> list[str]:
-    width = max((len(item.name) for item in items), default=0)
-    return [f"{indent}{item.name:<{width}}  {item.num_bytes:>15,}" for item in items]
+def _items(items: Sequence[Json], indent: str) -> list[str]:
+    width = max((len(item["name"]) for item in items), default=0)
+    return [f"{indent}{item['name']:<{width}}  {item['bytes']:>15,}" for item in items]
 
 
 def execution_steps(profile: Figures) -> str:
@@ -270,22 +253,22 @@ def execution_steps(profile: Figures) -> str:
         steps = profile.execution()["simulation"]["steps"]
     except ProfileError:
         return ""  # which the section on execution says
-    lines = ["Steps:"]
+    lines, vertices = ["Steps:"], profile.compute_set_vertices
     for step in steps:
         if step["type"] == "Sync":
             lines.append(f"  --- {step['syncType']} Sync ---")
         else:
-            lines.extend(_step(step, profile))
+            lines.extend(_step(step, profile.target, vertices))
     return "\n".join(lines)
 
 
-def _step(step: Json, profile: Figures) -> Iterator[str]:
+def _step(step: Json, one: Target, vertices: Sequence[Vertices]) -> Iterator[str]:
     name = f": {step['name']}" if step.get("name") else ""
     repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
     overlapped = f" ({step['cyclesOverlapped']:,} overlapped with previous)" if "cyclesOverlapped" in step else ""
     yield f"  {step['type']} (cycles {step['cyclesFrom']:,} - {step['cyclesTo']:,}{repeats}){name}"
     yield f"    Cycles:               {step['cycles']:,}{overlapped}"
-    yield f"    Active Tiles:         {step['activeTiles']:,} / {profile.executable.target.num_tiles:,}"
+    yield f"    Active Tiles:         {step['activeTiles']:,} / {one.num_tiles:,}"
     if "threadBalance" in step:
         yield f"    Thread Balance:       {step['threadBalance']:.1%}"
     yield f"    Tile Balance:         {step['tileBalance']:.1%}"
@@ -294,14 +277,14 @@ def _step(step: Json, profile: Figures) -> Iterator[str]:
         yield f"    Total Data:           {step['totalData']:,}"
         yield f"    Data Balance (mean / max data per tile): {step['dataBalance']:.1%}"
     if "computeSet" in step:
-        yield from _vertices(profile.numbering.compute_sets[step["computeSet"]])
+        yield from _vertices(vertices[step["computeSet"]])
 
 
-def _vertices(row: ComputeSetRow) -> Iterator[str]:
+def _vertices(found: Vertices) -> Iterator[str]:
     """Instances and active cycles of each vertex type of one compute set."""
-    if not row.vertices:
+    if not found:
         return
     yield "    By vertex type:"
-    width = max(map(len, row.vertices))
-    for name, count in sorted(row.vertices.items(), key=lambda item: -row.active_by_type.get(item[0], 0)):
-        yield f"      {name:<{width}}  ({count:,} instances):  {row.active_by_type.get(name, 0):>12,}"
+    width = max(map(len, found))
+    for name, (count, active) in sorted(found.items(), key=lambda item: -item[1][1]):
+        yield f"      {name:<{width}}  ({count:,} instances):  {active:>12,}"

@@ -1,4 +1,4 @@
 """The machine: constants of a target with their sources, presets of real chips, and the page of them."""
 
 from ipujax.runtime.target.presets import PRESETS as PRESETS, preset as preset
-from ipujax.runtime.target.target import Target as Target, nearest as nearest
+from ipujax.runtime.target.target import GlobalExchange as GlobalExchange, Target as Target, nearest as nearest

@@ -174,6 +174,21 @@ class Target:
     def _values(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in _constants()}
 
+    def to_data(self) -> dict[str, Any]:
+        """All constants with their sources, JSON-able."""
+        values = {name: sorted(x) if isinstance(x, frozenset) else x for name, x in self._values().items()}
+        return values | {"sources": {name: [source.kind, source.text] for name, source in self.sources.items()}}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Target:
+        """The target of `to_data`.
+
+        Raises:
+            TargetError: as a new target.
+        """
+        sources = {name: Source(kind, text) for name, (kind, text) in data["sources"].items()}
+        return cls(**{**data, "native_dtypes": frozenset(data["native_dtypes"]), "sources": sources})
+
     def replace(self, **changes: Any) -> Target:
         """Returns a target with some constants changed, for what-if studies.
 

@@ -464,6 +464,11 @@ def test_out_of_memory_allowed() -> None:
         ),
         (lambda: ipu.jit(add, options={}), ipu.ArgumentError, r"something else than options(.|\n)*got: {}"),
         (lambda: ipu.Options(exact_splits=1), ipu.ArgumentError, r"exact_splits is not a bool(.|\n)*got: 1"),
+        (
+            lambda: ipu.Options(partials="int8"),
+            ipu.ArgumentError,
+            r"Options.partials(.|\n)*'float32', 'float16' or None",
+        ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
         (
             lambda: ipu.jit(add, DEVICE),

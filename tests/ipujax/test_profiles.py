@@ -50,6 +50,22 @@ def test_all_of_a_profile_is_one_file(tmp_path: Path) -> None:
     assert data["executionProfile"]["simulation"]["cycles"] == profile.cycles
 
 
+def test_profiles_are_saved_and_compared(tmp_path: Path) -> None:
+    """A matrix multiplication on a whole chip takes kilobytes, what a profile of half partials says of it differs."""
+    shapes = jax.ShapeDtypeStruct((256, 512), "float16"), jax.ShapeDtypeStruct((512, 256), "float16")
+    profiles = []
+    for name in ("float32", "float16"):
+        compiled = ipu.jit(lambda a, b: a @ b, options=ipu.Options(partials=name)).lower(*shapes).compile()
+        compiled.profile.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_size < 100_000
+        profiles.append(ipu.Profile.load(tmp_path / name))
+        assert profiles[-1].summary() == compiled.profile.summary()
+    found = ipu.compare(*profiles)
+    assert isinstance(found, ipu.Comparison) and found.totals["cycles"] == tuple(p.cycles for p in profiles)
+    assert any(change.name.endswith("cast") and change.after.cycles == 0 for change in found.changes)
+    assert all("test_profiles.py" in str(c.origin) for c in found.changes)
+
+
 def test_the_text_shows_steps_and_storage_when_asked() -> None:
     compiled = ipu.jit(lambda x, y: (x @ y).sum(), device=DEVICE).lower(np.ones((8, 8)), np.ones((8, 8))).compile()
     text = compiled.profile.summary(show_execution_steps=True, show_var_storage=True, colours=True)

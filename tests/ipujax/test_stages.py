@@ -18,6 +18,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax import stages
+from ipujax.lowering.passes import PASSES
 from ipujax.runtime.graph.program import Program, RepeatWhile, Switch
 from ipujax.runtime.graph.steps import distinct
 
@@ -93,6 +94,20 @@ def test_lowered_shows_every_stage() -> None:
         match=r"no pass is called 'fuse'(.|\n)*one of trace, share, inline, shard_map, merge_collectives, dce",
     ):
         lowered.as_text(after="fuse")
+
+
+def test_the_jaxpr_after_every_pass() -> None:
+    def layers(x: jax.Array) -> jax.Array:
+        block = jax.jit(lambda x: jnp.tanh(x) @ x + jnp.sin(x))
+        return jax.lax.scan(lambda x, _: (block(block(x)), None), x, length=2)[0]
+
+    lowered = ipu.jit(layers, device=DEVICE).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32))
+    for name in ("trace", *(name for name, _ in PASSES)):
+        text = lowered.as_text(after=name)
+        assert "{ lambda" in text and "tanh" in text and "dot_general" in text, name
+    for wrong, near in (("inlin", "inline"), ("DCE", "dce")):
+        with pytest.raises(ipu.ArgumentError, match=rf"no pass is called '{wrong}'(.|\n)*try: '{near}', the nearest"):
+            lowered.as_text(after=wrong)
 
 
 def test_arguments_are_named_as_the_user_writes_them() -> None:

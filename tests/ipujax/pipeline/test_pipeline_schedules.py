@@ -99,6 +99,59 @@ def test_every_schedule_in_the_engine(name: str, stages: int, micro_batches: int
         assert_same(run_engine(program, args), accumulated(name, stages, micro_batches), 1e-6, 1e-7, schedule)
 
 
+# --- the default ------------------------------------------------------------------------------------------------------
+
+
+def run_of(fun: Any, *args: Any, **changes: Any) -> Any:
+    """The schedule's name of the only pipeline of a function, and its cycles."""
+    device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=16, **changes)
+    made = ipu.jit(fun, device=device).lower(*args)
+    (run,) = made.pipelines
+    return run.plan.schedule.name, made.compile().profile.cycles
+
+
+@pytest.mark.parametrize(("exchange", "expected"), [("lockstep", "grouped"), ("buffered", "1f1b")])
+def test_the_default_schedule_suits_the_machine(exchange: str, expected: str) -> None:
+    args = arguments(4, 8)
+    for stage, settings in ((ipu.stage, {}), (no_stage, {"stages": 4})):
+        loss = jax.value_and_grad(MODELS["mlp"](4, stage))
+        cycles = {}
+        for schedule in (None, "1f1b", "grouped"):
+            fun = ipu.pipeline(loss, micro_batches=8, rng_argnums=1, schedule=schedule, **settings)
+            name, cycles[schedule] = run_of(fun, *args, global_exchange=exchange)
+            assert name == (schedule or expected)
+        assert cycles[None] == cycles[expected]
+
+
+@pytest.mark.parametrize(("micro_batches", "expected"), [(6, "1f1b"), (7, "grouped")])
+def test_the_default_schedule_takes_any_number_of_micro_batches(micro_batches: int, expected: str) -> None:
+    """Grouped needs 2 · 4 − 1 of them to train four stages."""
+    fun = gradients("mlp", 4, micro_batches, None)
+    assert run_of(fun, *arguments(4, micro_batches))[0] == expected
+
+
+def test_inference_by_default_takes_any_number_too() -> None:
+    for count, expected in ((3, "1f1b"), (4, "grouped")):
+        fun = ipu.pipeline(MODELS["mlp"](4), micro_batches=count, rng_argnums=1)
+        assert run_of(fun, *arguments(4, count))[0] == expected
+
+
+def test_the_default_schedule_saves_time_where_compute_counts() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        for number in range(4):
+            with ipu.stage(number):
+                x = jnp.tanh(x @ params[number])
+                if number == 3:
+                    return jnp.mean(x * x)
+
+    args = [jax.ShapeDtypeStruct((128, 128), "float32")] * 4, jax.ShapeDtypeStruct((64 * 8, 128), "float32")
+    cycles = {
+        schedule: run_of(ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, schedule=schedule), *args)[1]
+        for schedule in (None, "1f1b")
+    }
+    assert cycles[None] < 0.95 * cycles["1f1b"]
+
+
 @pytest.mark.slow
 def test_training_follows_plain_jax() -> None:
     """Twenty steps with an optimiser whose state lies with its parameters, on donated arguments."""

@@ -68,7 +68,7 @@ def compiled(fun: Any, args: Any, **changes: Any) -> tuple[LoweredProgram, Execu
 
 def plan_of(fun: Any, args: Any) -> StagedPipeline:
     (eqn,) = [eqn for eqn in passed(fun, *args).eqns if eqn.primitive is staged_pipeline_p]
-    return staged_pipeline(eqn, STAGES)
+    return staged_pipeline(eqn, small_target(4, num_ipus=STAGES))
 
 
 def blocks(program: LoweredProgram) -> tuple[Program, ...]:

@@ -109,6 +109,22 @@ def test_half_partials_keep_their_dtype():
     assert all(v.dtype == np.float32 for v in graph.variables if v.monoid)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "partials", "expected"),
+    [
+        ("float32", "float16", "float32"),
+        ("bfloat16", "float16", "float32"),
+        ("float16", "bfloat16", "float16 or float32"),
+        ("int32", "int8", "int32"),
+    ],
+)
+def test_partials_that_no_codelet_has(dtype, partials, expected):
+    a, b = values((1, 4, 40), dtype, 2), values((1, 40, 4), dtype, 3)
+    with pytest.raises(GraphError, match=rf"dot: no codelet(.|\n)*expected: {expected}\n(.|\n)*got: {partials}"):
+        build(a, b, small(4), partials_dtype=jnp.dtype(partials))
+    build(a, b, small(4), partials_dtype=expected.split()[-1])
+
+
 @pytest.mark.parametrize("shape", [(1, 64, 40, 32), (1, 32, 40, 128), (2, 64, 20, 32)], ids=str)
 def test_in_steps(shape):
     """A tile so small that the work is done in several steps."""

@@ -11,7 +11,7 @@ import pytest
 
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates
-from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, hmac_cycles
+from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
 from ipujax.lowering.poplin.plan import contenders
 from ipujax.lowering.poplin.spec import Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
@@ -94,9 +94,17 @@ def test_dot_products_without_the_amp(precision, half_sums, length, dot):
     """Counted by hand from poplibs' estimator: 12 outputs of 4 channels, two of which half sums make at once."""
     worker = 16 + (16 + 19 + 2 * (7 + dot))
     kept = 63 + 6 * 10 if half_sums else (63 if precision == "half" else 58) + 6 * 9
-    zeroing = 6 * (4 + 14 - 9)  # 24 stores of 64 bits
+    zeroing = 6 * ((2 if half_sums else 4) + 14 - 9)  # 12 or 24 stores of 64 bits
     want = kept + 23 + 15 + (2 if half_sums else 4) * (10 + 6 * worker) + zeroing
     assert hmac_cycles(MK2, precision, 12, 1, length, 4, half_sums=half_sums) == want
+
+
+def test_half_sums_of_larger_kernels_and_of_depthwise_ones():
+    """By hand: a cycle more a worker to start, and zeroing of 4 instead of 2 elements a store."""
+    one = (MK2, "half", 6, 10, (1,), 16, 16)
+    assert amp_nx1_cycles(*one, half_sums=True) - amp_nx1_cycles(*one) == 6
+    depthwise = (MK2, "half", 12, 9, 8)  # 96 elements: 24 stores or 48
+    assert vmac_cycles(*depthwise) - vmac_cycles(*depthwise, half_sums=True) == 6 * (8 - 4)
 
 
 @pytest.mark.parametrize(("extent", "grain"), [(1, 1), (7, 1), (96, 16), (999, 3), (16, 16), (100, 1)])

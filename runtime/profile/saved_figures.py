@@ -1,0 +1,260 @@
+"""A profile as data, and figures from such data.
+
+Input: `Figures`, as JSON-able data of `saved_data`. Output: `SavedFigures`, which answer as the original does. What is
+kept are the answers themselves: both reports, memory by tile, and the rows of the texts.
+Limits: the executable and the steps of the timeline, which hold the program, are not kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NoReturn, TypeVar
+
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph import UnmetBound
+from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
+from ipujax.runtime.profile.emulated import Emulated
+from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
+from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.profile.step_costs import StepCost
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.timeline import Timeline
+
+Row = TypeVar("Row")
+
+
+def saved_data(figures: Figures) -> Json:
+    """All that `SavedFigures` answer from."""
+    return {
+        "target": figures.target.to_data(),
+        "replicas": figures.replicas,
+        "memory": memory_data(figures.memory),
+        **{name: _rows(getattr(figures, name)) for name in _LISTS},
+        "run": _run(figures),
+        "graph": figures.graph(),
+    }
+
+
+_LISTS = ("fallbacks", "emulated", "unmet_bounds")
+_RUN = ("cycles", "critical_ipu", "phase_cycles", "total_worker_cycles", "tile_cycles", "tile_balance")
+_ANSWERS = ("memory", *_LISTS, "graph_counts", "optimization_info", "vertex_type_bytes", "compute_set_vertices")
+
+
+def _rows(rows: Iterable[Any]) -> list[Json]:
+    return [dataclasses.asdict(row) for row in rows]
+
+
+def _run(figures: Figures) -> Json:
+    """What is known of the run; if a trip count is missing, the error that says so."""
+    try:
+        return {
+            **{name: getattr(figures, name) for name in _RUN},
+            "vertex_type_cycles": figures.vertex_type_cycles,
+            "operations": {lines: _rows(figures.operations(lines=lines)) for lines in LINES},
+            "step_costs": _rows(figures.step_costs),
+            "execution": figures.execution(),
+        }
+    except ProfileError as error:
+        where, expected, got = (None if x is None else str(x) for x in (error.where, error.expected, error.got))
+        return {"unknown": {"what": error.what, "where": where, "expected": expected, "got": got, "hint": error.hint}}
+
+
+def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
+    """A row of a profile again: lists are tuples."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return kind(**{**values, "origin": Origin(**data["origin"])})
+
+
+class SavedFigures(Figures):
+    """What one run of an executable cost when it was saved; see `Figures`.
+
+    Args:
+        data: of `saved_data`.
+
+    Raises:
+        KeyError, TypeError, ValueError, IpuError: data of something else.
+    """
+
+    _data: Json
+
+    def __init__(self, data: Json) -> None:
+        self.__dict__["_data"] = data  # figures are frozen
+        answers = list(_ANSWERS)
+        if "unknown" not in data["run"]:
+            answers += [*_RUN, "step_costs", "vertex_type_cycles", "_lines"]
+            self._known["execution"]["simulation"]
+        for name in answers:
+            getattr(self, name)
+
+    @property
+    def _known(self) -> Json:
+        """What is known of the run.
+
+        Raises:
+            ProfileError: as the original, if its trip counts are data.
+        """
+        run: Json = self._data["run"]
+        if "unknown" in run:
+            raise ProfileError(**run["unknown"])
+        return run
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise ProfileError(
+            f"a saved profile has no {what}", hint="the profile that was saved has it, before it is saved"
+        )
+
+    @property
+    def executable(self) -> Executable:
+        """Not kept.
+
+        Raises:
+            ProfileError: always.
+        """
+        self._lacks("executable")
+
+    @property
+    def timeline(self) -> Timeline:
+        """Not kept; `execution()` has its steps.
+
+        Raises:
+            ProfileError: always.
+        """
+        self._lacks("timeline")
+
+    @property
+    def numbering(self) -> Numbering:
+        """Not kept; `graph()` has the ids.
+
+        Raises:
+            ProfileError: always.
+        """
+        self._lacks("numbering")
+
+    @cached_property
+    def target(self) -> Target:
+        """As `Figures.target`."""
+        return Target.from_data(self._data["target"])
+
+    @property
+    def replicas(self) -> int:
+        """As `Figures.replicas`."""
+        return int(self._data["replicas"])
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """As `Figures.memory`; of other tiles than the fullest it is not known what they hold."""
+        return SavedMemory(self.target, self._data["memory"])
+
+    @property
+    def cycles(self) -> int:
+        """As `Figures.cycles`."""
+        return int(self._known["cycles"])
+
+    @property
+    def critical_ipu(self) -> int:
+        """As `Figures.critical_ipu`."""
+        return int(self._known["critical_ipu"])
+
+    @property
+    def phase_cycles(self) -> dict[str, int]:
+        """As `Figures.phase_cycles`."""
+        return dict(self._known["phase_cycles"])
+
+    @property
+    def total_worker_cycles(self) -> int:
+        """As `Figures.total_worker_cycles`."""
+        return int(self._known["total_worker_cycles"])
+
+    @property
+    def tile_cycles(self) -> dict[str, int]:
+        """As `Figures.tile_cycles`."""
+        return dict(self._known["tile_cycles"])
+
+    @property
+    def tile_balance(self) -> float:
+        """As `Figures.tile_balance`."""
+        return float(self._known["tile_balance"])
+
+    @property
+    def vertex_type_cycles(self) -> dict[str, tuple[int, int]]:
+        """As `Figures.vertex_type_cycles`."""
+        return {name: (count, cycles) for name, (count, cycles) in self._known["vertex_type_cycles"].items()}
+
+    @cached_property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """As `Figures.fallbacks`."""
+        return tuple(_row(Fallback, row) for row in self._data["fallbacks"])
+
+    @cached_property
+    def emulated(self) -> tuple[Emulated, ...]:
+        """As `Figures.emulated`."""
+        return tuple(_row(Emulated, row) for row in self._data["emulated"])
+
+    @cached_property
+    def unmet_bounds(self) -> tuple[UnmetBound, ...]:
+        """As `Figures.unmet_bounds`."""
+        return tuple(_row(UnmetBound, row) for row in self._data["unmet_bounds"])
+
+    @cached_property
+    def step_costs(self) -> tuple[StepCost, ...]:
+        """As `Figures.step_costs`."""
+        return tuple(_row(StepCost, row) for row in self._known["step_costs"])
+
+    @cached_property
+    def _lines(self) -> dict[str, tuple[Operation, ...]]:
+        return {lines: tuple(_row(Operation, row) for row in self._known["operations"][lines]) for lines in LINES}
+
+    def _operations(self, lines: str) -> tuple[Operation, ...]:
+        return self._lines[lines]
+
+    # --- what the graph profile says ---
+
+    @property
+    def graph_counts(self) -> dict[str, int]:
+        """As `Figures.graph_counts`."""
+        return dict(self._data["graph"]["graph"])
+
+    @property
+    def optimization_info(self) -> dict[str, float]:
+        """As `Figures.optimization_info`."""
+        return dict(self._data["graph"]["optimizationInfo"])
+
+    @property
+    def vertex_type_bytes(self) -> dict[str, int]:
+        """As `Figures.vertex_type_bytes`."""
+        graph = self._data["graph"]
+        names, rows = graph["vertexTypes"]["names"], graph["memory"]["byVertexType"]["totalBytes"]
+        return {name: sum(row) for name, row in zip(names, rows, strict=True)}
+
+    @property
+    def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
+        """As `Figures.compute_set_vertices`."""
+        graph = self._data["graph"]
+        sets, names = graph["computeSets"], graph["vertexTypes"]["names"]
+        columns = sets["vertexTypes"], sets["vertexCounts"], sets["cycleEstimates"]["activeCyclesByVertexType"]
+        return [
+            {names[n]: (count, active[n]) for n, count in zip(types, counts, strict=True)}
+            for types, counts, active in zip(*columns, strict=True)
+        ]
+
+    @property
+    def liveness(self) -> Json:
+        """As `Figures.liveness`."""
+        return copy.deepcopy(self._data["graph"]["memory"]["liveness"])
+
+    def graph(self) -> Json:
+        """As `Figures.graph`."""
+        return copy.deepcopy(self._data["graph"])
+
+    def execution(self) -> Json:
+        """As `Figures.execution`.
+
+        Raises:
+            ProfileError: as the original, if its trip counts are data.
+        """
+        return copy.deepcopy(self._known["execution"])

@@ -1,0 +1,190 @@
+"""Saved profiles answer as the originals do; damaged and foreign files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.target.presets import preset
+from ipujax.runtime.target.target import Target
+from ipujax.runtime.tensor.mapping import on_one_tile
+from tests.runtime.profile.profile_helpers import F32, TARGET, inputs, looping, output, trained_program, two_ipus
+
+EVERYTHING = {
+    "operations": 100,
+    "show_execution_steps": True,
+    "show_var_storage": True,
+    "show_optimizations": True,
+    "show_per_ipu_memory_usage": True,
+}
+RUN = ["cycles", "seconds", "phase_cycles", "critical_ipu", "total_worker_cycles", "step_costs", "fallbacks"]
+RUN += ["emulated", "unmet_bounds", "target", "brief"]
+
+
+def recorded():
+    graph, program, loop, decide = looping()
+    return Profile(compile(graph, program), {loop: [3], decide: [1, 0, 1]})
+
+
+def too_large():
+    graph = Graph(TARGET.replace(bytes_per_tile=8192))
+    large = [graph.add_variable((n,), F32, "large", on_one_tile(n, tile)) for tile, n in ((1, 4096), (3, 8192))]
+    program = Sequence(*inputs(*large), *map(output, large))
+    return Profile(compile(graph, program, options=Options(allow_out_of_memory=True)))
+
+
+PROFILES = {
+    "trained": lambda: Profile(trained_program()),
+    "two IPUs": lambda: Profile(two_ipus()),
+    "recorded": recorded,
+    "too large": too_large,
+}
+
+
+def again(profile, tmp_path):
+    profile.save(tmp_path / "saved")
+    return Profile.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_it_answers_as_the_original(name, tmp_path):
+    original = PROFILES[name]()
+    loaded = again(original, tmp_path)
+    assert isinstance(loaded, Profile) and repr(loaded) == repr(original)
+    for settings in ({}, EVERYTHING, {"lines": "library"}):
+        assert loaded.summary(**settings) == original.summary(**settings)
+    assert loaded.graph() == original.graph() and loaded.execution() == original.execution()
+    for figure in RUN:
+        assert getattr(loaded, figure) == getattr(original, figure), figure
+    for lines in ("user", "library"):
+        assert loaded.operations(lines=lines) == original.operations(lines=lines)
+    assert loaded.operations(1) == original.operations(1)
+    loaded.graph()["graph"].clear()
+    assert loaded.graph() == original.graph(), "what a profile gives away is a copy"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_its_memory_is_that_of_the_original(name, tmp_path):
+    original = PROFILES[name]().memory
+    loaded = again(PROFILES[name](), tmp_path).memory
+    for figure in ["tile_bytes", "gap_bytes", "shared_bytes", "code_bytes", "overflowed_bytes", "is_from_top"]:
+        np.testing.assert_array_equal(getattr(loaded, figure), getattr(original, figure))
+        assert getattr(loaded, figure).dtype == getattr(original, figure).dtype
+    for name, layer in original.by_category.items():
+        np.testing.assert_array_equal(loaded.by_category[name], layer)
+    for figure in ["max_tile_bytes", "worst_tile", "total_bytes", "peak_step", "limits", "borrowed"]:
+        assert getattr(loaded, figure) == getattr(original, figure)
+    assert list(map(str, loaded.largest)) == list(map(str, original.largest))
+    assert loaded.lacking().keys() == original.lacking().keys()
+    assert not loaded.tile_bytes.flags.writeable and "B on tile" in repr(loaded)
+    with pytest.raises(ProfileError, match=r"fullest tile alone(.|\n)*expected: tile"):
+        loaded.at_peak(loaded.worst_tile + 1)
+
+
+def test_it_can_be_saved_again(tmp_path):
+    loaded = again(PROFILES["trained"](), tmp_path)
+    first = (tmp_path / "saved").read_bytes()
+    again(loaded, tmp_path)
+    assert (tmp_path / "saved").read_bytes() == first
+
+
+def test_unknown_trip_counts_stay_unknown(tmp_path):
+    graph, program, _, _ = looping()
+    original = Profile(compile(graph, program))
+    loaded = again(original, tmp_path)
+    assert loaded.summary(**EVERYTHING) == original.summary(**EVERYTHING) and repr(loaded) == repr(original)
+    assert loaded.graph() == original.graph()
+    with pytest.raises(ProfileError) as expected:
+        _ = original.cycles
+    for ask in (lambda: loaded.cycles, loaded.execution, loaded.operations, lambda: loaded.step_costs):
+        with pytest.raises(ProfileError, match=re.escape(str(expected.value))):
+            ask()
+
+
+def test_what_is_not_kept_is_said(tmp_path):
+    loaded = again(PROFILES["trained"](), tmp_path)
+    for name in ("executable", "timeline", "numbering"):
+        with pytest.raises(ProfileError, match=f"a saved profile has no {name}"):
+            getattr(loaded, name)
+
+
+def test_files_are_small_and_plain(tmp_path):
+    again(PROFILES["trained"](), tmp_path)
+    content = (tmp_path / "saved").read_bytes()
+    assert len(content) < 10_000
+    data = json.loads(gzip.decompress(content))
+    assert (data["format"], data["version"]) == ("ipujax profile", 1)
+
+
+def test_targets_as_data():
+    for target in (preset("bow", 4), preset("mk1").replace(bytes_per_tile=1 << 20, native_dtypes={"float32", "bool"})):
+        data = json.loads(json.dumps(target.to_data()))
+        assert Target.from_data(data) == target and Target.from_data(data).sources == target.sources
+
+
+# --- files that are refused -------------------------------------------------------------------------------------------
+
+
+def edited(content, change):
+    data = json.loads(gzip.decompress(content))
+    change(data)
+    return gzip.compress(json.dumps(data).encode())
+
+
+DAMAGED = {
+    "cut off": (lambda content: content[: len(content) // 2], "is cut off"),
+    "nothing left": (lambda content: b"", "is no profile"),
+    "text": (lambda content: b"cycles: 3", "is no profile"),
+    "other bytes": (lambda content: content[:40] + bytes(60) + content[100:], "is no profile"),
+    "gzip of text": (lambda content: gzip.compress(b"cycles: 3"), "is no profile"),
+    "gzip of bytes": (lambda content: gzip.compress(b"\xff\xfe\xfd"), "is no profile"),
+    "JSON": (lambda content: gzip.compress(b"[1, 2]"), "is no profile"),
+    "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is no profile"),
+    "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is no profile"),
+    "no cycles": (lambda content: edited(content, lambda data: data["profile"]["run"].pop("cycles")), "is no profile"),
+    "no memory": (lambda content: edited(content, lambda data: data["profile"].update(memory=3)), "is no profile"),
+    "a tile less": (
+        lambda content: edited(content, lambda data: data["profile"]["memory"]["shared"].pop()),
+        "is no profile",
+    ),
+    "another machine": (
+        lambda content: edited(content, lambda data: data["profile"]["target"].update(num_ipus=0)),
+        "is no profile",
+    ),
+    "another version": (
+        lambda content: edited(content, lambda data: data.update(version=2)),
+        r"of another version(.|\n)*expected: version 1(.|\n)*got: version 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_and_foreign_files_are_refused(name, tmp_path):
+    damage, match = DAMAGED[name]
+    again(PROFILES["trained"](), tmp_path)
+    path = tmp_path / "saved"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ProfileError, match=match):
+        Profile.load(path)
+
+
+def test_paths_that_cannot_be_used(tmp_path):
+    profile = PROFILES["trained"]()
+    for path in (tmp_path / "none" / "saved", tmp_path):
+        with pytest.raises(ProfileError, match=r"cannot be written to(.|\n)*try: a path"):
+            profile.save(path)
+        with pytest.raises(ProfileError, match="cannot be read"):
+            Profile.load(path)
+        for write in (profile.to_json, profile.save):
+            with pytest.raises(ProfileError, match="cannot be written"):
+                write(path)
