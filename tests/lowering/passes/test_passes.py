@@ -25,6 +25,7 @@ from ipujax.lowering.jax_compat import (
     name_stack,
     source_line,
 )
+from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.passes.dce import dce
@@ -221,6 +222,31 @@ def test_name_stack_of_a_callee_follows_its_callers() -> None:
     backward = [name_stack(eqn) for eqn in jaxpr.eqns if "transpose(" in name_stack(eqn)]
     scopes = [next(s for s in ("first", "second") if s in stack) for stack in backward if "inner" in stack]
     assert scopes and scopes == sorted(scopes, reverse=True), backward  # backward runs from the last scope to the first
+
+
+def recomputed(x: jax.Array) -> jax.Array:
+    for number in range(2):
+        with jax.named_scope(f"part{number}"):
+            x = jax.checkpoint(jax.jit(lambda y: jnp.sin(jax.jit(jnp.exp)(y))))(x)
+    return x.sum()
+
+
+@pytest.mark.parametrize("wrapped", [recomputed, jax.checkpoint(recomputed)])
+def test_what_a_checkpoint_computes_again_is_marked_and_stays_apart(wrapped: Callable[..., Any]) -> None:
+    """Through all passes: what is computed first, and again for the gradient, with and without a checkpoint around."""
+    last = check_passes(jax.value_and_grad(wrapped), jnp.linspace(0.1, 1.5, 5))
+    exps = [stage_name(eqn) for eqn in all_equations(last) if eqn.primitive.name == "exp"]
+    marks = [(name.is_recomputed, name.is_backward) for name in exps]
+    assert marks[:2] == [(False, False)] * 2 and len(marks) > 3 and set(marks[2:]) == {(True, True)}
+    gradients = [stage_name(eqn) for eqn in all_equations(last) if eqn.primitive.name == "mul"]
+    assert gradients and all(name.is_backward and not name.is_recomputed for name in gradients)
+
+
+def test_barriers_stay_where_they_are() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) + jax.jit(lambda y: jnp.sin(lax.optimization_barrier(y)))(x)
+
+    assert primitives(check_passes(fun, jnp.ones(3))) == ["sin", "optimization_barrier", "sin", "add"]
 
 
 def test_source_line_of_library_code_is_its_callers() -> None:
