@@ -32,7 +32,7 @@ from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
-from tests.lowering.helpers import small_target
+from tests.lowering.helpers import price_bytes, small_target
 
 FAST = ("plain-mlp_sgd", "plain-lstm_rmsprop")
 ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
@@ -342,8 +342,9 @@ TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text(name: str, golden: Callable[..., None]) -> None:
-    """The jaxpr after each pass, and graph and program for a machine of four tiles."""
+def test_text(name: str, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jaxpr after each pass, and graph and program for a machine of four tiles; code is dear."""
+    price_bytes(monkeypatch, 4)
     fun, shapes = TEXTS[name]
     for number, (stage, jaxpr) in enumerate(after_each_pass(traced(fun, *map(jnp.ones, shapes)))):
         golden(str(jaxpr), f"{number}-{stage}")
