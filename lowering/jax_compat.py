@@ -356,11 +356,6 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def jaxpr_function(jaxpr: Jaxpr) -> str:
-    """The name of the function a jaxpr was traced from, "" when unknown."""
-    return _traced_from(jaxpr)[0]
-
-
 def jaxpr_file(jaxpr: Jaxpr) -> str:
     """The file of the function a jaxpr was traced from, "" when unknown."""
     return _traced_from(jaxpr)[1].rpartition(":")[0]
@@ -383,12 +378,6 @@ def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
     """The equation with a further name at the end of its name stack."""
     info = eqn.source_info
     return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
-
-
-def joined_stack(outer: Any, eqn: JaxprEqn) -> Any:
-    """The name stack of an equation inside callers whose name stack is `outer`, or None for none."""
-    own = eqn.source_info.name_stack
-    return own if outer is None else outer + own
 
 
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
@@ -436,6 +425,7 @@ def _common_ends(stacks: Sequence[Any]) -> Any:
 
 
 def _end(stack: Any, count: int) -> Any:
+    """The last names of a name stack."""
     return stack[len(stack) - count :]
 
 
