@@ -368,11 +368,6 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def jaxpr_function(jaxpr: Jaxpr) -> str:
-    """The name of the function a jaxpr was traced from, "" when unknown."""
-    return _traced_from(jaxpr)[0]
-
-
 def jaxpr_file(jaxpr: Jaxpr) -> str:
     """The file of the function a jaxpr was traced from, "" when unknown."""
     return _traced_from(jaxpr)[1].rpartition(":")[0]
@@ -397,12 +392,6 @@ def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
 
 
-def joined_stack(outer: Any, eqn: JaxprEqn) -> Any:
-    """The name stack of an equation inside callers whose name stack is `outer`, or None for none."""
-    own = eqn.source_info.name_stack
-    return own if outer is None else outer + own
-
-
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
     """The equation at the line of another, under what the name stacks of several begin with, and a name if any."""
     stack = common_stack([other.source_info.name_stack for other in eqns])
@@ -419,10 +408,46 @@ def common_stack(stacks: Sequence[Any]) -> Any:
     return first[:same]
 
 
-def in_function(jaxpr: ClosedJaxpr, stack: Any, caller: JaxprEqn | None) -> ClosedJaxpr:
-    """A callee whose equations' name stacks begin with `stack`; they have the source line of `caller` where given."""
+def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
+    """The equations of the first of several equal runs, under what name stacks have in common.
+
+    Args:
+        runs: equations, those at the same place in each run equal.
+        name: of a scope, between what all name stacks begin with and what those at a place begin and end with besides.
+    """
+    outer = common_stack([eqn.source_info.name_stack for run in runs for eqn in run])
+    scope = outer.extend(name)
     eqns = []
-    for eqn in jaxpr.eqns:
-        info = eqn.source_info if caller is None else caller.source_info
-        eqns.append(eqn.replace(source_info=info.replace(name_stack=stack + eqn.source_info.name_stack)))
-    return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+    for place in zip(*runs, strict=True):
+        info = place[0].source_info
+        stack = scope + _common_ends([eqn.source_info.name_stack[len(outer) :] for eqn in place])
+        eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
+    return eqns
+
+
+def _common_ends(stacks: Sequence[Any]) -> Any:
+    """What several name stacks begin with, and what they end with behind that."""
+    first, shortest = stacks[0], min(map(len, stacks))
+    before, behind = common_stack(stacks), 0
+    while behind < shortest - len(before) and all(
+        _end(stack, behind + 1) == _end(first, behind + 1) for stack in stacks
+    ):
+        behind += 1
+    return before + _end(first, behind)
+
+
+def _end(stack: Any, count: int) -> Any:
+    """The last names of a name stack."""
+    return stack[len(stack) - count :]
+
+
+def common_function(eqns: Sequence[JaxprEqn]) -> str:
+    """The innermost function of the user's that was at work for all equations, "" when there is none."""
+    common: list[tuple[str, str]] | None = None
+    for eqn in eqns:
+        frames = [(f.file_name, f.function_name) for f in reversed(_frames(eqn)) if not is_installed(f.file_name)]
+        same = 0
+        while common is not None and same < min(len(common), len(frames)) and common[same] == frames[same]:
+            same += 1
+        common = frames if common is None else common[:same]
+    return common[-1][1].rpartition(".")[2] if common else ""

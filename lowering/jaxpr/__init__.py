@@ -1,5 +1,6 @@
 """What is read from a jaxpr: stages of equations, nested jaxprs, and counts of operations."""
 
+from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
     equations as equations,
@@ -7,7 +8,13 @@ from ipujax.lowering.jaxpr.nested import (
     primitive_names as primitive_names,
     rewritten_params as rewritten_params,
 )
-from ipujax.lowering.jaxpr.op_counts import elements_of as elements_of, work_of as work_of
+from ipujax.lowering.jaxpr.op_counts import (
+    VIEWS as VIEWS,
+    Work as Work,
+    elements_of as elements_of,
+    work_of as work_of,
+    work_of_equation as work_of_equation,
+)
 from ipujax.lowering.jaxpr.stage_names import (
     PIPELINE as PIPELINE,
     StageName as StageName,

@@ -1,7 +1,8 @@
 """Stages in name stacks: `ipu.stage(2)` puts a name on all that is traced inside, and JAX carries it along.
 
 Input: the name stack of an equation after inlining, `transpose(jvp(ipu_stage_2))/dense`. Output: the innermost stage,
-and whether it is the stage's backward part: the gradients of what is traced inside a stage are named after it too.
+and whether it is the stage's backward part: the gradients of what is traced inside a stage are named after it too. And
+whether `jax.checkpoint` has it computed a second time, for a gradient: such an equation is never one with its original.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ipujax.runtime.cache import remembered
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _TRANSPOSED = "transpose("
+_RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
 
 
@@ -25,10 +27,12 @@ class StageName:
     Args:
         stage: number of the innermost stage, None outside of all.
         is_backward: whether it belongs to a gradient.
+        is_recomputed: whether it computes again what a `jax.checkpoint` has not kept.
     """
 
     stage: int | None
     is_backward: bool
+    is_recomputed: bool
 
 
 def stage_scope(number: int) -> str:
@@ -41,7 +45,8 @@ def read_name(stack: str) -> StageName:
     """What a name stack says of stages."""
     found = list(_TOKEN.finditer(stack))
     end = found[-1].start() if found else len(stack)
-    return StageName(int(found[-1][1]) if found else None, _TRANSPOSED in stack[:end])
+    stage = int(found[-1][1]) if found else None
+    return StageName(stage, _TRANSPOSED in stack[:end], _RECOMPUTED in stack)
 
 
 def stage_name(eqn: JaxprEqn) -> StageName:

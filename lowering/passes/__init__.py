@@ -13,6 +13,7 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.passes.dce import dce
+from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
 from ipujax.lowering.passes.fuse import (
     fuse,
     fuse_equations as fuse_equations,
@@ -26,17 +27,17 @@ from ipujax.lowering.passes.merge_collectives import (
     all_reduce_p as all_reduce_p,
     merge_collectives,
 )
+from ipujax.lowering.passes.outline import outline, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
-from ipujax.lowering.passes.share import function_call_p as function_call_p, share, sharing_pays as sharing_pays
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("share", share),
     ("inline", inline),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("dce", dce),
+    ("outline", outline),
     ("fuse", fuse),
 )
 
@@ -60,10 +61,12 @@ def run_passes(jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None) -> d
     return after
 
 
-def ready(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr after all passes."""
-    *_, last = run_passes(jaxpr).values()
-    return last
+def ready(jaxpr: ClosedJaxpr, *, is_outlined: bool = True) -> ClosedJaxpr:
+    """A jaxpr after all passes; without `outline`, the last one, for what is partitioned first."""
+    for name, run in PASSES:
+        if is_outlined or name != "outline":
+            jaxpr = run(jaxpr)
+    return jaxpr
 
 
 def traced(fun: Callable[..., Any], arrays: Sequence[Any], name: str = "") -> tuple[ClosedJaxpr, Any]:

@@ -29,7 +29,6 @@ from ipujax.lowering.jax_compat import (
     Literal,
     Var,
     eliminate_dead_code,
-    name_stack,
     source_line,
 )
 from ipujax.lowering.jaxpr import stage_name
@@ -205,7 +204,7 @@ class _Partitioner:
             for var, rank in zip([v for v in variables(eqn.invars) if v in self.maker], before, strict=False)
             if rank is not None and rank > own
         ]
-        again = next((each for each in late if "rematted_computation" in name_stack(each)), None)
+        again = next((each for each in late if stage_name(each).is_recomputed), None)
         if again is not None:
             raise ArgumentError(
                 f"a jax.checkpoint spans stages: stage {self.stage(own)} needs what another recomputes",

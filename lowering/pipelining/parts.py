@@ -6,7 +6,8 @@ a jaxpr over the variables of the whole, which evaluates by itself.
     input gradients   what other parts need of a backward part, and what that needs
     weight gradients  the rest
 
-A value that is only another view of one is viewed again where it is read, so that nothing is kept or sent twice.
+Repeated runs of a part become functions. A value that is only another view of one is viewed again where it is read, so
+that nothing is kept or sent twice.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.ipus import value_bytes, variables
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
+from ipujax.lowering.jaxpr import VIEWS
+from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-
-_VIEWS = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "copy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
     eqns = [_with_views(part, maker) for part in parts]
     reads = [_reads(each) for each in eqns]
     needed = {var for each in reads for var in each} | _wanted(partition)
-    jaxprs = []
+    jaxprs, outline = [], outliner()
     for part, each, read in zip(parts, eqns, reads, strict=True):
         own = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
-        jaxprs.append(_jaxpr(partition, read, own, each))
+        jaxprs.append(outline(closed(_jaxpr(partition, read, own, each))).jaxpr)
     return tuple(StagePart(part.task, jaxpr) for part, jaxpr in zip(parts, jaxprs, strict=True))
 
 
@@ -92,7 +93,7 @@ def _with_views(part: Part, maker: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
 
     def look(var: Var) -> None:
         eqn = maker.get(var)
-        if eqn is None or var in made or eqn.primitive.name not in _VIEWS:
+        if eqn is None or var in made or eqn.primitive.name not in VIEWS:
             return
         seen = variables(eqn.invars)
         if sum(value_bytes(each.aval) for each in seen) <= value_bytes(var.aval):

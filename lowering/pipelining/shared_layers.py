@@ -1,8 +1,8 @@
 """Layers of several stages on one IPU share their code: the body of their loops becomes a function.
 
 Input: a micro-batch whose loops over layers are cut, and the IPU of each stage. Output: the same, where loops of which
-an IPU runs several shards call a function in each iteration, if that pays as it does for other callees, see the pass
-`share`. What is the same for all layers and all micro-batches is read where it lies; all else is copied, a layer's
+an IPU runs several shards call a function in each iteration, if that pays as it does for other runs, see the pass
+`outline`. What is the same for all layers and all micro-batches is read where it lies; all else is copied, a layer's
 parameters too, of which there is one more on the IPU while it runs.
 
 Limits: a stage's forward part shares nothing with its backward part.
@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
-from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.passes import function_call_p, sharing_pays
+from ipujax.lowering.jaxpr import elements_of, stage_name, work_of
+from ipujax.lowering.passes import function_call_p, gain_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
 
 _NAME = "layer"
@@ -32,12 +32,12 @@ def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var]) ->
     """
     pairs = zip(found.jaxpr.eqns, found.sources, strict=True)
     places = [_loop_and_ipu(eqn, source, ipus) for eqn, source in pairs]
-    several = {place[0] for place, count in Counter(places).items() if place is not None and count > 1}
+    several = {place[0]: count for place, count in Counter(places).items() if place is not None and count > 1}
     bodies: dict[int, ClosedJaxpr] = {}
     eqns = []
     for eqn, place in zip(found.jaxpr.eqns, places, strict=True):
         if place is not None and place[0] in several:
-            body = bodies.setdefault(place[0], _calling(eqn, same))
+            body = bodies.setdefault(place[0], _calling(eqn, same, several[place[0]]))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
         eqns.append(eqn)
     return replace(found, jaxpr=ClosedJaxpr(found.jaxpr.jaxpr.replace(eqns=eqns), found.jaxpr.consts))
@@ -51,14 +51,14 @@ def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> 
     return source.number, ipus[stage]
 
 
-def _calling(eqn: JaxprEqn, same: Collection[Var]) -> ClosedJaxpr:
+def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int) -> ClosedJaxpr:
     """The body of a loop, as a function that is called, if that pays."""
     body: ClosedJaxpr = eqn.params["jaxpr"]
     consts = eqn.invars[: eqn.params["num_consts"]]
     is_fixed = [isinstance(atom, Literal) or atom in same for atom in consts]
     fixed = (*is_fixed, *(False for _ in body.jaxpr.invars[len(consts) :]))
-    copied = [var for var, stays in zip(body.jaxpr.invars, fixed, strict=True) if not stays]
-    if body.effects or not sharing_pays(body.jaxpr, (*copied, *body.jaxpr.outvars)):
+    copied = [var for var, stays in zip(body.jaxpr.invars, fixed, strict=True) if not stays] + body.jaxpr.outvars
+    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls) <= 0:
         return body
     invars = [Var(var.aval) for var in body.jaxpr.invars]
     outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]

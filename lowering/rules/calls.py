@@ -1,4 +1,4 @@
-"""Rule for callees that a program uses several times: a function of the control program, lowered at its first call.
+"""Rule for what a program computes several times: a function of the control program, lowered at its first call.
 
 A function's variables have one place for all its calls, so operands are copied to where it reads them and results from
 where it leaves them. What nothing has placed before its first call is placed as the function wants it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.poputil import map_alike, map_linearly, mapping_like
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence
@@ -48,6 +48,9 @@ def function_call_rule(
     prog.add(Call(lowered.function))
     outs = []
     for number, own in enumerate(lowered.results):
+        if isinstance(ctx.equation.outvars[number], DropVar):
+            outs.append(own)
+            continue
         outs.append(graph.add_variable(own.shape, own.dtype, f"{place}/result{number}"))
         map_alike(graph, outs[-1], mapping_like(graph, own))
         prog.add(Copy(own, outs[-1], f"{place}/result{number}", graph.origin))

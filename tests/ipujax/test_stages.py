@@ -91,7 +91,7 @@ def test_lowered_shows_every_stage() -> None:
     assert lowered.graph.target == DEVICE.target and repr(lowered).startswith("Lowered(<lambda>: ")
     with pytest.raises(
         ipu.ArgumentError,
-        match=r"no pass is called 'fuse'(.|\n)*one of trace, share, inline, shard_map, merge_collectives, dce",
+        match=r"no pass is called 'fuse'(.|\n)*one of trace, inline, shard_map, merge_collectives, dce, outline",
     ):
         lowered.as_text(after="fuse")
 
@@ -120,7 +120,7 @@ def test_arguments_are_named_as_the_user_writes_them() -> None:
 
 def test_timings_name_every_pass() -> None:
     lowered = ipu.jit(step, device=DEVICE).lower(*arguments())
-    assert list(lowered.timings) == ["trace", "share", "inline", "shard_map", "merge_collectives", "dce", "lower"]
+    assert list(lowered.timings) == ["trace", "inline", "shard_map", "merge_collectives", "dce", "outline", "lower"]
     timings = lowered.compile().timings
     assert list(timings) == [*lowered.timings, "verify", "cost", "memory", "clocks"]
     assert all(seconds >= 0 for seconds in timings.values())

@@ -129,8 +129,15 @@ def check(
         assert_same(run_tiles(program, args, count), expected, split_rtol, split_atol, f"interpreter, {count} tiles")
 
 
+def price_bytes(monkeypatch: pytest.MonkeyPatch, price: float) -> None:
+    """Sets how many cycles a byte of code is worth where functions save some."""
+    monkeypatch.setattr(importlib.import_module("ipujax.lowering.passes.function_call"), "_BYTE_PRICE", price)
+
+
 def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every callee with an equation that computes a function when it is called twice, however little it does."""
-    module = importlib.import_module("ipujax.lowering.passes.share")
-    for name, value in (("_LEAST_STEPS", 1), ("_WEIGHT_PER_COPY", 0), ("_WORK_PER_ELEMENT", 0)):
-        monkeypatch.setattr(module, name, value)
+    """Makes every run of equations that comes twice a function, however little it does."""
+    price_bytes(monkeypatch, 1e9)
+    changes = {"function_call": {"_COPY_BYTES": 0, "_WORK_PER_ELEMENT": 0}, "repeats": {"_SHORTEST": 1}}
+    for name, values in changes.items():
+        for constant, value in values.items():
+            monkeypatch.setattr(importlib.import_module(f"ipujax.lowering.passes.{name}"), constant, value)

@@ -25,13 +25,14 @@ from ipujax.lowering.jax_compat import (
     name_stack,
     source_line,
 )
+from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
-from tests.lowering.helpers import small_target
+from tests.lowering.helpers import price_bytes, small_target
 
 FAST = ("plain-mlp_sgd", "plain-lstm_rmsprop")
 ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
@@ -223,6 +224,31 @@ def test_name_stack_of_a_callee_follows_its_callers() -> None:
     assert scopes and scopes == sorted(scopes, reverse=True), backward  # backward runs from the last scope to the first
 
 
+def recomputed(x: jax.Array) -> jax.Array:
+    for number in range(2):
+        with jax.named_scope(f"part{number}"):
+            x = jax.checkpoint(jax.jit(lambda y: jnp.sin(jax.jit(jnp.exp)(y))))(x)
+    return x.sum()
+
+
+@pytest.mark.parametrize("wrapped", [recomputed, jax.checkpoint(recomputed)])
+def test_what_a_checkpoint_computes_again_is_marked_and_stays_apart(wrapped: Callable[..., Any]) -> None:
+    """Through all passes: what is computed first, and again for the gradient, with and without a checkpoint around."""
+    last = check_passes(jax.value_and_grad(wrapped), jnp.linspace(0.1, 1.5, 5))
+    exps = [stage_name(eqn) for eqn in all_equations(last) if eqn.primitive.name == "exp"]
+    marks = [(name.is_recomputed, name.is_backward) for name in exps]
+    assert marks[:2] == [(False, False)] * 2 and len(marks) > 3 and set(marks[2:]) == {(True, True)}
+    gradients = [stage_name(eqn) for eqn in all_equations(last) if eqn.primitive.name == "mul"]
+    assert gradients and all(name.is_backward and not name.is_recomputed for name in gradients)
+
+
+def test_barriers_stay_where_they_are() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) + jax.jit(lambda y: jnp.sin(lax.optimization_barrier(y)))(x)
+
+    assert primitives(check_passes(fun, jnp.ones(3))) == ["sin", "optimization_barrier", "sin", "add"]
+
+
 def test_source_line_of_library_code_is_its_callers() -> None:
     def fun(x: jax.Array) -> jax.Array:
         y = jnp.where(x > 0, x, 0.0)
@@ -316,8 +342,9 @@ TEXTS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text(name: str, golden: Callable[..., None]) -> None:
-    """The jaxpr after each pass, and graph and program for a machine of four tiles."""
+def test_text(name: str, golden: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jaxpr after each pass, and graph and program for a machine of four tiles; code is dear."""
+    price_bytes(monkeypatch, 4)
     fun, shapes = TEXTS[name]
     for number, (stage, jaxpr) in enumerate(after_each_pass(traced(fun, *map(jnp.ones, shapes)))):
         golden(str(jaxpr), f"{number}-{stage}")

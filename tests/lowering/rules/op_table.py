@@ -322,10 +322,12 @@ def _control() -> list[OpCase]:
     def squared(x: Any, n: Any) -> Any:
         return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5 + x), (0, x))
 
-    @jax.jit
     def block(w: Any, x: Any) -> Any:
-        h = jnp.tanh(x @ w)
-        return x + jnp.tanh(h @ w) * h
+        """So much beside what it reads that it is a function when it comes twice."""
+        for _ in range(3):
+            h = jnp.tanh(x @ w)
+            x = x + jnp.tanh(h @ w) * h
+        return x
 
     def chosen(i: Any, x: Any) -> Any:
         return lax.switch(i, [lambda x: x * 2, lambda x: x[::-1], jnp.tanh], x)

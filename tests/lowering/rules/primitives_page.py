@@ -42,8 +42,8 @@ _HEAD = """# Primitives
 Written by `python -m tests.lowering.rules.primitives_page`; a test keeps it equal to the rule table and the op table.
 
 - **tile-parallel**: a lowering rule spreads it over tiles, or it is a view that costs nothing until it is used.
-- **inlined**: a call; its equations take its place. A callee that is called several times and does much more than copy
-  its operands and results becomes a function of the control program instead, lowered once: `function_call`.
+- **inlined**: a call; its equations take its place. Equations that come several times, as those of a layer, become a
+  function of the control program, lowered once, where that saves more than it copies: `function_call`.
 - **one tile**: one vertex computes it; costed, and listed in `profile.fallbacks`. Batches are shared out.
 
 A row of the op table is run by the engine, by the engine split as the machine splits, and tile by tile, each against

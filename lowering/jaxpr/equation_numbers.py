@@ -1,0 +1,78 @@
+"""Numbers for equations, the same for equations that do the same: to find what a jaxpr computes several times.
+
+Equal are primitive, parameters (jaxprs in them up to the names of their variables), literals, shapes and dtypes, stage,
+and whether it is a gradient's or recomputed. Scopes and source lines may differ, and so may the values that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, closed
+from ipujax.lowering.jaxpr.stage_names import stage_name
+
+_LABELS = {"name": ("name",), "function_call": ("name",)}  # parameters that are for readers alone, by primitive
+
+
+class EquationNumbers:
+    """Gives out numbers; those of two instances have nothing to do with one another."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._jaxprs: dict[tuple[int, ...], tuple[ClosedJaxpr, int]] = {}
+        self._held: list[Any] = []  # what is told apart by id
+
+    def of(self, eqn: JaxprEqn) -> int:
+        """The number of an equation."""
+        operands = tuple(self._literal(atom) if isinstance(atom, Literal) else atom.aval for atom in eqn.invars)
+        results = tuple(var.aval for var in eqn.outvars)
+        labels = _LABELS.get(eqn.primitive.name, ())
+        params = tuple((key, self._value(value)) for key, value in sorted(eqn.params.items()) if key not in labels)
+        return self._number((eqn.primitive, params, operands, results, stage_name(eqn)))
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _literal(self, literal: Literal) -> Hashable:
+        value = np.asarray(literal.val)
+        return literal.aval, value.dtype.name, value.tobytes()
+
+    def _value(self, value: Any) -> Hashable:
+        """A parameter as something that is equal where parameters are."""
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return "jaxpr", self._jaxpr(value)
+        if isinstance(value, tuple | list):
+            return type(value), *map(self._value, value)
+        if isinstance(value, Mapping):
+            return "mapping", *((key, self._value(item)) for key, item in value.items())
+        if isinstance(value, np.ndarray | np.generic | float | complex):  # to the bit: 0 and -0 differ
+            array = np.asarray(value)
+            return type(value), array.dtype.name, array.shape, array.tobytes()
+        try:
+            hash(value)
+        except TypeError:
+            self._held.append(value)
+            return "object", id(value)
+        return type(value), value
+
+    def _jaxpr(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
+        """The number of a jaxpr: the same for those with equal equations that read and return the same of them."""
+        whole = closed(jaxpr)
+        key = id(whole.jaxpr), *map(id, whole.consts)
+        if key not in self._jaxprs:
+            self._jaxprs[key] = whole, self._number(self._form(whole))
+        return self._jaxprs[key][1]
+
+    def _form(self, jaxpr: ClosedJaxpr) -> Hashable:
+        body = jaxpr.jaxpr
+        places: dict[Any, int] = {}
+
+        def place(atom: Atom) -> Hashable:
+            return self._literal(atom) if isinstance(atom, Literal) else places.setdefault(atom, len(places))
+
+        ends = tuple((place(var), var.aval) for var in (*body.constvars, *body.invars))
+        eqns = tuple((self.of(eqn), *map(place, (*eqn.invars, *eqn.outvars))) for eqn in body.eqns)
+        return tuple(map(id, jaxpr.consts)), ends, eqns, tuple(map(place, body.outvars))

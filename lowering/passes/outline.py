@@ -1,0 +1,100 @@
+"""Pass `outline`: runs of equations that a jaxpr has several times become functions, lowered once.
+
+    h1 = tanh(x @ w1); y1 = x + tanh(h1 @ w1)        y1 = function_call[layer](w1, x)
+    h2 = tanh(y1 @ w2); y2 = y1 + tanh(h2 @ w2)      y2 = function_call[layer](w2, y1)
+
+Such are layers that Python's loops or calls have written, their gradients, and what a checkpoint computes again. Runs
+are found in each jaxpr by itself, in the bodies of loops too, see `repeats`; a run becomes a function where that gains,
+see `function_call`. What has effects, or meets other replicas, is in no run. No run is in two stages, nor in a forward
+and a backward part; where there are stages, what is in none is placed equation by equation, and so is in no run.
+
+A view that is needed behind a run is viewed again there. The equations of a function belong to all its callers: their
+name stacks are what the callers' have in common at both ends, their source lines those of the first. The equation that
+calls has the line of the first of its run.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from ipujax.lowering.gcl import is_collective
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn
+from ipujax.lowering.jaxpr import (
+    EquationNumbers,
+    Rewrite,
+    StageName,
+    has_stages,
+    once,
+    rewritten_params,
+    stage_name,
+    stages_inside,
+)
+from ipujax.lowering.passes.dataflow import Dataflow, last_uses
+from ipujax.lowering.passes.function_call import function_call_p, gain_of
+from ipujax.lowering.passes.outlined_run import Run
+from ipujax.lowering.passes.repeats import find_repeats
+
+
+def outline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns an equal jaxpr in which repeated runs worth it are functions."""
+    return outliner()(jaxpr)
+
+
+def outliner() -> Rewrite:
+    """The same pass for several jaxprs: one that several of them hold stays one."""
+    numbers = EquationNumbers()
+
+    def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+        done = [_rewritten(eqn, in_function if eqn.primitive is function_call_p else inside) for eqn in eqns]
+        is_same = len(done) == len(jaxpr.eqns) and all(map(operator.is_, done, jaxpr.eqns))
+        return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=done), jaxpr.consts)
+
+    @once
+    def inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers))
+
+    @once
+    def in_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        """A function, whose code is there once: only loops inside of it are outlined."""
+        return with_equations(jaxpr, jaxpr.eqns)
+
+    return inside
+
+
+def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    params = rewritten_params(eqn.params, rewrite)
+    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers) -> Sequence[JaxprEqn]:
+    """The equations of a jaxpr, with calls in place of runs."""
+    groups = _groups(jaxpr)
+    if np.count_nonzero(groups >= 0) < 2:
+        return jaxpr.eqns
+    calls: dict[int, tuple[int, list[JaxprEqn]]] = {}  # by where a run begins: its length, what takes its place
+    uses = last_uses(jaxpr)
+    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, gain_of):
+        for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses).calls(), strict=True):
+            calls[start] = repeat.length, eqns
+    done, at = list[JaxprEqn](), 0
+    while at < len(jaxpr.eqns):
+        length, eqns = calls.get(at, (1, [jaxpr.eqns[at]]))
+        done += eqns
+        at += length
+    return done if calls else jaxpr.eqns
+
+
+def _groups(jaxpr: Jaxpr) -> np.ndarray:
+    """For each equation the part of the program it may be in a run with, −1 for one in no run, int64."""
+    staged, known = has_stages(jaxpr), dict[StageName, int]()
+    groups = np.full(len(jaxpr.eqns), -1)
+    for n, eqn in enumerate(jaxpr.eqns):
+        name = stage_name(eqn)
+        apart = eqn.effects or is_collective(eqn) or (staged and (name.stage is None or stages_inside(eqn)))
+        if not apart:
+            part = StageName(name.stage, name.is_backward, is_recomputed=False)
+            groups[n] = known.setdefault(part, len(known))
+    return groups

@@ -1,0 +1,188 @@
+"""Layers that a loop of Python's has written, in training steps: each is a call; in time that grows with their number.
+
+Code is dear here, so that layers are worth being functions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import JaxprEqn, name_stack
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.passes import run_passes
+from ipujax.lowering.passes.dataflow import Dataflow
+from ipujax.lowering.passes.outline import outline
+from ipujax.runtime.graph.program import Call
+from ipujax.runtime.graph.steps import distinct
+from tests.lowering.helpers import price_bytes
+from tests.lowering.passes.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
+
+
+@pytest.fixture(autouse=True)
+def dear_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    price_bytes(monkeypatch, 8)
+
+
+def dense(p: Any, x: jax.Array) -> jax.Array:
+    """A layer of a perceptron, with a residual."""
+    h = jnp.tanh(x @ p["w"] + p["b"])
+    return x + jax.nn.gelu(h @ p["v"]) * h
+
+
+def attention(p: Any, x: jax.Array) -> jax.Array:
+    """A layer of a transformer of one head, without biases."""
+    y = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    q, k, v = jnp.split(y @ p["qkv"], 3, -1)
+    scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), q @ k.T, -1e9)
+    x = x + jax.nn.softmax(scores) @ v @ p["out"]
+    return x + jax.nn.relu(x @ p["up"]) @ p["down"]
+
+
+def dense_parameters() -> Any:
+    return {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH), "v": normal(WIDTH, WIDTH)}
+
+
+def attention_parameters() -> Any:
+    shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH)}
+    return {name: normal(*shape) for name, shape in shapes.items()}
+
+
+LAYERS = {"dense": (dense, dense_parameters), "attention": (attention, attention_parameters)}
+
+
+def training(kind: str, layers: int, wrap: Callable[..., Any] = lambda fun: fun) -> tuple[Callable[..., Any], Any]:
+    """A training step of layers in a loop, and its arguments."""
+    layer, make = LAYERS[kind]
+    params = {"first": normal(WIDTH, WIDTH), "layers": [make() for _ in range(layers)]}
+    optimizer = optax.adam(1e-2)
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        x = x @ params["first"]
+        for number, p in enumerate(params["layers"]):
+            with jax.named_scope(f"layer{number}"):
+                x = wrap(layer)(p, x)
+        return (x**2).mean()
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(params, updates), state, value
+
+    return step, (params, optimizer.init(params), normal(LENGTH, WIDTH))
+
+
+def is_of_loss(eqn: JaxprEqn) -> bool:
+    """Whether an equation is not one of the optimiser."""
+    return "jvp(" in name_stack(eqn)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])
+def test_each_layer_is_one_call_forward_and_one_backward(kind: str, wrap: Callable[..., Any]) -> None:
+    step, args = training(kind, 4, wrap)
+    jaxpr = outlined(step, *args)
+    found = [(stage_name(eqn).is_backward, id(eqn.params["jaxpr"])) for eqn in calls(jaxpr) if is_of_loss(eqn)]
+    forward = [body for is_backward, body in found if not is_backward]
+    backward = [body for is_backward, body in found if is_backward]
+    assert (len(forward), len(set(forward))) == (len(backward), len(set(backward))) == (4, 1)
+
+
+def test_the_size_of_twelve_layers() -> None:
+    """Beside calls and the optimiser's updates little is left."""
+    step, args = training("attention", 12)
+    after = run_passes(jax.jit(step).trace(*args).jaxpr)
+    bodies = Counter(id(eqn.params["jaxpr"]) for eqn in calls(after["outline"]) if is_of_loss(eqn))
+    assert list(bodies.values()) == [12, 12]
+    updates = 20 * len(jax.tree.leaves(args[0]))
+    assert len(after["outline"].eqns) < updates + 24 + 60 < 0.6 * len(after["dce"].eqns)
+
+
+def test_through_the_whole_compiler() -> None:
+    step, args = training("dense", 3)
+    device = ipu.IPUModel(tiles_per_ipu=16)
+    lowered = ipu.jit(step, device=device).lower(*args)
+    assert list(calls(lowered.jaxpr))
+    got, expected = ipu.jit(step, device=device)(*args), jax.jit(step)(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_in_the_stages_of_a_pipeline() -> None:
+    """Each part of a stage calls its own function; numbers and gradients are those of plain JAX."""
+    params = [dense_parameters() for _ in range(6)]
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for number, p in enumerate(params):
+            with ipu.stage(number // 3):
+                x = dense(p, x)
+        return (x**2).mean()
+
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=16)
+    step = ipu.pipeline(jax.value_and_grad(loss), micro_batches=2)
+    lowered = ipu.jit(step, device=device).lower(params, normal(LENGTH, WIDTH))
+    functions = {node.function for node in distinct(lowered.program) if isinstance(node, Call)}
+    assert sum(function.name == "dense" for function in functions) == 4
+    x = normal(LENGTH, WIDTH)
+    got, expected = ipu.jit(step, device=device)(params, x), jax.jit(jax.value_and_grad(loss))(params, x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --- time, and the same each time -------------------------------------------------------------------------------------
+
+
+def test_time_grows_with_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the layers cost hardly more than four times the work, counted in elements of the arrays it makes."""
+    made: list[int] = []
+    windows = Dataflow.windows
+
+    def counted(flow: Dataflow, length: int) -> Any:
+        made.append(flow.count)
+        return windows(flow, length)
+
+    monkeypatch.setattr(Dataflow, "windows", counted)
+    work = []
+    for layers in (12, 48):
+        step, args = training("dense", layers)
+        jaxpr = run_passes(jax.jit(step).trace(*args).jaxpr)["dce"]
+        made.clear()
+        outline(jaxpr)
+        work.append(sum(made))
+    assert work[1] <= 6 * work[0]
+
+
+_PROGRAM = """
+from tests.lowering.passes.test_outline_layers import run_passes, training
+from ipujax.lowering.passes import function_call
+import jax
+function_call._BYTE_PRICE = 8
+step, args = training("attention", 3)
+print(run_passes(jax.jit(step).trace(*args).jaxpr)["outline"])
+"""
+
+
+def test_the_same_whatever_the_order_of_hashes() -> None:
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            env={**os.environ, "PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert "function_call" in texts[0] and texts[0] == texts[1]
