@@ -35,6 +35,7 @@ from ipujax.lowering.popops.partials import (
     kept_slots as kept_slots,
     longest_share as longest_share,
     reduce_partials as reduce_partials,
+    reduce_partials_in_place as reduce_partials_in_place,
 )
 from ipujax.lowering.popops.reducers import neutral as neutral
 from ipujax.lowering.popops.row_functions import (

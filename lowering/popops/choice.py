@@ -13,10 +13,12 @@ import numpy as np
 
 from ipujax.lowering.popops.blocks import follow, nowhere
 from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil import Grids, charged_cycles, even_grids, least_charged, view_digits
+from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, Grids, charged_cycles, even_grids, least_charged, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, element_bytes
 
@@ -107,7 +109,7 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
 
 def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np.ndarray:
     """Cycles of an operation with what follows; infinite for grids that are dearer than another without that."""
-    cycles = work.cycles(grids, target)
+    cycles = work.cycles(grids, target) + _piece_cycles(work, grids, target)
     if after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
@@ -118,6 +120,15 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np
             break
         total[some] = cycles[some] + after(grids.of(some), target)
     return total
+
+
+def _piece_cycles(work: Work, grids: Grids, target: Target) -> np.ndarray:
+    """What the code that moves operands and results in pieces is worth, of a result as if its reader took one block."""
+    runs = np.zeros(grids.blocks.shape[1:])
+    for spans, field, source in zip(work.fields, work.codelet.fields, work.sources, strict=True):
+        if field.is_written or source == "elsewhere":
+            runs = runs + fewest_runs(spans, grids.lengths)
+    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES * BYTE_PRICE_CYCLES
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:

@@ -19,4 +19,8 @@ from ipujax.lowering.poputil.mapping import (
     tile_balance as tile_balance,
     variable_dims as variable_dims,
 )
-from ipujax.lowering.poputil.trial import charged_cycles as charged_cycles, least_charged as least_charged
+from ipujax.lowering.poputil.trial import (
+    BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
+    charged_cycles as charged_cycles,
+    least_charged as least_charged,
+)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ipujax.runtime.compile import program_cycles
+from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.memory import code_of_exchanges
+
+BYTE_PRICE_CYCLES = 0.5  # what a byte of exchange code on the fullest tile is worth
 
 Candidate = TypeVar("Candidate")
 
@@ -26,7 +29,9 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
     scratch, prog = Graph(graph.target), ProgramSequence()
     scratch.mappings = dict(graph.mappings)
     add(scratch, prog)
-    return program_cycles(scratch, prog)
+    costs = leaf_costs(scratch, prog)
+    code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
+    return program_cycles(scratch, prog, costs=costs) + int(BYTE_PRICE_CYCLES * code_bytes)
 
 
 def least_charged(
