@@ -19,9 +19,10 @@ import numpy as np
 from ipujax.lowering.popops.blocks import place_operand, row_boxes
 from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freeze, kernel_codelet, thawed
 from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil import layout_like, linear_mapping, map_alike, map_linearly
+from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, layout_like, linear_mapping, map_alike, map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange import access_traffic, receive_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -32,8 +33,9 @@ from ipujax.runtime.graph import (
     VertexGroup,
     element,
 )
+from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, is_key_dtype
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, is_key_dtype
 
 
 def elementwise(
@@ -93,9 +95,7 @@ def apply_steps(
     results = tuple(value for value in values if isinstance(value, int))
     narrow = [_narrow(x) for x in operands]
     flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
-    layout = _layout(graph, flat, [x for x, own in zip(operands, narrow, strict=True) if own.is_whole], outs, shape)
-    if layout.shape == shape and not all(own.is_whole for own in narrow):
-        layout = _in_rows(layout)
+    layout = _layout(graph, flat, operands, narrow, outs, shape)
     _place(graph, operands, narrow, layout, shape)
     for out in outs:
         if out is not None:
@@ -225,30 +225,30 @@ class _Layout(NamedTuple):
 
 
 def _layout(
-    graph: Graph, kernel: Kernel, operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]
+    graph: Graph,
+    kernel: Kernel,
+    operands: Sequence[Tensor],
+    narrow: Sequence[_View],
+    outs: Sequence[Tensor | None],
+    shape: tuple[int, ...],
 ) -> _Layout:
     """The layout to compute in: of a mapped tensor that results go to, or of an operand, or a linear one."""
     linear = _Layout(shape, linear_mapping(graph, prod(shape), kernel.result_dtypes[0]))
-    given = [out for out in outs if out is not None]
-    homes = [_layout_of(graph, x) for x in operands]
-    layouts = list(dict.fromkeys(home for out in given if (home := _layout_of(graph, out)) is not None))
-    layouts = layouts or list(dict.fromkeys(home for home in homes if home is not None))
-    if not layouts:
-        return linear
-    rows = [(x, home) for x, home in zip(operands, homes, strict=True) if home is not None or graph.is_mapped(x)]
-
-    def cycles(layout: _Layout) -> float:
-        moved_bytes = sum(element_bytes(x.dtype) for x, home in rows if home != layout)
-        return _cycles(kernel, layout.mapping, moved_bytes, graph.target)
+    given = [out for out in outs if out is not None and graph.is_mapped(out)]
+    whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
+    homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]
+    homes += [] if given and homes else [linear]
+    repeats = len(whole) < len(operands)
+    layouts = list(dict.fromkeys(_in_rows(home) if repeats and home.shape == shape else home for home in homes))
+    if len(layouts) == 1:
+        return layouts[0]
 
     def rank(layout: _Layout) -> tuple[float, int, int]:
         spread = _spread(layout.mapping, graph.target.num_tiles)
-        return cycles(layout), spread.worst, -spread.tiles
+        cycles = _compute_cycles(kernel, layout.mapping, graph.target)
+        return cycles + _exchange_price(graph, operands, narrow, layout, shape), spread.worst, -spread.tiles
 
-    best = min(layouts, key=rank)
-    if any(graph.is_mapped(out) for out in given):
-        return best
-    return linear if cycles(linear) < cycles(best) else best
+    return min(layouts, key=rank)
 
 
 def _layout_of(graph: Graph, tensor: Tensor) -> _Layout | None:
@@ -256,15 +256,27 @@ def _layout_of(graph: Graph, tensor: Tensor) -> _Layout | None:
     return None if found is None else _Layout(*found)
 
 
-def _cycles(kernel: Kernel, mapping: TileMapping, moved_bytes: int, target: Target) -> float:
-    """Estimated cycles on a mapping, with the exchange of operands of some bytes an element."""
+def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
     worst, _, pieces = _spread(mapping, target.num_tiles)  # a vertex for each piece, one after the other
     block = (np.asarray(-(-worst // pieces)),)
     fields = len(kernel.inputs) + len(kernel.results)
-    compute = pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
-    if not moved_bytes:
-        return compute
-    return compute + target.exchange_startup_cycles + worst * moved_bytes / target.exchange_bytes_per_cycle
+    return pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
+
+
+def _exchange_price(
+    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[_View], layout: _Layout, shape: tuple[int, ...]
+) -> float:
+    """Cycles to receive the operands that lie somewhere, and what the code for that is worth."""
+    target, grid = graph.target, _grid(layout, operands, narrow, (), shape)
+    receiving, fragments = np.zeros(target.num_tiles, np.int64), np.zeros(target.num_tiles, np.int64)
+    for view in grid.inputs:
+        if graph.is_mapped(view.tensor):
+            moved = access_traffic(grid.axes, grid.tile, Access(view.tensor, tuple(map(element, view.axes))), graph)
+            cycles = receive_cycles(moved.received_bytes, moved.shared_bytes, moved.fragments, target)
+            receiving, fragments = receiving + cycles, fragments + moved.fragments
+    code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
+    startup = target.exchange_startup_cycles if receiving.any() else 0
+    return startup + float(receiving.max()) + BYTE_PRICE_CYCLES * code_bytes
 
 
 class _Spread(NamedTuple):

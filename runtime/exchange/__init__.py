@@ -11,6 +11,7 @@ from ipujax.runtime.exchange.runs import (
     ragged as ragged,
 )
 from ipujax.runtime.exchange.traffic import (
+    access_traffic as access_traffic,
     copy_cycles as copy_cycles,
     copy_traffic as copy_traffic,
     exchange_cycles as exchange_cycles,

@@ -28,7 +28,7 @@ from ipujax.runtime.exchange.count import Traffic, count
 from ipujax.runtime.exchange.demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
-from ipujax.runtime.graph import Access, Graph, VertexGroup, element
+from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     Affine,
@@ -62,6 +62,18 @@ def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None =
     access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
     return _traffic(group, access, graph, writes)
+
+
+def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
+    """What vertices on a grid would receive through one access.
+
+    Args:
+        axes: axes of the grid.
+        tile: the tile of each vertex.
+        access: to a tensor of mapped variables.
+        graph: holds the target and the mappings.
+    """
+    return _traffic(grid_of(tuple(axes), tile), access, graph, False)
 
 
 def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
