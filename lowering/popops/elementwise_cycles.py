@@ -150,7 +150,7 @@ OP_COSTS: dict[str, OpCost] = {
     "convert_element_type": OpCost((1, 2), (2, 4), (2, 1), start=37),
     "reduce_precision": OpCost((2, 2), (4, 4), (4, 1), start=37),  # assumed: a cast each way
     "bitcast_convert_type": _MOVE,
-    "copy": _MOVE,
+    "copy": OpCost((1, 2), (1, 4), (1, 2)),  # `memcpy_bytes_per_cycle`: 64 bits loaded and stored by one instruction
 }
 
 _START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop

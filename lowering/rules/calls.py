@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
+from ipujax.lowering.popops import Op
+from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.poputil import map_alike, map_linearly, mapping_like
 from ipujax.lowering.rules.context import Context, Rule
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ def function_call_rule(
     for number, (given, own) in enumerate(zip(operands, lowered.operands, strict=True)):
         if given.node is not own.node:
             map_alike(graph, given, mapping_like(graph, own))
-            prog.add(Copy(given, own, f"{place}/operand{number}", graph.origin))
+            _copy(ctx, given, own, f"{place}/operand{number}")
     prog.add(Call(lowered.function))
     outs = []
     for number, own in enumerate(lowered.results):
@@ -53,8 +58,21 @@ def function_call_rule(
             continue
         outs.append(graph.add_variable(own.shape, own.dtype, f"{place}/result{number}"))
         map_alike(graph, outs[-1], mapping_like(graph, own))
-        prog.add(Copy(own, outs[-1], f"{place}/result{number}", graph.origin))
+        _copy(ctx, own, outs[-1], f"{place}/result{number}")
     return outs
+
+
+def _copy(ctx: Context, source: Tensor, destination: Tensor, name: str) -> None:
+    """Copies in vertices, so that the copies of one call share a compute set."""
+    if is_key_dtype(source.dtype):
+        ctx.prog.add(Copy(source, destination, name, ctx.graph.origin))
+    else:
+        elementwise(ctx.graph, _copying(source.dtype), [source], ctx.prog, name, destination)
+
+
+@remembered
+def _copying(dtype: np.dtype) -> Op:
+    return Op("copy", lambda x: x, dtype, "copy")
 
 
 def _lower(
