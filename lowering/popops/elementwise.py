@@ -8,6 +8,7 @@ Constant scalars become immediates of the vertex, and an operation on nothing el
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -19,7 +20,15 @@ import numpy as np
 from ipujax.lowering.popops.blocks import place_operand, row_boxes
 from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freeze, kernel_codelet, thawed
 from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, layout_like, linear_mapping, map_alike, map_linearly
+from ipujax.lowering.poputil import (
+    BYTE_PRICE_CYCLES,
+    inverse,
+    layout_like,
+    linear_mapping,
+    map_alike,
+    map_linearly,
+    memory_order,
+)
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import access_traffic, receive_cycles
@@ -35,7 +44,7 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, is_key_dtype
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, is_key_dtype
 
 
 def elementwise(
@@ -89,6 +98,13 @@ def apply_steps(
     Returns:
         For each result a new tensor of `shape`, or what is given for it.
     """
+    order = _order(operands, outs, len(shape))
+    if order is not None:
+        operands, back = [x.transpose(order) for x in operands], inverse(order)
+        turned = [None if out is None else out.transpose(order) for out in outs]
+        shape = tuple(shape[d] for d in order)
+        found = apply_steps(graph, steps, results, operands, shape, prog, name, turned)
+        return [x.transpose(back) if out is None else out for x, out in zip(found, outs, strict=True)]
     steps, values, operands = _with_immediates(steps, results, operands)
     if not all(isinstance(value, int) for value in values):
         return _with_constants(graph, steps, values, operands, shape, prog, name, outs)
@@ -112,6 +128,17 @@ def apply_steps(
     graph.add_vertices(compute_set, VertexGroup(codelet, grid.axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))
     return found
+
+
+def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], rank: int) -> tuple[int, ...] | None:
+    """The order of dimensions in which most bytes lie in memory; None where that is their own."""
+    held: Counter[tuple[int, ...]] = Counter({tuple(range(rank)): 0})
+    for tensor in (*operands, *(out for out in outs if out is not None)):
+        order = memory_order(tensor) if tensor.size > 1 else None
+        if order is not None:
+            held[order] += tensor.size * element_bytes(tensor.dtype)
+    ((most, _),) = held.most_common(1)
+    return None if most == tuple(range(rank)) else most
 
 
 def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
