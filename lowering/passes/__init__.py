@@ -29,6 +29,7 @@ from ipujax.lowering.passes.merge_collectives import (
 )
 from ipujax.lowering.passes.outline import outline, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
+from ipujax.lowering.passes.swap_products import swap_products
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -37,6 +38,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("dce", dce),
+    ("swap_products", swap_products),
     ("outline", outline),
     ("fuse", fuse),
 )

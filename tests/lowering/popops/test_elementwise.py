@@ -13,6 +13,8 @@ from jax import lax
 
 from ipujax.lowering.popops.elementwise import elementwise, immediate_of
 from ipujax.lowering.popops.kernel import Op
+from ipujax.lowering.poputil import memory_order
+from ipujax.runtime.cost import compute_set_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, Sequence
@@ -22,6 +24,7 @@ from tests.lowering.helpers import check as check_on, lowered, small_target
 
 check = partial(check_on, tiles=(7,))  # the op table tries other sizes of target
 ADD = Op("add", lax.add, np.dtype(np.float32))
+SINE = Op("sin", lax.sin, np.dtype(np.float32))
 RNG = np.random.default_rng(8)
 X = RNG.normal(size=(13, 29)).astype(np.float32)
 
@@ -201,3 +204,16 @@ def test_what_changes_nothing_is_not_done(fun: Any, does: list[str]) -> None:
     x = np.concatenate([X[0], [np.inf, -np.inf, np.nan, 0.0, -0.0]]).astype(np.float32)
     assert executions(fun, x) == does
     check(fun, x, rtol=1e-6)
+
+
+def test_results_keep_the_order_of_a_transposed_operand() -> None:
+    """Nothing is exchanged, and what is added to the transposed matrix again lies as it does."""
+    graph, prog = Graph(small_target(16)), Sequence()
+    x = variable(graph, (8, 12), grid((8, 12), (4, 4)))
+    once = elementwise(graph, SINE, [x.transpose((1, 0))], prog, "once")
+    assert memory_order(once) == (1, 0) and once.shape == (12, 8)
+    twice = elementwise(graph, ADD, [once, x.transpose((1, 0))], prog, "twice")
+    assert memory_order(twice) == (1, 0)
+    costs = [compute_set_cost(graph, node.compute_set) for node in prog.children() if isinstance(node, Execute)]
+    assert all(not cost.before.received_bytes.any() for cost in costs)
+    check(lambda x: jnp.sin(x.T) + x.T, X, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,67 @@
+"""Pass `swap_products`: a product that is only read transposed is computed with its operands swapped.
+
+JAX's gradient of `x @ w` for w is `(gᵀ @ x)ᵀ`; swapped it is `xᵀ @ g`, which lies in memory as w does, so that an
+update of w meets it row by row.
+
+Input and output: jaxprs; those inside loops, branches, functions and pipelines too.
+Limits: the transpose must be the product's only reader, and exactly exchange the free dimensions of both operands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
+from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+
+
+def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns an equal jaxpr with transposed products computed the other way round."""
+
+    @once
+    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _swapped(body, inside)
+
+    return inside(jaxpr)
+
+
+def _swapped(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
+    body = jaxpr.jaxpr
+    readers = Counter(atom for eqn in body.eqns for atom in eqn.invars if isinstance(atom, Var))
+    readers.update(atom for atom in body.outvars if isinstance(atom, Var))
+    transposed = {
+        eqn.invars[0]: eqn
+        for eqn in body.eqns
+        if eqn.primitive.name == "transpose" and isinstance(eqn.invars[0], Var) and readers[eqn.invars[0]] == 1
+    }
+    eqns, gone = list[JaxprEqn](), set[Var]()
+    for eqn in body.eqns:
+        reader = transposed.get(eqn.outvars[0]) if eqn.primitive.name == "dot_general" else None
+        if reader is not None and tuple(reader.params["permutation"]) == _exchange(eqn):
+            eqns.append(_other_way_round(eqn, reader))
+            gone.add(reader.outvars[0])
+        elif eqn.primitive.name != "transpose" or eqn.outvars[0] not in gone:
+            eqns.append(eqn.replace(params=rewritten_params(eqn.params, inside)))
+    return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
+
+
+def _exchange(eqn: JaxprEqn) -> tuple[int, ...] | None:
+    """The permutation of the result that exchanges the free dimensions of both operands; None for literals."""
+    if any(isinstance(atom, Literal) for atom in eqn.invars) or eqn.params.get("out_sharding") is not None:
+        return None
+    (lhs_contracted, _), (lhs_batch, _) = eqn.params["dimension_numbers"]
+    batch, rank = len(lhs_batch), len(shape_of(eqn.outvars[0]))
+    lhs_free = len(shape_of(eqn.invars[0])) - batch - len(lhs_contracted)
+    split = batch + lhs_free
+    return (*range(batch), *range(split, rank), *range(batch, split))
+
+
+def _other_way_round(eqn: JaxprEqn, reader: JaxprEqn) -> JaxprEqn:
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    numbers = (rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)
+    precision: Any = eqn.params["precision"]
+    if isinstance(precision, tuple):
+        precision = precision[::-1]
+    params = {**eqn.params, "dimension_numbers": numbers, "precision": precision}
+    return eqn.replace(invars=eqn.invars[::-1], outvars=reader.outvars, params=params)
