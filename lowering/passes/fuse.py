@@ -1,7 +1,7 @@
 """Pass `fuse`: elementwise equations over one index space become one equation `fused`, which one vertex computes.
 
 An equation joins the group of an equation whose result it reads if both have the same index space (shapes but for
-dimensions of size 1), the same stage and the same side of a gradient. Reshapes that only add or drop dimensions of
+dimensions of size 1) and run in one place, on the same side of a gradient. Reshapes that only add or drop dimensions of
 size 1 are seen through; broadcasts stay outside, for they are views that cost nothing. What only the group reads is
 never stored. The jaxpr of a `fused` equation holds the equations as they were, each rounding to its own dtype.
 
@@ -64,7 +64,7 @@ def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def fuse_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """As `fuse`, whatever stages equations belong to; groups are of one stage."""
+    """As `fuse`, of what runs in one place, whatever stages its equations are named after."""
 
     @once
     def inside(body: ClosedJaxpr) -> ClosedJaxpr:
@@ -146,7 +146,9 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
     fits = all(shape_of(var) == shape for var in variables)
     plain = all(_is_plain(atom.aval) for atom in (*variables, *eqn.outvars))
     scalars = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
-    return (index_space(shape), stage_name(eqn)) if fits and plain and scalars and variables else None
+    name = stage_name(eqn)  # of which the stage does not matter: its place does
+    apart = name.is_backward, name.is_recomputed
+    return (index_space(shape), apart) if fits and plain and scalars and variables else None
 
 
 def _is_plain(aval: Any) -> bool:

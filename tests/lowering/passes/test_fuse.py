@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.passes import fuse, fuse_inside, ready
+from ipujax.lowering.passes import fuse, fuse_equations, fuse_inside, ready
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
@@ -80,7 +80,9 @@ def test_rows_and_columns_are_read_once() -> None:
     check(fun, X, X[0], X[:, 0], tiles=(1, 7), rtol=1e-5, atol=1e-6)
 
 
-def test_stages_and_sides_of_a_gradient_stay_apart() -> None:
+def test_what_runs_in_two_places_stays_apart() -> None:
+    """Names of stages do not matter, where they run does."""
+
     def fun(x: Any) -> Any:
         with ipu.stage(0):
             y = jnp.sin(x) * 2
@@ -89,7 +91,9 @@ def test_stages_and_sides_of_a_gradient_stay_apart() -> None:
 
     jaxpr = after(fun, X)
     assert "fused" not in names(jaxpr)  # it is cut first
-    assert groups(fuse_inside(jaxpr)) == [["sin", "mul"], ["cos", "mul"]]
+    for places, expected in (((0, 0, 1, 1), [["sin", "mul"], ["cos", "mul"]]), ((1,) * 4, [["sin", "mul", "cos", "mul"]])):
+        found = fuse_equations(jaxpr.jaxpr, fuse_inside, places)
+        assert groups(ClosedJaxpr(found.jaxpr, ())) == expected
     device = ipu.IPUModel(num_ipus=2)
     np.testing.assert_allclose(ipu.jit(fun, device=device)(X), fun(X), rtol=1e-5, atol=1e-6)
 
