@@ -60,17 +60,17 @@ fused_p = make_primitive("fused", _compute, _shapes, None)
 
 def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr with groups of elementwise equations as one equation each."""
-    return jaxpr if has_stages(jaxpr.jaxpr) else dce(fuse_inside(jaxpr))
+    return jaxpr if has_stages(jaxpr.jaxpr) else dce(fuser()(jaxpr))
 
 
-def fuse_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """As `fuse`, of what runs in one place, whatever stages its equations are named after."""
+def fuser() -> Rewrite:
+    """The same for several jaxprs that each run in one place, with stages or not: one they all hold stays one."""
 
     @once
     def inside(body: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(fuse_equations(body.jaxpr, inside).jaxpr, body.consts)
 
-    return inside(jaxpr)
+    return inside
 
 
 def index_space(shape: Sequence[int]) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def fuse_equations(jaxpr: Jaxpr, inside: Rewrite, places: Sequence[Hashable] | N
         together = eqns[group[0]]
         if len(group) > 1:
             together = _together(jaxpr, [eqns[n] for n in group], maker, eqns, needed)
-        elif _is_unit_view(together) and together.outvars[0] not in needed:
+        elif is_unit_view(together) and together.outvars[0] not in needed:
             continue  # groups see through it
         needed.update(_variables(together))
         done.append(together)
@@ -168,14 +168,14 @@ def _reads(eqn: JaxprEqn, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> li
 
 def _source(atom: Var, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> Var:
     """What a value is a view of, but for dimensions of size 1."""
-    while atom in maker and _is_unit_view(eqns[maker[atom]]):
+    while atom in maker and is_unit_view(eqns[maker[atom]]):
         (source, *_) = eqns[maker[atom]].invars
         assert isinstance(source, Var)
         atom = source
     return atom
 
 
-def _is_unit_view(eqn: JaxprEqn) -> bool:
+def is_unit_view(eqn: JaxprEqn) -> bool:
     """Whether an equation adds or drops dimensions of size 1, and nothing else."""
     if eqn.primitive.name not in _UNIT_VIEWS or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
         return False
@@ -195,7 +195,7 @@ def _together(
             return atom
         if atom in inner:
             return inner[atom]
-        if atom in maker and _is_unit_view(eqns[maker[atom]]):
+        if atom in maker and is_unit_view(eqns[maker[atom]]):
             view = eqns[maker[atom]]
             body.append(view.replace(invars=[read(view.invars[0])], outvars=[define(atom)]))
         else:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ipujax.lowering.ipus import Ipus, MakeLowering, place
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.passes import fuse_equations, fuse_inside
+from ipujax.lowering.passes import fuse_equations, fuser
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.rules import is_reduction, reduce_where_they_lie
@@ -44,7 +44,7 @@ def lower_staged(
     cut = {n: staged_pipeline(eqn, graph.target) for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)}
     placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
     _check_fits(jaxpr, placed, num_ipus)
-    body, sources = fuse_equations(jaxpr.jaxpr, fuse_inside, placed)
+    body, sources = fuse_equations(jaxpr.jaxpr, fuser(), placed)
     stages = [placed[source] for source in sources]
     pipelines = {n: cut[source] for n, source in enumerate(sources) if source in cut}
     ipus = Ipus(graph, make)

@@ -13,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.passes import fuse, fuse_equations, fuse_inside, ready
+from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
-from tests.lowering.helpers import check, lowered, run_tiles, small_target
+from tests.lowering.helpers import check, lowered, run_tiles, share_all, small_target
 
 RNG = np.random.default_rng(3)
 X, Y = (RNG.normal(size=(6, 10)).astype(np.float32) for _ in range(2))
@@ -91,7 +91,7 @@ def test_what_runs_in_two_places_stays_apart() -> None:
 
     jaxpr = after(fun, X)
     assert "fused" not in names(jaxpr)  # it is cut first
-    apart, together = (fuse_equations(jaxpr.jaxpr, fuse_inside, places).jaxpr for places in ((0, 0, 1, 1), (1,) * 4))
+    apart, together = (fuse_equations(jaxpr.jaxpr, fuser(), places).jaxpr for places in ((0, 0, 1, 1), (1,) * 4))
     assert groups(ClosedJaxpr(apart, ())) == [["sin", "mul"], ["cos", "mul"]]
     assert groups(ClosedJaxpr(together, ())) == [["sin", "mul", "cos", "mul"]]
     device = ipu.IPUModel(num_ipus=2)
@@ -105,6 +105,13 @@ def test_loops_branches_and_functions_are_fused_inside() -> None:
 
     assert ["tanh", "mul", "add"] in groups(after(fun, X)) and ["sin", "mul"] in groups(after(fun, X))
     check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_fused_is_not_outlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vertex calls no function, even if the passes run in another order, as for parts of pipelines."""
+    share_all(monkeypatch)
+    fused = fuse(jax.make_jaxpr(lambda x: x * x * x * x * x)(X))
+    assert groups(outline(fused)) == groups(fused) == [["mul"] * 4]
 
 
 def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:

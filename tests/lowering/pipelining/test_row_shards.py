@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun, trace
-from ipujax.lowering.passes import run_passes
+from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.layers import finest, together
 from ipujax.lowering.pipelining.row_rules import rows_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, spread
@@ -23,7 +23,7 @@ from tests.ipujax.pipeline.pipeline_models import array
 
 def passed(fun: Any, *args: Any) -> ClosedJaxpr:
     """What is cut: the jaxpr of `fun` before its equations are fused."""
-    return run_passes(trace(fun, args, {}, ()).jaxpr)["dce"]
+    return ready(trace(fun, args, {}, ()).jaxpr, is_cut=True)
 
 
 def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:
