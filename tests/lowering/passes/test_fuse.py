@@ -201,3 +201,13 @@ def test_cycles_are_loads_instructions_and_stores() -> None:
     ops = [OpCount("mul", float32, 1, 1), OpCount("add", float32, 2, 0)]
     cycles = kernel_cycles(ops, [float32] * 2, [float32], np.int64(600), target)
     assert cycles == target.supervisor_overhead_cycles + 6 * (20 + 50 * 5)
+
+
+def test_a_scalar_is_loaded_once() -> None:
+    """Not in every iteration of the loop, as a constant is."""
+    vector, scalar = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((1200,), ()))
+    device = ipu.IPUModel(tiles_per_ipu=1)
+    constant = ipu.jit(lambda x, y: 3 * x + y, device=device).lower(vector, vector)
+    tensor = ipu.jit(lambda x, y, scale: scale * x + y, device=device).lower(vector, vector, scalar)
+    cycles = [lowered.compile().profile.phase_cycles["compute"] for lowered in (constant, tensor)]
+    assert cycles[1] - cycles[0] == 6
