@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from fidelity_cases.case import Family, Row
 
 import ipujax as ipu
+from fidelity_cases.case import Family, Row
 
 _WORKERS = 6
 _VECTOR = 4  # halves
@@ -91,8 +91,8 @@ def family() -> Family:
         f"{_COUNTERS_CYCLES} cycles of which are the counters."
     )
     how = (
-        "Functions of JAX on one tile, each one vertex; the compute phase. PopLibs' codelets are assembly by hand: a load "
-        "or store is issued beside an arithmetic instruction, masks stay in registers, and dropout draws its mask itself. "
-        "The model issues one instruction at a time, and reads a mask as bytes."
+        "Functions of JAX on one tile, each one vertex; the compute phase. PopLibs' codelets are assembly by hand: "
+        "a load or store is issued beside an arithmetic instruction, masks stay in registers, and dropout draws its "
+        "mask itself. The model issues one instruction at a time, and reads a mask as bytes."
     )
     return Family("Fused elementwise expressions", source, how, rows)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
+from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
 from ipujax.lowering.passes.fuse import (
