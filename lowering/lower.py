@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import jax
@@ -195,9 +195,9 @@ class _Program:
         given, pipelines = [shard for shards in self._shards for shard in shards], tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
-                made, pipelines = lower_staged(graph, self._make, jaxpr, given, self._prog)
+                made, pipelines = lower_staged(graph, self._make, jaxpr, given, self._prog, self._donated())
             else:
-                made = self._make(graph, self._donated(given)).jaxpr(jaxpr, given, self._prog)
+                made = self._make(graph, self._donated()).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()
         whole_of = dict(zip(self._shards, arguments, strict=True))
         for bounds in self._found.outputs:
@@ -205,10 +205,14 @@ class _Program:
             results.append(whole_of.get(shards) or _joined(shards))
         return results, pipelines
 
-    def _donated(self, arguments: Sequence[Tensor]) -> dict[Var, Tensor]:
-        """The arguments that results may be written to at once, by the variables of the results."""
-        pairs = zip(self._found.jaxpr.jaxpr.outvars, self._aliases, strict=True)
-        return {var: arguments[alias] for var, alias in pairs if alias is not None and isinstance(var, Var)}
+    def _donated(self) -> dict[Var, Tensor]:
+        """The arguments, or shards of them, that results may be written to at once, by the variables of the results."""
+        outvars, donated = iter(self._found.jaxpr.jaxpr.outvars), dict[Var, Tensor]()
+        for bounds, alias in zip(self._found.outputs, self._aliases, strict=True):
+            own = list(islice(outvars, num_shards(bounds)))
+            if alias is not None and self._found.inputs[alias] == bounds:
+                donated.update((v, x) for v, x in zip(own, self._shards[alias], strict=True) if isinstance(v, Var))
+        return donated
 
 
 def _joined(shards: Sequence[Tensor]) -> Tensor:

@@ -10,13 +10,14 @@ the same program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
 
 from ipujax.lowering.ipus.ipu_view import IpuView
 from ipujax.lowering.ipus.placement import variables
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
 from ipujax.lowering.passes import traced
 from ipujax.lowering.poputil import inverse, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
@@ -28,7 +29,9 @@ class LowersEquations(Protocol):
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
 
-    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]: ...
+    def equation(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+    ) -> Sequence[Tensor]: ...
 
     def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None: ...
 
@@ -70,7 +73,14 @@ class Ipus:
         """The IPU a variable lies on; None while it lies nowhere."""
         return next((ipu for ipu, view in self._views.items() if view.holds(variable)), None)
 
-    def equation(self, eqn: JaxprEqn, env: Mapping[Var, Tensor], ipu: int, prog: ProgramSequence) -> list[Tensor]:
+    def equation(
+        self,
+        eqn: JaxprEqn,
+        env: Mapping[Var, Tensor],
+        ipu: int,
+        prog: ProgramSequence,
+        into: Mapping[Var, Tensor] = MappingProxyType({}),
+    ) -> list[Tensor]:
         """Lowers an equation on an IPU, what it reads brought there.
 
         Args:
@@ -78,13 +88,15 @@ class Ipus:
             env: tensors anywhere, of what it reads.
             ipu: where.
             prog: program to add to.
+            into: tensors that are written at once, by the variables of its results, where its rule can.
 
         Returns:
             The tensors of its results.
         """
+        lowering = self.lowering(ipu)
         local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
-        self.lowering(ipu).equations([eqn], local, prog)
-        return [local[var] for var in variables(eqn.outvars)]
+        found = lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into)
+        return [x for var, x in zip(eqn.outvars, found, strict=True) if not isinstance(var, DropVar)]
 
     def emit(
         self,

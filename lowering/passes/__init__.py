@@ -12,14 +12,16 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
+from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
 from ipujax.lowering.passes.fuse import (
     fuse,
     fuse_equations as fuse_equations,
-    fuse_inside as fuse_inside,
     fused_p as fused_p,
+    fuser as fuser,
     index_space as index_space,
+    is_unit_view as is_unit_view,
 )
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.merge_collectives import (
@@ -63,11 +65,12 @@ def run_passes(jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None) -> d
     return after
 
 
-def ready(jaxpr: ClosedJaxpr, *, is_outlined: bool = True) -> ClosedJaxpr:
-    """A jaxpr after all passes; without `outline`, the last one, for what is partitioned first."""
+def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False) -> ClosedJaxpr:
+    """A jaxpr after all passes; up to `dce` if it is cut into stages first, whose parts go through the others."""
     for name, run in PASSES:
-        if is_outlined or name != "outline":
-            jaxpr = run(jaxpr)
+        jaxpr = run(jaxpr)
+        if is_cut and name == "dce":
+            break
     return jaxpr
 
 

@@ -1,7 +1,7 @@
 """Pass `fuse`: elementwise equations over one index space become one equation `fused`, which one vertex computes.
 
 An equation joins the group of an equation whose result it reads if both have the same index space (shapes but for
-dimensions of size 1), the same stage and the same side of a gradient. Reshapes that only add or drop dimensions of
+dimensions of size 1) and run in one place, on the same side of a gradient. Reshapes that only add or drop dimensions of
 size 1 are seen through; broadcasts stay outside, for they are views that cost nothing. What only the group reads is
 never stored. The jaxpr of a `fused` equation holds the equations as they were, each rounding to its own dtype.
 
@@ -60,17 +60,17 @@ fused_p = make_primitive("fused", _compute, _shapes, None)
 
 def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr with groups of elementwise equations as one equation each."""
-    return jaxpr if has_stages(jaxpr.jaxpr) else dce(fuse_inside(jaxpr))
+    return jaxpr if has_stages(jaxpr.jaxpr) else dce(fuser()(jaxpr))
 
 
-def fuse_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """As `fuse`, whatever stages equations belong to; groups are of one stage."""
+def fuser() -> Rewrite:
+    """The same for several jaxprs that each run in one place, with stages or not: one they all hold stays one."""
 
     @once
     def inside(body: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(fuse_equations(body.jaxpr, inside).jaxpr, body.consts)
 
-    return inside(jaxpr)
+    return inside
 
 
 def index_space(shape: Sequence[int]) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ def fuse_equations(jaxpr: Jaxpr, inside: Rewrite, places: Sequence[Hashable] | N
         together = eqns[group[0]]
         if len(group) > 1:
             together = _together(jaxpr, [eqns[n] for n in group], maker, eqns, needed)
-        elif _is_unit_view(together) and together.outvars[0] not in needed:
+        elif is_unit_view(together) and together.outvars[0] not in needed:
             continue  # groups see through it
         needed.update(_variables(together))
         done.append(together)
@@ -146,7 +146,9 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
     fits = all(shape_of(var) == shape for var in variables)
     plain = all(_is_plain(atom.aval) for atom in (*variables, *eqn.outvars))
     scalars = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
-    return (index_space(shape), stage_name(eqn)) if fits and plain and scalars and variables else None
+    name = stage_name(eqn)  # of which the stage does not matter: its place does
+    apart = name.is_backward, name.is_recomputed
+    return (index_space(shape), apart) if fits and plain and scalars and variables else None
 
 
 def _is_plain(aval: Any) -> bool:
@@ -166,14 +168,14 @@ def _reads(eqn: JaxprEqn, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> li
 
 def _source(atom: Var, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> Var:
     """What a value is a view of, but for dimensions of size 1."""
-    while atom in maker and _is_unit_view(eqns[maker[atom]]):
+    while atom in maker and is_unit_view(eqns[maker[atom]]):
         (source, *_) = eqns[maker[atom]].invars
         assert isinstance(source, Var)
         atom = source
     return atom
 
 
-def _is_unit_view(eqn: JaxprEqn) -> bool:
+def is_unit_view(eqn: JaxprEqn) -> bool:
     """Whether an equation adds or drops dimensions of size 1, and nothing else."""
     if eqn.primitive.name not in _UNIT_VIEWS or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
         return False
@@ -193,7 +195,7 @@ def _together(
             return atom
         if atom in inner:
             return inner[atom]
-        if atom in maker and _is_unit_view(eqns[maker[atom]]):
+        if atom in maker and is_unit_view(eqns[maker[atom]]):
             view = eqns[maker[atom]]
             body.append(view.replace(invars=[read(view.invars[0])], outvars=[define(atom)]))
         else:

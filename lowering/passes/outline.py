@@ -34,6 +34,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.passes.dataflow import Dataflow, last_uses
 from ipujax.lowering.passes.function_call import function_call_p, gain_of
+from ipujax.lowering.passes.fuse import fused_p
 from ipujax.lowering.passes.outlined_run import Run
 from ipujax.lowering.passes.repeats import find_repeats
 
@@ -65,6 +66,8 @@ def outliner() -> Rewrite:
 
 
 def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    if eqn.primitive is fused_p:
+        return eqn  # a vertex, which calls nothing
     params = rewritten_params(eqn.params, rewrite)
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
 

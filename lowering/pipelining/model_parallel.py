@@ -8,22 +8,27 @@ i of a replica sums with IPU i of the others, all at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ipujax.lowering.ipus import Ipus, MakeLowering, place
+from ipujax.lowering.ipus import Ipus, MakeLowering, place, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.passes import fuse_equations, fuse_inside
+from ipujax.lowering.passes import fuse_equations, fuser, last_uses
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.rules import is_reduction, reduce_where_they_lie
+from ipujax.lowering.rules import is_reduction, may_overwrite, reduce_where_they_lie
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 
 
 def lower_staged(
-    graph: Graph, make: MakeLowering, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence
+    graph: Graph,
+    make: MakeLowering,
+    jaxpr: ClosedJaxpr,
+    operands: Sequence[Tensor],
+    prog: ProgramSequence,
+    donated: Mapping[Var, Tensor],
 ) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
     """Lowers a jaxpr whose equations belong to stages.
 
@@ -33,6 +38,7 @@ def lower_staged(
         jaxpr: the jaxpr.
         operands: its inputs, which no tile holds yet.
         prog: program to add to.
+        donated: operands that results may be written to at once, by the variables of the results.
 
     Returns:
         Its results, and where its pipelines run.
@@ -44,13 +50,14 @@ def lower_staged(
     cut = {n: staged_pipeline(eqn, graph.target) for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)}
     placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
     _check_fits(jaxpr, placed, num_ipus)
-    body, sources = fuse_equations(jaxpr.jaxpr, fuse_inside, placed)
+    body, sources = fuse_equations(jaxpr.jaxpr, fuser(), placed)
     stages = [placed[source] for source in sources]
     pipelines = {n: cut[source] for n, source in enumerate(sources) if source in cut}
     ipus = Ipus(graph, make)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
+    uses, read_again = last_uses(body), {var for eqn in body.eqns for var in variables(eqn.invars)}
     runs: list[PipelineRun] = []
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
@@ -66,7 +73,16 @@ def lower_staged(
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                results = ipus.equation(eqn, env, ipu, prog)
+                later = [env[var] for var, last in uses.items() if last > n and var in env]
+                into = {
+                    var: out
+                    for var in eqn.outvars
+                    if (out := donated.get(var)) is not None
+                    and var not in read_again  # copies of its old value may have been sent
+                    and all(ipus.home(held) in (None, ipu) for held in out.variables())
+                    and may_overwrite(out, read, later)
+                }
+                results = ipus.equation(eqn, env, ipu, prog, into)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 

@@ -156,7 +156,7 @@ class MicroBatch:
 
     Args:
         jaxpr: the jaxpr.
-        is_ready: whether all passes but `outline` have been over it.
+        is_ready: whether the passes that come before it is cut have been over it.
     """
 
     jaxpr: ClosedJaxpr

@@ -28,7 +28,7 @@ import numpy as np
 
 from ipujax.lowering.ipus import Ipus, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
-from ipujax.lowering.passes import fuse_inside
+from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
@@ -142,7 +142,7 @@ class _PipelineLowering:
         self, ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
     ) -> None:
         self.ipus, self.staged, self.prog, self.name = ipus, staged, prog, name
-        self.spec, self.plan = staged.spec, staged.plan
+        self.spec, self.plan, self.fuse = staged.spec, staged.plan, fuser()
         self.jaxpr = staged.partition.jaxpr
         body = self.jaxpr.jaxpr
         self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
@@ -206,7 +206,7 @@ class _PipelineLowering:
         invars, outvars = part.jaxpr.invars, variables(part.jaxpr.outvars)
         given = [self._input(var, builder) for var in invars]
         env = dict(zip(invars, given, strict=True))
-        fused = fuse_inside(ClosedJaxpr(part.jaxpr, ())).jaxpr
+        fused = self.fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr
         self.ipus.lowering(ipu).equations(fused.eqns, env, builder.body)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})

@@ -125,7 +125,7 @@ def _cycles(
     for eqn, segment, key in zip(body.eqns, segments, _alike(shards), strict=True):
         if key is None or key not in alike:
             given, prog = [lowering.read(env, atom) for atom in eqn.invars], ProgramSequence()
-            done = lowering.equation(eqn, given, prog), prog
+            done = lowering.equation(eqn, given, prog, {}), prog
             alike |= {} if key is None else {key: done}
         results, prog = done if key is None else alike[key]
         env.update(zip(eqn.outvars, results, strict=True))

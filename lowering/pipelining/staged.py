@@ -86,9 +86,9 @@ def is_staged(eqn: JaxprEqn) -> bool:
 
 
 def micro_batch_of(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The jaxpr of one micro-batch of a pipeline, after all passes but `outline`, which its parts go through."""
+    """The jaxpr of one micro-batch of a pipeline, before the passes that its parts go through."""
     given = eqn.params["micro_batch"]
-    return given.jaxpr if given.is_ready else ready(given.jaxpr, is_outlined=False)
+    return given.jaxpr if given.is_ready else ready(given.jaxpr, is_cut=True)
 
 
 def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target) -> SchedulePlan:

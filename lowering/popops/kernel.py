@@ -145,12 +145,14 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         return results[0] if len(results) == 1 else tuple(results)
 
     counts = tuple(_count(kernel, step) for step in kernel.steps)
-    read, written = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
+    dtypes, written = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
+    read = tuple(given.dtype for given in kernel.inputs if given.axes)
+    scalars = len(dtypes) - len(read)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return kernel_cycles(counts, read, written, total_elements(shapes[-1]), target)
+        return kernel_cycles(counts, read, written, total_elements(shapes[-1]), target, scalars)
 
-    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(read)]
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
     fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
     return Codelet(

@@ -1,7 +1,8 @@
 """Cycles of a vertex that does several elementwise operations: loads, instructions, stores, and one launch.
 
 One worker spends `start + iterations · cycles`; six share the vertex. An iteration handles the widest vector of all
-operations: 64 bits of the narrowest dtype. It loads each input once and stores each result once, 64 bits a cycle.
+operations: 64 bits of the narrowest dtype. It loads each input once and stores each result once, 64 bits a cycle;
+scalars are loaded before it.
 The instructions of an operation are its row of `OP_COSTS` without the row's own loads, stores and loop, which its
 source adds to a natural vector width: 4 cycles to unary operations, 2 to the assembly of sums and products, 5 to
 others. A comparison of floats leaves a mask in a register (`f32v2cmp…`, `f16v4cmp…`), on which the logic of booleans
@@ -51,16 +52,17 @@ class OpCount:
 
 
 def kernel_cycles(
-    ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target
+    ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target, scalars: int = 0
 ) -> np.ndarray:
     """Tile cycles of one vertex.
 
     Args:
         ops: its operations.
-        read: dtype of each input.
+        read: dtype of each input that is loaded in every iteration.
         written: dtype of each result.
         elements: elements of each result, int64 array.
         target: the machine.
+        scalars: inputs of one element, which are loaded once.
     """
     if len(ops) == 1 and len(written) == 1:
         (op,) = ops
@@ -70,7 +72,7 @@ def kernel_cycles(
     cycles = sum(_instructions(op, vector, target) for op in ops)
     cycles += sum(_moves(dtype, vector) for dtype in (*read, *written))
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
-    return target.supervisor_overhead_cycles + target.worker_contexts * (_START_CYCLES + iterations * cycles)
+    return target.supervisor_overhead_cycles + target.worker_contexts * (_START_CYCLES + scalars + iterations * cycles)
 
 
 def _instructions(op: OpCount, elements: int, target: Target) -> int:

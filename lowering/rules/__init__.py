@@ -5,6 +5,6 @@ from ipujax.lowering.rules.collectives import (
     is_reduction as is_reduction,
     reduce_where_they_lie as reduce_where_they_lie,
 )
-from ipujax.lowering.rules.equations import Lowering as Lowering
+from ipujax.lowering.rules.equations import Lowering as Lowering, may_overwrite as may_overwrite
 from ipujax.lowering.rules.fallback import check_is_array as check_is_array
 from ipujax.lowering.rules.table import RULES as RULES

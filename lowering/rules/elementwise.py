@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
-from ipujax.lowering.passes import index_space
+from ipujax.lowering.passes import index_space, is_unit_view
 from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, Step, each_row, freeze
 from ipujax.lowering.popops.elementwise import apply_steps, elementwise
 from ipujax.lowering.popops.kernel import Frozen
@@ -73,7 +73,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
         return freeze(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else number[atom]
 
     for eqn in body.eqns:
-        unchanged = unchanged_operand(eqn) if eqn.primitive.name in OP_COSTS else 0
+        unchanged = 0 if is_unit_view(eqn) else unchanged_operand(eqn)
         if unchanged is not None:
             source = eqn.invars[unchanged]
             assert isinstance(source, Var)

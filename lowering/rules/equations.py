@@ -70,23 +70,21 @@ class Lowering:
             into = {var: self._into[var] for var in eqn.outvars if var in self._into}
             if into:
                 later = [env[var] for var, last in last_read.items() if last > number and var in env]
-                into = {var: out for var, out in into.items() if _may_overwrite(out, operands, later)}
-            found = self._lowered(eqn, operands, prog, into)
+                into = {var: out for var, out in into.items() if may_overwrite(out, operands, later)}
+            found = self.equation(eqn, operands, prog, into)
             env.update(zip(eqn.outvars, found, strict=True))
 
-    def equation(self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence) -> Sequence[Tensor]:
+    def equation(
+        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+    ) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
 
         Args:
             eqn: the equation.
             operands: a tensor for each of its operands.
             prog: program to add to.
+            into: tensors that are written at once, by the variables of its results, where its rule can.
         """
-        return self._lowered(eqn, operands, prog, {})
-
-    def _lowered(
-        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
-    ) -> Sequence[Tensor]:
         with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
             return self._apply_rule(eqn, operands, prog, into)
 
@@ -134,7 +132,7 @@ class Lowering:
         return self._scalars[key]
 
 
-def _may_overwrite(out: Tensor, operands: Sequence[Tensor], later: Sequence[Tensor]) -> bool:
+def may_overwrite(out: Tensor, operands: Sequence[Tensor], later: Sequence[Tensor]) -> bool:
     """Whether a tensor may be written by an equation: nothing reads it later, nor in part now.
 
     An operand that is the very tensor is read, element by element, before it is written.

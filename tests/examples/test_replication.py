@@ -46,9 +46,10 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
         clock_hz = one.cycles * one.images_per_second / one.batch
         assert clock_hz == pytest.approx(1.325e9)
         assert two.images_per_second == pytest.approx(two.batch * clock_hz / two.cycles)
-    # As much for each replica takes each as long, but for the all-reduce.
+    # As much for each replica takes each as long, but for the all-reduce, and for updates of biases: those of one
+    # replica run beside its backward pass, those of two wait for all gradients.
     one, two = tables["fixed micro-batch of 8 images"]
-    assert two.cycles - one.cycles == two.all_reduce_cycles
+    assert 1 < (two.cycles - one.cycles) / two.all_reduce_cycles < 1.25
     assert printed[3][5] == pytest.approx(100 * two.images_per_second / one.images_per_second / 2, abs=0.06)
 
     found = {

@@ -432,7 +432,7 @@ def test_out_of_memory_allowed() -> None:
             r"ipu.Options cannot be called like this(.|\n)*'exact_split'(.|\n)*try: 'exact_splits'",
         ),
         (
-            lambda: ipu.Options(True, False, {}, True, 5),
+            lambda: ipu.Options(*[None] * 20),
             TypeError,
             r"too many(.|\n)*expected: ipu.Options\(exact_splits=…",
         ),

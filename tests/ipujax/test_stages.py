@@ -84,16 +84,16 @@ def test_lowered_shows_every_stage() -> None:
     lowered = lowered.lower(*arguments(), rate=0.5)
     assert "tanh" in lowered.as_text(after="trace") and "name=step" in lowered.as_text(after="trace")
     assert "tanh" in lowered.as_text(after="inline") and "name=step" not in lowered.as_text(after="inline")
-    assert lowered.as_text(after="dce") == str(lowered.jaxpr)
-    assert "dot_general" in lowered.as_text() and lowered.as_text() != lowered.as_text(after="dce")
+    assert lowered.as_text(after="fuse") == str(lowered.jaxpr) != lowered.as_text(after="dce")
+    assert "dot_general" in lowered.as_text() and lowered.as_text() != lowered.as_text(after="fuse")
     assert lowered.in_tree == jax.tree.structure((arguments(), {"rate": 0.5}))
     assert lowered.out_tree == jax.tree.structure((arguments()[0], 0))
     assert lowered.graph.target == DEVICE.target and repr(lowered).startswith("Lowered(<lambda>: ")
     with pytest.raises(
         ipu.ArgumentError,
-        match=r"no pass is called 'fuse'(.|\n)*one of trace, inline, shard_map, merge_collectives, dce, outline",
+        match=r"no pass is called 'cse'(.|\n)*one of trace, inline, shard_map, merge_collectives, dce, outline, fuse",
     ):
-        lowered.as_text(after="fuse")
+        lowered.as_text(after="cse")
 
 
 def test_the_jaxpr_after_every_pass() -> None:
@@ -120,7 +120,8 @@ def test_arguments_are_named_as_the_user_writes_them() -> None:
 
 def test_timings_name_every_pass() -> None:
     lowered = ipu.jit(step, device=DEVICE).lower(*arguments())
-    assert list(lowered.timings) == ["trace", "inline", "shard_map", "merge_collectives", "dce", "outline", "lower"]
+    passes = ["inline", "shard_map", "merge_collectives", "dce", "outline", "fuse"]
+    assert list(lowered.timings) == ["trace", *passes, "lower"]
     timings = lowered.compile().timings
     assert list(timings) == [*lowered.timings, "verify", "cost", "memory", "clocks"]
     assert all(seconds >= 0 for seconds in timings.values())
@@ -303,7 +304,7 @@ def test_lines_of_libraries_unfold_a_line_of_the_user() -> None:
     optimizer = optax.adam(0.1)
 
     def step(params: jax.Array, state: Any) -> Any:
-        grads = jnp.tanh(params)
+        grads = jnp.cumsum(params, 1)
         return optimizer.update(grads, state)
 
     first = inspect.getsourcelines(step)[1]
@@ -312,7 +313,7 @@ def test_lines_of_libraries_unfold_a_line_of_the_user() -> None:
     own, unfolded = ({op.origin.line: op.cycles for op in profile.operations(lines=of)} for of in ("user", "library"))
     inside = {line: cycles for line, cycles in unfolded.items() if line.endswith(f", from {calling}")}
     assert own[user] == unfolded[user] and calling not in unfolded
-    assert len(inside) > 2 and sum(inside.values()) == own[calling]
+    assert len(inside) > 1 and sum(inside.values()) == own[calling]
     assert any(line.startswith("transform.py:") for line in inside)
     assert max(inside, key=inside.__getitem__) in profile.summary(lines="library")
     assert calling in profile.summary() and ", from" not in profile.summary()

@@ -68,16 +68,32 @@ def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
         assert_same(run_tiles(program, args), expected, 1e-4, 1e-5, "interpreter")
 
 
+@pytest.mark.parametrize("name", ["mlp", "tied"])
+def test_donated_state_is_that_of_plain_jax(name: str) -> None:
+    """Of steps in a row; a parameter of `tied` is read on both IPUs."""
+    expected, *rest = arguments(2, optax.adam(1e-2))
+    plain, fun = jax.jit(train(MODELS[name](2, no_stage))), train(MODELS[name](2))
+    step = ipu.jit(fun, device=system(2), donate_argnums=(0, 1))
+    params, state = jax.tree.map(jnp.copy, (expected, rest[0]))
+    held = rest[0]
+    for _ in range(3):
+        expected, held, value = plain(expected, held, *rest[1:])
+        params, state, got = step(params, state, *rest[1:])
+        np.testing.assert_allclose(got, value, rtol=1e-5)
+    assert_same(jax.tree.leaves((params, state)), jax.tree.leaves((expected, held)), 1e-4, 1e-5, name)
+
+
 def test_plain_jax_ignores_stages() -> None:
     args = arguments(3)
     got, expected = (jax.jit(train(MODELS["tied"](3, stage)))(*args) for stage in (ipu.stage, no_stage))
     assert_rounded_alike(got, expected)
 
 
-def test_one_stage_costs_what_no_stage_costs() -> None:
+@pytest.mark.parametrize("donated", [(), (0, 1)])
+def test_one_stage_costs_what_no_stage_costs(donated: tuple[int, ...]) -> None:
     args = arguments(1)
     profiles = [
-        ipu.jit(train(MODELS["mlp"](1, stage)), device=system(1)).lower(*args).compile().profile
+        ipu.jit(train(MODELS["mlp"](1, stage)), device=system(1), donate_argnums=donated).lower(*args).compile().profile
         for stage in (ipu.stage, no_stage)
     ]
     assert profiles[0].phase_cycles == profiles[1].phase_cycles

@@ -69,9 +69,9 @@ def calls(jaxpr: Jaxpr) -> Iterator[Any]:
             yield from calls(getattr(inner, "jaxpr", inner))
 
 
-def functions(fun: Callable[..., Any], *args: Any) -> tuple[int, int]:
+def functions(fun: Callable[..., Any], *args: Any, ipus: int = 1) -> tuple[int, int]:
     """How many functions the program of a function has, and how many calls are written in it."""
-    program = lowered(fun, args, small_target(7)).program
+    program = lowered(fun, args, small_target(7, num_ipus=ipus)).program
     found = [node.function for node in distinct(program) if isinstance(node, Call)]
     return len(set(found)), len(found)
 
@@ -225,6 +225,7 @@ def test_functions_on_several_ipus() -> None:
     got = ipu.jit(jax.value_and_grad(loss), device=device)(WEIGHTS[0], X)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.value_and_grad(loss)(WEIGHTS[0], X)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert functions(staged, WEIGHTS[0], X, ipus=2) == (2, 4), "one on each IPU, called twice"
     graph = ipu.jit(staged, device=device).lower(WEIGHTS[0], X).graph
     ipus = [{int(t) // 16 for g in groups for t in np.unique(g.tile[g.tile >= 0])} for groups in graph.groups.values()]
     assert {0} in ipus and {1} in ipus and all(len(found) == 1 for found in ipus)

@@ -13,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.passes import fuse, fuse_inside, ready
+from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
-from tests.lowering.helpers import check, lowered, run_tiles, small_target
+from tests.lowering.helpers import check, lowered, run_tiles, share_all, small_target
 
 RNG = np.random.default_rng(3)
 X, Y = (RNG.normal(size=(6, 10)).astype(np.float32) for _ in range(2))
@@ -80,7 +80,9 @@ def test_rows_and_columns_are_read_once() -> None:
     check(fun, X, X[0], X[:, 0], tiles=(1, 7), rtol=1e-5, atol=1e-6)
 
 
-def test_stages_and_sides_of_a_gradient_stay_apart() -> None:
+def test_what_runs_in_two_places_stays_apart() -> None:
+    """Names of stages do not matter, where they run does."""
+
     def fun(x: Any) -> Any:
         with ipu.stage(0):
             y = jnp.sin(x) * 2
@@ -89,7 +91,9 @@ def test_stages_and_sides_of_a_gradient_stay_apart() -> None:
 
     jaxpr = after(fun, X)
     assert "fused" not in names(jaxpr)  # it is cut first
-    assert groups(fuse_inside(jaxpr)) == [["sin", "mul"], ["cos", "mul"]]
+    apart, together = (fuse_equations(jaxpr.jaxpr, fuser(), places).jaxpr for places in ((0, 0, 1, 1), (1,) * 4))
+    assert groups(ClosedJaxpr(apart, ())) == [["sin", "mul"], ["cos", "mul"]]
+    assert groups(ClosedJaxpr(together, ())) == [["sin", "mul", "cos", "mul"]]
     device = ipu.IPUModel(num_ipus=2)
     np.testing.assert_allclose(ipu.jit(fun, device=device)(X), fun(X), rtol=1e-5, atol=1e-6)
 
@@ -101,6 +105,13 @@ def test_loops_branches_and_functions_are_fused_inside() -> None:
 
     assert ["tanh", "mul", "add"] in groups(after(fun, X)) and ["sin", "mul"] in groups(after(fun, X))
     check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_fused_is_not_outlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vertex calls no function, even if the passes run in another order, as for parts of pipelines."""
+    share_all(monkeypatch)
+    fused = fuse(jax.make_jaxpr(lambda x: x * x * x * x * x)(X))
+    assert groups(outline(fused)) == groups(fused) == [["mul"] * 4]
 
 
 def test_effects_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
@@ -190,3 +201,13 @@ def test_cycles_are_loads_instructions_and_stores() -> None:
     ops = [OpCount("mul", float32, 1, 1), OpCount("add", float32, 2, 0)]
     cycles = kernel_cycles(ops, [float32] * 2, [float32], np.int64(600), target)
     assert cycles == target.supervisor_overhead_cycles + 6 * (20 + 50 * 5)
+
+
+def test_a_scalar_is_loaded_once() -> None:
+    """Not in every iteration of the loop, as a constant is."""
+    vector, scalar = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((1200,), ()))
+    device = ipu.IPUModel(tiles_per_ipu=1)
+    constant = ipu.jit(lambda x, y: 3 * x + y, device=device).lower(vector, vector)
+    tensor = ipu.jit(lambda x, y, scale: scale * x + y, device=device).lower(vector, vector, scalar)
+    cycles = [lowered.compile().profile.phase_cycles["compute"] for lowered in (constant, tensor)]
+    assert cycles[1] - cycles[0] == 6

@@ -244,9 +244,9 @@ def test_what_a_checkpoint_computes_again_is_marked_and_stays_apart(wrapped: Cal
 
 def test_barriers_stay_where_they_are() -> None:
     def fun(x: jax.Array) -> jax.Array:
-        return jnp.sin(x) + jax.jit(lambda y: jnp.sin(lax.optimization_barrier(y)))(x)
+        return jnp.cumsum(x) + jax.jit(lambda y: jnp.cumsum(lax.optimization_barrier(y)))(x)
 
-    assert primitives(check_passes(fun, jnp.ones(3))) == ["sin", "optimization_barrier", "sin", "add"]
+    assert primitives(check_passes(fun, jnp.ones(3))) == ["cumsum", "optimization_barrier", "cumsum", "add"]
 
 
 def test_source_line_of_library_code_is_its_callers() -> None:

@@ -12,13 +12,18 @@ import optax
 import pytest
 from jax import lax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun
+from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, check_jaxpr, jaxpr_as_fun, trace
+from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.layers import finest, together
 from ipujax.lowering.pipelining.row_rules import rows_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, cut, num_shards, spread
 from tests.ipujax.pipeline.layer_models import MODELS, batch, parameters
 from tests.ipujax.pipeline.pipeline_models import array
-from tests.lowering.helpers import passed
+
+
+def passed(fun: Any, *args: Any) -> ClosedJaxpr:
+    """What is cut: the jaxpr of `fun` before its equations are fused."""
+    return ready(trace(fun, args, {}, ()).jaxpr, is_cut=True)
 
 
 def cut_loops(jaxpr: ClosedJaxpr, bounds: tuple[int, ...]) -> CutJaxpr:

@@ -105,9 +105,10 @@ def test_shapes_that_differ_are_refused(shapes: tuple[tuple[int, ...], ...]) -> 
 
 
 def test_constant_scalars_are_immediates_not_operands() -> None:
-    program = lowered(lambda x: 2 * x + 1, (X,), small_target(7))
-    groups = [group for groups in program.graph.groups.values() for group in groups]
-    assert [len(group.accesses) for group in groups] == [2, 2]
+    for fun in (lambda x: 2 * x, lambda x: 2 * x + 1):
+        program = lowered(fun, (X,), small_target(7))
+        ((group,),) = program.graph.groups.values()
+        assert len(group.accesses) == 2
 
 
 def test_two_immediates_of_one_operation_are_not_confused() -> None:
@@ -118,8 +119,7 @@ def test_two_immediates_of_one_operation_are_not_confused() -> None:
 
 def test_operations_on_constants_are_done_while_compiling() -> None:
     assert executions(lambda x: x * jnp.exp(jnp.float32(2)) + jnp.full((13, 29), 3.0) * 2, X) == [
-        "popops::Mul<float32>",
-        "popops::Add<float32>",
+        "popops::Map<float32>(Mul, Add)"
     ]
     check(lambda x: x * jnp.exp(jnp.float32(2)) + jnp.full((13, 29), 3.0) * 2, X, rtol=1e-6, atol=1e-6)
     check(lambda x: (x, jnp.zeros((3, 4)) + 1, jnp.ones(()) * 2), X)

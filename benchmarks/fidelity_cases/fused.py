@@ -1,0 +1,98 @@
+"""Elementwise expressions that are one vertex, against the codelets that PopLibs has by hand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import ipujax as ipu
+from fidelity_cases.case import Family, Row
+
+_WORKERS = 6
+_VECTOR = 4  # halves
+_VECTORS = 64  # of each worker, and twice as many
+_COUNTERS_CYCLES = 45  # of the cycles as read
+_SCALED_ADD = {64: 375, 512: 1043}  # elements: cycles as read
+_SCALE = 0.5
+
+
+def relu(x: Any) -> Any:
+    """The non-linearity."""
+    return jax.nn.relu(x)
+
+
+def relu_of_sum(x: Any, y: Any) -> Any:
+    """The same on a sum, as behind a bias."""
+    return jax.nn.relu(x + y)
+
+
+def relu_grad(y: Any, dy: Any) -> Any:
+    """Its gradient from its result, as PopNN has it."""
+    return jnp.where(y > 0, dy, jnp.zeros((), dy.dtype))
+
+
+def dropout(x: Any, mask: Any) -> Any:
+    """Selects by a mask of bytes, and scales."""
+    return jnp.where(mask, x * jnp.asarray(1 / _SCALE, x.dtype), jnp.zeros((), x.dtype))
+
+
+def scaled_add(x: Any, y: Any, scale: Any) -> Any:
+    """The scale is a tensor, as `popops::scaledAddTo` takes it."""
+    return scale * x + y
+
+
+def compute_cycles(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> int:
+    """Cycles of the compute phase of a function of arrays that lie on one tile of an Mk2.
+
+    Raises:
+        ValueError: if the function is not one compute set of one vertex.
+    """
+    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+    lowered = ipu.jit(fun, device=ipu.IPUModel(arch="mk2", tiles_per_ipu=1)).lower(*structs)
+    if [len(groups) for groups in lowered.graph.groups.values()] != [1]:
+        raise ValueError(f"{fun.__name__} is not one vertex")
+    return int(lowered.compile().profile.phase_cycles["compute"])
+
+
+def cycles_per_vector(fun: Callable[..., Any], *dtypes: Any) -> float:
+    """Cycles that a worker takes longer for another vector of four."""
+    few, many = (
+        compute_cycles(fun, [((times * _VECTORS * _VECTOR * _WORKERS,), dtype) for dtype in dtypes]) for times in (1, 2)
+    )
+    return (many - few) / _WORKERS / _VECTORS
+
+
+def scaled_add_cycles(elements: int) -> int:
+    """A scaled addition of floats, with what counters add."""
+    vector = ((elements,), jnp.float32)
+    return compute_cycles(scaled_add, [vector, vector, ((), jnp.float32)]) + _COUNTERS_CYCLES
+
+
+def family() -> Family:
+    """All expressions."""
+    half, unit = jnp.float16, "a vector"
+    behind_a_sum = cycles_per_vector(relu_of_sum, half, half) - cycles_per_vector(jnp.add, half, half)
+    rows = [
+        Row("ReLU by itself", 1, cycles_per_vector(relu, half), unit=unit),
+        Row("ReLU behind a sum, what it adds", 1, behind_a_sum, unit=unit),
+        Row("gradient of ReLU", 3, cycles_per_vector(relu_grad, half, half), unit=unit),
+        Row("dropout, mask given", 2, cycles_per_vector(dropout, half, jnp.bool_), unit=unit),
+        *(
+            Row(f"scaled add, {elements} floats", cycles, scaled_add_cycles(elements), 0.15)
+            for elements, cycles in _SCALED_ADD.items()
+        ),
+    ]
+    source = (
+        "PopLibs for cycles of a worker a vector of 4 halves (`popnn/PerformanceEstimation.hpp`, "
+        "`poprand/poprandCycleEstimators.cpp`); scaled add of floats on one Mk2 tile as read, "
+        f"{_COUNTERS_CYCLES} cycles of which are the counters."
+    )
+    how = (
+        "Functions of JAX on one tile, each one vertex; the compute phase. PopLibs' codelets are assembly by hand: "
+        "a load or store is issued beside an arithmetic instruction, masks stay in registers, and dropout draws its "
+        "mask itself. The model issues one instruction at a time, and reads a mask as bytes."
+    )
+    return Family("Fused elementwise expressions", source, how, rows)
