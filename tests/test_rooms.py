@@ -54,7 +54,7 @@ ROOMS: dict[str, str] = {
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
-    "lowering.poputil": "runtime.compile runtime.graph runtime.tensor",
+    "lowering.poputil": "runtime.compile runtime.graph runtime.memory runtime.tensor",
     "lowering.popops": (
         "lowering.jax_compat lowering.poputil runtime.exchange runtime.graph runtime.memory runtime.target"
         " runtime.tensor"
