@@ -17,7 +17,7 @@ import jax
 
 from ipujax.lowering.ipus.ipu_view import IpuView
 from ipujax.lowering.ipus.placement import variables
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.passes import traced
 from ipujax.lowering.poputil import inverse, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
@@ -95,8 +95,7 @@ class Ipus:
         """
         lowering = self.lowering(ipu)
         local = {var: self.bring(env[var], ipu, prog) for var in variables(eqn.invars)}
-        found = lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into)
-        return [x for var, x in zip(eqn.outvars, found, strict=True) if not isinstance(var, DropVar)]
+        return list(lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into))
 
     def emit(
         self,

@@ -73,15 +73,16 @@ def lower_staged(
                 given = [ipus.bring(x, home.ipu, prog) for x, home in zip(read, homes, strict=True)]
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
-                later = [env[var] for var, last in uses.items() if last > n and var in env]
-                into = {
-                    var: out
-                    for var in eqn.outvars
-                    if (out := donated.get(var)) is not None
-                    and var not in read_again  # copies of its old value may have been sent
-                    and all(ipus.home(held) in (None, ipu) for held in out.variables())
-                    and may_overwrite(out, read, later)
-                }
+                # Copies of the old value may have been sent, so nothing may read the new one.
+                into = {var: donated[var] for var in eqn.outvars if var in donated and var not in read_again}
+                if into:
+                    later = [env[var] for var, last in uses.items() if last > n and var in env]
+                    into = {
+                        var: out
+                        for var, out in into.items()
+                        if all(ipus.home(held) in (None, ipu) for held in out.variables())
+                        and may_overwrite(out, read, later)
+                    }
                 results = ipus.equation(eqn, env, ipu, prog, into)
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
