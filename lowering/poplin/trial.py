@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.poplin.plan import Plan
-from ipujax.lowering.poputil import charged_cycles, least_charged, map_linearly
+from ipujax.lowering.poputil import charged_price, least_charged, map_linearly
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping
@@ -68,6 +68,6 @@ def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, targe
     def charge(plan: Plan) -> int:
         graph = Graph(target)
         tensors = [operand.add_to(graph) for operand in operands]
-        return charged_cycles(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
+        return charged_price(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
 
     return least_charged(plans, [plan.likely_least_cycles for plan in plans], charge)

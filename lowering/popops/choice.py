@@ -15,7 +15,7 @@ from ipujax.lowering.popops.blocks import follow, nowhere
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, Grids, charged_cycles, even_grids, least_charged, view_digits
+from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, Grids, charged_price, even_grids, least_charged, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -79,7 +79,7 @@ def choose(
 
 
 def _charge(graph: Graph, add: Add, placement: Blocked) -> int:
-    return charged_cycles(graph, lambda scratch, prog: add(scratch, prog, placement))
+    return charged_price(graph, lambda scratch, prog: add(scratch, prog, placement))
 
 
 @remembered

@@ -2,16 +2,18 @@
 
 One worker spends `start + iterations · cycles`; six share the vertex. An iteration handles the widest vector of all
 operations: 64 bits of the narrowest dtype. It loads each input once and stores each result once, 64 bits a cycle;
-scalars are loaded before it.
+scalars are loaded before it. A worker issues a load, a store or an integer operation and beside it a float operation
+in one cycle, so an iteration takes as long as the longer of the two.
 The instructions of an operation are its row of `OP_COSTS` without the row's own loads, stores and loop, which its
 source adds to a natural vector width: 4 cycles to unary operations, 2 to the assembly of sums and products, 5 to
 others. A comparison of floats leaves a mask in a register (`f32v2cmp…`, `f16v4cmp…`), on which the logic of booleans
 works bit by bit; a selection by it is `and`, `andc`, `or`. Booleans in memory are bytes, packed and unpacked one a
 cycle (assumed).
 
-Source of the form: PopLibs' generated codelets (`popops/ExpressionGenerator.cpp`), whose own estimate, 20 cycles and
-elements times operations over the vector width for each input, gives the start. A single operation costs its own row.
-Limits: no instruction is taken to be issued beside another; addresses of repeated inputs cost nothing.
+Source: PopLibs' generated codelets (`popops/ExpressionGenerator.cpp`) for the form; its scaled add for two operations
+in one bundle and for the instructions before the loop (`popops/codelets/asm/ScaledAddSupervisor_fp.S`: 32, one of them
+the load of the scalar). A single operation costs its own row.
+Limits: no dependence is taken to stall; addresses of repeated inputs cost nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, ceil_div, elementwise_cycles
@@ -27,7 +30,7 @@ from ipujax.lowering.popops.emulation import emulation, kind_of
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
-_START_CYCLES = 20
+_START_CYCLES = 31  # derived: instructions before the loop of PopLibs' scaled add, scalars apart
 _MOVED = {"unary": 4, "sum": 2, "other": 5}  # cycles of a row that are loads, stores and its loop
 _SUMS = frozenset(("add", "sub", "mul", "add_any", "square", "neg"))
 _COMPARISONS = frozenset(("eq", "ne", "ge", "gt", "le", "lt", "is_finite"))
@@ -69,10 +72,16 @@ def kernel_cycles(
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
     narrowest = min(max(2, element_bytes(dtype)) for dtype in (*(op.dtype for op in ops), *read, *written))
     vector = max(1, VECTOR_BYTES // narrowest)
-    cycles = sum(_instructions(op, vector, target) for op in ops)
-    cycles += sum(_moves(dtype, vector) for dtype in (*read, *written))
+    on_floats = sum(_instructions(op, vector, target) for op in ops if _is_of_floats(op))
+    others = sum(_instructions(op, vector, target) for op in ops if not _is_of_floats(op))
+    cycles = max(on_floats, others + sum(_moves(dtype, vector) for dtype in (*read, *written)))
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
     return target.supervisor_overhead_cycles + target.worker_contexts * (_START_CYCLES + scalars + iterations * cycles)
+
+
+def _is_of_floats(op: OpCount) -> bool:
+    """Whether an operation is done beside loads and stores: of floats, or of masks in their registers."""
+    return op.dtype == np.bool_ or bool(jnp.issubdtype(op.dtype, jnp.inexact))
 
 
 def _instructions(op: OpCount, elements: int, target: Target) -> int:

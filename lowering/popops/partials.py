@@ -240,15 +240,7 @@ def combined(
 @remembered
 def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> Parts:
     """The cheapest number of parts for one stage: at most one for each partial that is combined."""
-    outer = next((d for d, n in enumerate(longest) if n > 1), 0)
-    dims = dict.fromkeys((outer, int(np.argmax(longest)) if longest else 0))
-    found = [_stage_parts(dim, slots, keep, longest, dtype, monoid, target) for dim in dims]
-    return min(found, key=lambda parts: parts.cycles)
-
-
-def _stage_parts(
-    dim: int, slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
-) -> Parts:
+    dim = int(np.argmax(longest)) if longest else 0
     depth, width = -(-slots // keep), element_bytes(dtype)
     size = prod(longest)
     extent = longest[dim] if longest else 1
@@ -259,8 +251,8 @@ def _stage_parts(
     runs = np.where(count > 1, prod(longest[:dim]), 1)
     elements = length * inner
     compute = reduce_cycles(monoid, dtype, elements, np.asarray(depth), target)
-    # What a tile has of a part in several pieces it puts in one; no two tiles receive the same.
-    copied = np.where(runs > 1, copy_cycles(elements * width, runs, target), 0)
+    # A tile puts the part it has itself between those that arrive; no two tiles receive the same.
+    copied = copy_cycles(elements * width, runs, target)
     # A tile that combines no part itself sends all it has.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)

@@ -85,6 +85,5 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
-    # PopLibs' vertices take partials as a list of regions (`popops/codelets/ReduceCodelets.hpp`).
-    fields = (Field("partials", "in", dtype, in_rows=axes == (0,)), Field("out", "out", dtype))
+    fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)

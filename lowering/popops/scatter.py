@@ -40,7 +40,7 @@ from ipujax.lowering.popops.partials import combined, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import neutral
 from ipujax.lowering.popops.scatter_vertex import SCATTERS as SCATTERS, ScatterSpec as ScatterSpec, scatter_codelet
 from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil import Grids, charged_cycles, least_charged, map_by_plan, map_linearly
+from ipujax.lowering.poputil import Grids, charged_price, least_charged, map_by_plan, map_linearly
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import (
     Access,
@@ -125,7 +125,7 @@ def plan_scatter(
     if not fitting:
         return min(plans, key=lambda plan: plan.needed_bytes)
     bounds, is_exact = [plan.cycles for plan in fitting], [plan.is_exact for plan in fitting]
-    return least_charged(fitting, bounds, lambda plan: charged_cycles(graph, plan.add), is_exact)
+    return least_charged(fitting, bounds, lambda plan: charged_price(graph, plan.add), is_exact)
 
 
 def plan_in_steps(

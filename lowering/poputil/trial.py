@@ -26,12 +26,22 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
         graph: holds the target and the mappings of the operands; not changed.
         add: adds the operation; operands that lie nowhere yet it may place.
     """
-    scratch, prog = Graph(graph.target), ProgramSequence()
-    scratch.mappings = dict(graph.mappings)
-    add(scratch, prog)
+    return program_cycles(*_tried(graph, add))
+
+
+def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
+    """The same with what the exchange code of the fullest tile is worth; arguments as `charged_cycles`."""
+    scratch, prog = _tried(graph, add)
     costs = leaf_costs(scratch, prog)
     code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
     return program_cycles(scratch, prog, costs=costs) + int(BYTE_PRICE_CYCLES * code_bytes)
+
+
+def _tried(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
+    scratch, prog = Graph(graph.target), ProgramSequence()
+    scratch.mappings = dict(graph.mappings)
+    add(scratch, prog)
+    return scratch, prog
 
 
 def least_charged(

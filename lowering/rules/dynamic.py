@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops import dynamic_slice, dynamic_update_slice, immediate_of, signed
-from ipujax.lowering.poputil import charged_cycles, map_linearly
+from ipujax.lowering.poputil import charged_price, map_linearly
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -116,7 +116,7 @@ def _cheapest(
     order = sorted(moving, key=lambda d: sizes[d] / x.shape[d])
     ways: list[list[Dims]] = [[tuple(moving)], [(d,) for d in order]]
     if len(order) > 1:
-        ways.sort(key=lambda way: charged_cycles(ctx.graph, lambda graph, prog: add(graph, prog, way)))
+        ways.sort(key=lambda way: charged_price(ctx.graph, lambda graph, prog: add(graph, prog, way)))
     return add(ctx.graph, ctx.prog, ways[0])
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -181,21 +181,11 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
 
 def _traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[Traffic]:
     return [
-        _in_rows(traffic(group, number, graph, results), group)
-        if field.in_rows
-        else traffic(group, number, graph, results)
+        traffic(group, number, graph, results)
         for group in groups
         for number, field in enumerate(group.codelet.fields)
         if (field.is_written if results else field.is_read)
     ]
-
-
-def _in_rows(whole: Traffic, group: VertexGroup) -> Traffic:
-    """The traffic of an operand of several regions: one piece for each vertex stays where it is."""
-    vertices = np.bincount(group.tile[group.tile != NO_TILE], minlength=len(whole.copied_bytes))
-    is_scattered = whole.copied_fragments > vertices
-    copied_bytes = np.where(is_scattered, whole.copied_bytes, 0)
-    return replace(whole, copied_bytes=copied_bytes, copied_fragments=np.where(is_scattered, whole.copied_fragments, 0))
 
 
 def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) -> tuple[np.ndarray, np.ndarray]:

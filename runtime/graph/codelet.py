@@ -25,15 +25,13 @@ BlockShapes = Sequence[tuple[np.ndarray, ...]]
 class Field:
     """One connection of a codelet: name, direction and dtype; whether it is accessed 128 bits at a time.
 
-    What is `interleaved` lies in the interleaved region of tile memory. What is `in_rows` is a list of regions, one for
-    each index of the first dimension, so that what the tile has itself is read where it lies.
+    What is `interleaved` lies in the interleaved region of tile memory.
     """
 
     name: str
     direction: Direction
     dtype: Any
     interleaved: bool = False
-    in_rows: bool = False
 
     @property
     def is_read(self) -> bool:

@@ -65,10 +65,7 @@ def test_a_case_nobody_knows_is_refused():
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur", "gemm")]
 
 
-DUAL_ISSUE = pytest.mark.xfail(strict=True, reason="loads are not issued beside arithmetic in fused vertices")
-
-
-@pytest.mark.parametrize("name", ["peaks", pytest.param("fused", marks=DUAL_ISSUE), *SLOW])
+@pytest.mark.parametrize("name", ["peaks", "fused", *SLOW])
 def test_bars_are_met(case, name):
     family = case(name).family()
     assert family.is_met, family.markdown()
