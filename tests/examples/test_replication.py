@@ -49,7 +49,7 @@ def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixtur
     # As much for each replica takes each as long, but for the all-reduce, and for updates of biases: those of one
     # replica run beside its backward pass, those of two wait for all gradients.
     one, two = tables["fixed micro-batch of 8 images"]
-    assert 1 < (two.cycles - one.cycles) / two.all_reduce_cycles < 1.25
+    assert 1 < (two.cycles - one.cycles) / two.all_reduce_cycles < 1.5
     assert printed[3][5] == pytest.approx(100 * two.images_per_second / one.images_per_second / 2, abs=0.06)
 
     found = {
