@@ -289,6 +289,12 @@ def test_layers_of_a_stage_share_their_code() -> None:
     assert lowered_equations[0] == lowered_equations[1]
 
 
+def computing(program: Any) -> int:
+    """Vertex groups that do more than copy."""
+    groups = [group for members in program.graph.groups.values() for group in members]
+    return sum(not group.codelet.name.startswith("popops::Copy<") for group in groups)
+
+
 def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """And give the segments of stages that have an IPU each."""
     args = arguments(5)
@@ -309,7 +315,7 @@ def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.Monkey
     share_all(monkeypatch)
     shared, got = run("looped-1f1b")
     assert layers(shared) == 4, "one on each of two IPUs for the way forward, and one for the way back"
-    assert len(shared.graph.groups) < len(apart.graph.groups)
+    assert computing(shared) < computing(apart)
     assert_same(got, expected, 1e-6, 1e-6, "shared")
     assert layers(run("1f1b")[0]) == 0, "one stage an IPU has nothing to share"
 
