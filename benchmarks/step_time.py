@@ -14,37 +14,25 @@ before. Exits with 1 when a bar is missed.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from models.digits import load_example
 
 import ipujax as ipu
 
 BATCH = 64
 # Bars of the project: a step, time to the first step, lowering for 1,472 tiles to 64.
 STEP_BAR, FIRST_BAR, LOWERING_BAR = 3.0, 5.0, 2.0
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "digits.py"
 
 Step = Callable[..., tuple[Any, Any, jax.Array]]
-
-
-def load_example() -> ModuleType:
-    """The module `examples/digits.py`."""
-    spec = importlib.util.spec_from_file_location("digits_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def new_step(

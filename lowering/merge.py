@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipujax.lowering.poputil import BYTE_PRICE_CYCLES
 from ipujax.runtime.analysis import Effects, EffectsOf
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -33,7 +34,6 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import element_bytes
 
 _MOST_PASSED = 16  # steps that a compute set moves past; assumed: further away little is independent and still small
-_CYCLES_PER_BYTE = 0.5  # what a byte on the fullest tile is worth
 _NAMED = 3  # compute sets in the name of a merged one
 
 
@@ -73,7 +73,7 @@ def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Progra
 def _place_for(graph: Graph, steps: list[_Step], step: _Step) -> _Step | None:
     """The earliest step that a compute set can be merged into."""
     found = None
-    held_cycles = _CYCLES_PER_BYTE * _result_bytes(graph, step.program)
+    held_cycles = BYTE_PRICE_CYCLES * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):

@@ -64,7 +64,9 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat",
-    "lowering.passes": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas",
+    "lowering.passes": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.poputil lowering.replicas"
+    ),
     "lowering.ipus": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
     ),
@@ -80,7 +82,7 @@ ROOMS: dict[str, str] = {
         " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
-    "lowering.merge": "runtime.analysis runtime.graph runtime.tensor",
+    "lowering.merge": "lowering.poputil runtime.analysis runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.merge lowering.pipelining lowering.poputil lowering.replicas"
         " lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"

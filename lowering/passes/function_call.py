@@ -14,11 +14,11 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Literal, jaxpr_as_fun, make_primitive
 from ipujax.lowering.jaxpr import Work
+from ipujax.lowering.poputil import BYTE_PRICE_CYCLES
 
 # Measured with the transformer of `Work`, of which a layer with its gradient has 84 copies.
 _COPY_BYTES = 90  # of exchange code on the fullest tile
 _COPY_CYCLES = 250  # up to 600 for larger arrays
-_BYTE_PRICE = 0.5  # cycles
 _WORK_PER_ELEMENT = 2  # elements that steps read and write, for each element that is copied
 
 
@@ -42,7 +42,7 @@ def gain(code: Any, copies: Any, calls: Any) -> Any:
         calls: from how many places it is called.
     """
     saved = (calls - 1) * code - calls * copies * _COPY_BYTES
-    return saved * _BYTE_PRICE - calls * copies * _COPY_CYCLES
+    return saved * BYTE_PRICE_CYCLES - calls * copies * _COPY_CYCLES
 
 
 def gain_of(work: Work, copied: Sequence[int], calls: int) -> float:

@@ -22,6 +22,7 @@ from ipujax.lowering.jax_compat import (
     eliminate_dead_code,
     in_common,
     new_jaxpr_eqn,
+    part_of,
 )
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes.dataflow import is_view
@@ -124,15 +125,8 @@ class Run:
             results = [own[slot] for slot in slots[count:]]
             eqns.append(eqn.replace(invars=operands, outvars=results))
         read = [slot for slot in own if slot is not None and slot[1] < len(self._runs[0][slot[0]].invars)]
-        body = self._jaxpr.replace(
-            constvars=[],
-            invars=[own[slot] for slot in read],
-            outvars=[own[slot] for slot in self._results],
-            eqns=eqns,
-            effects=frozenset(),
-            debug_info=self._jaxpr.debug_info.with_unknown_names(),
-        )
-        live = eliminate_dead_code(body)
+        results = [own[slot] for slot in self._results]
+        live = eliminate_dead_code(part_of(self._jaxpr, [own[slot] for slot in read], results, eqns).jaxpr)
         used = {atom for eqn in live.eqns for atom in eqn.invars if isinstance(atom, Var)}
         read = [slot for slot in read if own[slot] in used]
         return ClosedJaxpr(live.replace(invars=[own[slot] for slot in read]), ()), read

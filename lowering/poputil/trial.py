@@ -14,7 +14,7 @@ from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
 
-BYTE_PRICE_CYCLES = 0.5  # what a byte of exchange code on the fullest tile is worth
+BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth, of data or of code
 
 Candidate = TypeVar("Candidate")
 

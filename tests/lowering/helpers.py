@@ -131,7 +131,7 @@ def check(
 
 def price_bytes(monkeypatch: pytest.MonkeyPatch, price: float) -> None:
     """Sets how many cycles a byte of code is worth where functions save some."""
-    monkeypatch.setattr(importlib.import_module("ipujax.lowering.passes.function_call"), "_BYTE_PRICE", price)
+    monkeypatch.setattr(importlib.import_module("ipujax.lowering.passes.function_call"), "BYTE_PRICE_CYCLES", price)
 
 
 def share_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ _PROGRAM = """
 from tests.lowering.passes.test_outline_layers import run_passes, training
 from ipujax.lowering.passes import function_call
 import jax
-function_call._BYTE_PRICE = 8
+function_call.BYTE_PRICE_CYCLES = 8
 step, args = training("attention", 3)
 print(run_passes(jax.jit(step).trace(*args).jaxpr)["outline"])
 """
