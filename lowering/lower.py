@@ -20,9 +20,10 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import has_stages
+from ipujax.lowering.layout import grouped_inputs
 from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.poputil import MemoryOrder, map_linearly
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import Copy, Graph, HostStream, Sequence as ProgramSequence, StreamIn, StreamOut
@@ -173,7 +174,9 @@ class _Program:
         """The tensors of all arguments, filled from host streams."""
         arguments, inputs = list[Tensor](), list[HostStream]()
         whole, graph, names = self._whole, self._graph, self._names
+        grouped = iter(grouped_inputs(self._found.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(whole.jaxpr.in_avals, self._found.inputs, strict=True)):
+            in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             shared = whole.replicas > 1 and whole.in_dims[number] is None
             resident = number in self._aliases
             stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
@@ -182,7 +185,7 @@ class _Program:
                 if bounds is not None:
                     spans = pairwise(bounds)
                     shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
-                shards = tuple(graph.add_variable(shape, aval.dtype, name) for name, shape in shapes.items())
+                shards = tuple(_added(graph, shape, aval.dtype, name, in_groups) for name, shape in shapes.items())
             self._shards.append(shards)
             arguments.append(_joined(shards))
             inputs.append(stream)
@@ -213,6 +216,11 @@ class _Program:
             if alias is not None and self._found.inputs[alias] == bounds:
                 donated.update((v, x) for v, x in zip(own, self._shards[alias], strict=True) if isinstance(v, Var))
         return donated
+
+
+def _added(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str, in_groups: bool) -> Tensor:
+    held = MemoryOrder.with_channels(shape, len(shape) - 1) if in_groups else MemoryOrder.own(shape)
+    return held.of_view(graph.add_variable(held.variable_shape, dtype, name))
 
 
 def _joined(shards: Sequence[Tensor]) -> Tensor:

@@ -82,10 +82,11 @@ ROOMS: dict[str, str] = {
         " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
+    "lowering.layout": "lowering.jax_compat lowering.popops",
     "lowering.merge": "lowering.poputil runtime.analysis runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.jax_compat lowering.jaxpr lowering.merge lowering.pipelining lowering.poputil lowering.replicas"
-        " lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.pipelining lowering.poputil"
+        " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.emit": (
         "lowering.jax_compat lowering.passes lowering.poputil lowering.rules runtime.graph runtime.tensor"

@@ -19,7 +19,7 @@ from ipujax.lowering.ipus.ipu_view import IpuView
 from ipujax.lowering.ipus.placement import variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.passes import traced
-from ipujax.lowering.poputil import inverse, layout_like, linear_mapping, map_linearly, memory_order
+from ipujax.lowering.poputil import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable
 
@@ -191,11 +191,11 @@ class Ipus:
             name: debug name.
             dtype: that of the tensor when None.
         """
-        order = memory_order(tensor) or tuple(range(tensor.ndim))
-        seen = tensor.transpose(order)
+        held = memory_order(tensor) or MemoryOrder.own(tensor.shape)
+        seen = held.of_variable(tensor)
         shape, mapping = self._layout(seen)
         new = self.view(ipu).add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
-        return new.reshape(seen.shape).transpose(inverse(order))
+        return held.of_view(new.reshape(seen.shape))
 
     def _layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
         """A shape and a mapping on one IPU that follow a tensor as far as it lies on one IPU."""

@@ -17,8 +17,17 @@ from jax import lax
 
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
-from ipujax.lowering.poplin.partials import check_partials, combine, out_dtypes
+from ipujax.lowering.poplin.operands import (
+    Result,
+    is_free,
+    joined,
+    parts,
+    place_operand,
+    repeated,
+    result_variable,
+    zeros,
+)
+from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
@@ -173,8 +182,7 @@ def _in_steps(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: Progr
 
 def _step(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
-    out, plan = _add_vertices(graph, x, w, planned, prog, name), planned.plan
-    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used) if plan.slots > 1 else out
+    return _add_vertices(graph, x, w, planned, prog, name).combined(graph, planned.plan, prog, name)
 
 
 def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
@@ -233,13 +241,13 @@ def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> 
     return [rows[position] for position in sorted(rows)]
 
 
-def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
-    """Adds the compute set of the blocks; returns the result, or its partials with a leading slot dimension."""
+def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Result:
+    """Adds the compute set of the blocks; returns what they write, in the layout `params.out`."""
     plan, params, windows = planned.plan, planned.params, planned.windows
     spec, grid, rank = plan.spec, plan.grid(), len(plan.spec.in_field)
     field, kernel = range(FIELD, FIELD + rank), range(FIELD + rank, FIELD + 2 * rank)
     kept, reduced = _axis_of(params.out, BATCH, OUT_CHANNELS, field), (IN_CHANNELS, *kernel)
-    out, slot = result_variable(graph, plan, grid, tuple(kept), reduced, name)
+    out = result_variable(graph, plan, grid, tuple(kept), reduced, OUT_CHANNELS, name)
     window = {
         position: Dim(
             (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
@@ -252,7 +260,7 @@ def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: P
     accesses = (
         Access(x, tuple(window.get(position, element(axis)) for position, axis in enumerate(x_axes)), fill=0),
         Access(w, tuple(map(element, _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)))),
-        Access(out, (*slot, *map(element, kept))),
+        Access(out.tensor, (*out.slot, *map(element, kept))),
     )
     titles = ("batch", "group", "out_channel", "in_channel", *(f"field{d}" for d in range(rank)))
     titles = (*titles, *(f"kernel{d}" for d in range(rank)))
@@ -260,7 +268,7 @@ def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: P
         Axis(title, cut, "reduce" if number in reduced else "map")
         for number, (title, cut) in enumerate(zip(titles, grid.cuts, strict=True))
     )
-    codelet = convolution_codelet(plan.kind, spec.code, out.dtype, params)
+    codelet = convolution_codelet(plan.kind, spec.code, out.tensor.dtype, params)
     compute_set = graph.add_compute_set(name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))

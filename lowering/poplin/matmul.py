@@ -15,8 +15,17 @@ import numpy as np
 from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
-from ipujax.lowering.poplin.operands import is_free, joined, parts, place_operand, repeated, result_variable, zeros
-from ipujax.lowering.poplin.partials import check_partials, combine
+from ipujax.lowering.poplin.operands import (
+    Result,
+    is_free,
+    joined,
+    parts,
+    place_operand,
+    repeated,
+    result_variable,
+    zeros,
+)
+from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
@@ -136,10 +145,7 @@ def _in_steps(
 
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:
     """Adds one step of a plan."""
-    out = _add_products(graph, a, b, plan, precision, prog, name)
-    if plan.slots == 1:
-        return out
-    return combine(graph, out, plan.spec.out_dtype, prog, name, plan.tiles_used)
+    return _add_products(graph, a, b, plan, precision, prog, name).combined(graph, plan, prog, name)
 
 
 @remembered
@@ -153,18 +159,18 @@ def _grid(plan: Plan) -> Grid:
 
 def _add_products(
     graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
-) -> Tensor:
-    """Adds the compute set of the products; returns the result, or its partials [slots, G, M, N]."""
+) -> Result:
+    """Adds the compute set of the products; returns what they write, [G, M, N]."""
     grid = _grid(plan)
     cuts = grid.cuts
-    out, slot = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), name)
+    out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, name)
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),
         Access(b, (element(_G), element(_K), element(_N))),
-        Access(out, (*slot, element(_G), element(_M), element(_N))),
+        Access(out.tensor, (*out.slot, element(_G), element(_M), element(_N))),
     )
-    codelet = matmul_codelet(plan.kind, plan.spec.code, out.dtype, precision)
+    codelet = matmul_codelet(plan.kind, plan.spec.code, out.tensor.dtype, precision)
     compute_set = graph.add_compute_set(name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))
     prog.add(Execute(compute_set))

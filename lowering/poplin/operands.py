@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poplin.partials import monoid_of
+from ipujax.lowering.poplin.partials import combine, monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
-from ipujax.lowering.poputil import linear_mapping, map_by_plan, map_linearly, view_digits
+from ipujax.lowering.poputil import GROUP_CHANNELS, MemoryOrder, linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Dim, Graph, Sequence as ProgramSequence, Term
 from ipujax.runtime.tensor import (
     MIN_BYTES_PER_TILE,
     Blocked,
     Tensor,
-    blocked_mapping,
     concat,
     element_bytes,
     even_cuts,
     frozen,
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What vertices of a plan write.
+
+    Args:
+        tensor: the result, or its partial results with a leading dimension of slots.
+        slot: the index of that dimension, none or one.
+        held: how the variable of the result keeps its elements.
+    """
+
+    tensor: Tensor
+    slot: tuple[Dim, ...]
+    held: MemoryOrder
+
+    def combined(self, graph: Graph, plan: Plan, prog: ProgramSequence, name: str) -> Tensor:
+        """The result, after combining partial results if there are any."""
+        if not self.slot:
+            return self.tensor
+        (variable,) = self.tensor.variables()
+        total = combine(graph, Tensor.of(variable), plan.spec.out_dtype, prog, name, plan.tiles_used)
+        return self.held.of_view(total)
 
 
 def is_free(graph: Graph, operand: Tensor) -> bool:
@@ -81,8 +104,8 @@ def _spread(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def result_variable(
-    graph: Graph, plan: Plan, grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], name: str
-) -> tuple[Tensor, tuple[Dim, ...]]:
+    graph: Graph, plan: Plan, grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], channel: int, name: str
+) -> Result:
     """Adds the variable vertices write: the result, or partial results with one slot for each block of `reduced`.
 
     Args:
@@ -91,32 +114,41 @@ def result_variable(
         grid: the blocks.
         kept: axes of the result's dimensions.
         reduced: axes that are summed over.
+        channel: that of `kept` which output channels are along.
         name: debug name.
-
-    Returns:
-        The tensor, and the index of its slot dimension: none, or one `Dim`.
     """
-    mapping, slots, dtype = _result_mapping(grid, kept, reduced), plan.slots, plan.spec.partials_dtype
+    held = _held([grid.cuts[axis] for axis in kept], kept.index(channel))
+    slots, dtype = plan.slots, plan.spec.partials_dtype
     if slots == 1:
-        return graph.add_variable(mapping.shape, plan.spec.out_dtype, name, mapping), ()
-    out = graph.add_variable(mapping.shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
+        mapping = _result_mapping(grid, kept, reduced, held)
+        out = graph.add_variable(held.variable_shape, plan.spec.out_dtype, name, mapping)
+        return Result(held.of_view(out), (), held)
+    with_slots = held.behind(slots)
+    mapping = _result_mapping(grid, kept, reduced, with_slots)
+    out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
     terms, weight = [], slots
     for axis in reduced:
         weight //= grid.tile.shape[axis]
         if grid.tile.shape[axis] > 1:
             terms.append(Term(axis, weight, "block"))
-    return out, (Dim(tuple(terms)),)
+    return Result(with_slots.of_view(out), (Dim(tuple(terms)),), held)
+
+
+def _held(cuts: Sequence[np.ndarray], channel: int) -> MemoryOrder:
+    """The order a result is kept in: its channels in groups, if its blocks cut none."""
+    shape = [int(cut[-1]) for cut in cuts]
+    if np.any(cuts[channel] % GROUP_CHANNELS):
+        return MemoryOrder.own(shape)
+    return MemoryOrder.with_channels(shape, channel)
 
 
 @remembered
-def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...]) -> Blocked:
-    cuts = tuple(grid.cuts[axis] for axis in kept)
+def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...], held: MemoryOrder) -> Blocked:
+    cuts = [grid.cuts[axis] for axis in kept]
     uncut = [axis for axis in range(grid.tile.ndim) if axis not in (*reduced, *kept)]
     boxes = np.transpose(grid.tile, (*reduced, *kept, *uncut)).reshape(-1, *(len(c) - 1 for c in cuts))
     slots = len(boxes)
-    if slots == 1:
-        return blocked_mapping(cuts, boxes[0])
-    return blocked_mapping((even_cuts(slots, slots), *cuts), boxes)
+    return held.mapping(cuts, boxes[0]) if slots == 1 else held.mapping([even_cuts(slots, slots), *cuts], boxes)
 
 
 def repeated(grid: Grid, axis: int, steps: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -9,7 +9,7 @@ Limits: SLIC vertices are not modelled; a dilated input costs what its non-zero 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ipujax.lowering.poplin import cycles as formula
 from ipujax.lowering.poplin.cycles import Count, ceil_div, product
 from ipujax.lowering.poplin.spec import Arithmetic, ConvSpec, Dims, arithmetic
 from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
+from ipujax.lowering.poputil import GROUP_CHANNELS
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
 
@@ -90,20 +91,22 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target) -> Dims[int]:
-    """The multiples in which each dimension is split."""
+    """The multiples in which each dimension is split; output channels as they are kept, if there are enough of them."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
+    whole = extents.out_channels % GROUP_CHANNELS == 0 and extents.out_channels >= _FEWEST_GROUPS * GROUP_CHANNELS
+    outs = GROUP_CHANNELS if whole else 1
     if not kind.uses_amp:
-        return ones
+        return replace(ones, out_channels=outs)
     assert how.precision is not None, "AMP kinds apply to half and float only"
     amp = formula.amp_block(target, how.precision)
     ins = amp.in_channels if extents.in_channels >= amp.in_channels or not kind.is_expanded else 1
     if not kind.is_swapped:
-        return Dims(1, 1, amp.out_channels, ins, ones.field, ones.kernel)
+        return Dims(1, 1, max(outs, amp.out_channels), ins, ones.field, ones.kernel)
     rows = [extents.batch, *extents.field]
     longest = max(range(len(rows)), key=rows.__getitem__)
     row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]
-    return Dims(row_grains[0], 1, 1, ins, tuple(row_grains[1:]), ones.kernel)
+    return Dims(row_grains[0], 1, outs, ins, tuple(row_grains[1:]), ones.kernel)
 
 
 def _useful_kernel(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
@@ -134,6 +137,7 @@ def _sums_in_half(spec: ConvSpec) -> bool:
 
 
 _HALF_BYTES = 2
+_FEWEST_GROUPS = 4  # of channels, to be split in whole groups only (assumed: fewer would leave tiles without work)
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:

@@ -22,7 +22,7 @@ from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freez
 from ipujax.lowering.popops.work import spans
 from ipujax.lowering.poputil import (
     BYTE_PRICE_CYCLES,
-    inverse,
+    MemoryOrder,
     layout_like,
     linear_mapping,
     map_alike,
@@ -98,13 +98,24 @@ def apply_steps(
     Returns:
         For each result a new tensor of `shape`, or what is given for it.
     """
-    order = _order(operands, outs, len(shape))
-    if order is not None:
-        operands, back = [x.transpose(order) for x in operands], inverse(order)
-        turned = [None if out is None else out.transpose(order) for out in outs]
-        shape = tuple(shape[d] for d in order)
-        found = apply_steps(graph, steps, results, operands, shape, prog, name, turned)
-        return [x.transpose(back) if out is None else out for x, out in zip(found, outs, strict=True)]
+    held = _order(operands, outs, shape)
+    operands = [held.of_variable(x) for x in operands]
+    turned = [None if out is None else held.of_variable(out) for out in outs]
+    found = _apply_steps(graph, steps, results, operands, held.variable_shape, prog, name, turned)
+    return [held.of_view(x) if out is None else out for x, out in zip(found, outs, strict=True)]
+
+
+def _apply_steps(
+    graph: Graph,
+    steps: Sequence[Step],
+    results: Sequence[int],
+    operands: Sequence[Tensor],
+    shape: tuple[int, ...],
+    prog: ProgramSequence,
+    name: str,
+    outs: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """`apply_steps` with the dimensions in the order that is given."""
     steps, values, operands = _with_immediates(steps, results, operands)
     if not all(isinstance(value, int) for value in values):
         return _with_constants(graph, steps, values, operands, shape, prog, name, outs)
@@ -130,15 +141,17 @@ def apply_steps(
     return found
 
 
-def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], rank: int) -> tuple[int, ...] | None:
-    """The order of dimensions in which most bytes lie in memory; None where that is their own."""
-    held: Counter[tuple[int, ...]] = Counter({tuple(range(rank)): 0})
-    for tensor in (*operands, *(out for out in outs if out is not None)):
-        order = memory_order(tensor) if tensor.size > 1 else None
-        if order is not None:
-            held[order] += tensor.size * element_bytes(tensor.dtype)
-    ((most, _),) = held.most_common(1)
-    return None if most == tuple(range(rank)) else most
+def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
+    """The order of dimensions in which most bytes lie in memory; of two with as many, not that of `shape`."""
+    own = MemoryOrder.own(shape)
+    tensors = [x for x in (*operands, *(out for out in outs if out is not None)) if x.size > 1]
+    held: Counter[MemoryOrder] = Counter({own: 0})
+    for tensor in tensors:
+        found = memory_order(tensor)
+        if found is not None:
+            held[own if found.is_own else found] += tensor.size * element_bytes(tensor.dtype)
+    most = max(held, key=lambda order: (held[order], order != own))
+    return most if all(most.can_cut(x) for x in tensors) else own
 
 
 def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
@@ -208,7 +221,7 @@ def _with_constants(
     found = dict[int, Tensor]()
     if computed:
         places = [outs[n] for n in computed]
-        tensors = apply_steps(graph, steps, list(computed.values()), operands, shape, prog, name, places)
+        tensors = _apply_steps(graph, steps, list(computed.values()), operands, shape, prog, name, places)
         found.update(zip(computed, tensors, strict=True))
     for number, (value, out) in enumerate(zip(values, outs, strict=True)):
         if not isinstance(value, int):

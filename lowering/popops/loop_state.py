@@ -16,7 +16,17 @@ from jax import lax
 from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.kernel import Op
-from ipujax.lowering.poputil import layout_like, linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.poputil import (
+    MemoryOrder,
+    add_like,
+    layout_like,
+    linear_mapping,
+    map_like,
+    map_linearly,
+    mapping_like,
+    memory_order,
+    variable_like,
+)
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, WriteUndef
 from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, on_one_tile
@@ -37,10 +47,7 @@ def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, n
         name: debug name of the loop.
         number: which of its states it is.
     """
-    state = graph.add_variable(initial.shape, initial.dtype, f"{name}/carry{number}")
-    mapping = mapping_like(graph, initial)
-    if mapping is not None:
-        graph.set_tile_mapping(state.variables()[0], mapping)
+    state = variable_like(graph, initial, f"{name}/carry{number}")
     prog.add(Copy(initial, state, f"{name}/init", graph.origin))
     return state
 
@@ -51,38 +58,25 @@ def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], pro
     Args:
         graph: graph to add to.
         values: the next value of each state.
-        states: whole variables.
+        states: variables, each seen whole.
         prog: program to add to.
         name: debug name of the loop.
     """
     own = {variable for state in states for variable in state.variables()}
-    pairs = [
-        (v, s)
-        for v, s in zip(values, states, strict=True)
-        if v.variables() != s.variables() or v.shape != s.shape or not v.is_whole_variable
-    ]
+    pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
     aside = [set_aside(graph, v, prog, name) if own & set(v.variables()) else v for v, _ in pairs]
     for value, (_, state) in zip(aside, pairs, strict=True):
-        _map_alike(graph, state, value)
+        map_linearly(graph, value)
+        map_like(graph, state, value)
         prog.add(Copy(value, state, f"{name}/carry", graph.origin))
 
 
 def set_aside(graph: Graph, value: Tensor, prog: ProgramSequence, name: str) -> Tensor:
     """A copy of a value in a variable of its own, laid out alike."""
     map_linearly(graph, value)
-    mapping = mapping_like(graph, value) or linear_mapping(graph, value.size, value.dtype)
-    copy = graph.add_variable(value.shape, value.dtype, f"{name}/aside", mapping)
+    copy = add_like(graph, value, f"{name}/aside")
     prog.add(Copy(value, copy, f"{name}/aside", graph.origin))
     return copy
-
-
-def _map_alike(graph: Graph, state: Tensor, value: Tensor) -> None:
-    """Maps a state that no use has mapped like the value that overwrites it."""
-    mapping = None if graph.is_mapped(state) else mapping_like(graph, value)
-    if mapping is not None:
-        graph.set_tile_mapping(state.variables()[0], mapping)
-    for tensor in (state, value):
-        map_linearly(graph, tensor)
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------
@@ -135,12 +129,17 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
     """
     if slot is None:
         return stack.reshape(stack.shape[1:])
-    layout = layout_like(graph, stack)
-    own = stack.shape if layout is None else layout[0]
-    if own[:1] != stack.shape[:1] or prod(own[1:]) != prod(stack.shape[1:]):  # a stack of no slots has any shape behind
-        own = stack.shape
-    part = dynamic_slice(graph, stack.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
-    return part.reshape(stack.shape[1:])
+    held = memory_order(stack)
+    if held is None or held.view_dims[:1] != [0] or len(held.sizes[0]) > 1:
+        held = MemoryOrder.own(stack.shape)
+    seen = held.of_variable(stack)
+    layout = layout_like(graph, seen)
+    own = seen.shape if layout is None else layout[0]
+    if own[:1] != seen.shape[:1] or prod(own[1:]) != prod(seen.shape[1:]):  # a stack of no slots has any shape behind
+        own = seen.shape
+    part = dynamic_slice(graph, seen.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
+    one = held.without([0])
+    return one.of_view(part.reshape(one.variable_shape))
 
 
 def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, name: str) -> Tensor:
@@ -154,11 +153,13 @@ def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, na
         name: debug name of the loop.
     """
     map_linearly(graph, value)
-    mapping = mapping_like(graph, value)
-    shape = value.shape if isinstance(mapping, Blocked) else (value.size,)
+    held = memory_order(value) or MemoryOrder.own(value.shape)
+    seen = held.of_variable(value)
+    mapping = mapping_like(graph, seen)
+    shape = seen.shape if isinstance(mapping, Blocked) else (seen.size,)
     stack = graph.add_variable((slots, *shape), value.dtype, f"{name}/stack", _stacked(graph, value, mapping, slots))
     prog.add(WriteUndef(stack))
-    return stack.reshape((slots, *value.shape))
+    return held.behind(slots).of_view(stack.reshape((slots, *seen.shape)))
 
 
 def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: ProgramSequence, name: str) -> None:
@@ -172,8 +173,9 @@ def push(graph: Graph, stack: Tensor, value: Tensor, slot: Tensor | None, prog: 
         prog: program to add to.
         name: debug name of the loop.
     """
-    own = Tensor.of(*stack.variables())
-    update = value.reshape((1, *own.shape[1:]))
+    own, held = Tensor.of(*stack.variables()), memory_order(stack)
+    assert held is not None, "a stack is a view of one whole variable"
+    update = held.without([0]).of_variable(value).reshape((1, *own.shape[1:]))
     if slot is None:
         prog.add(Copy(update, own, f"{name}/push", graph.origin))
     else:

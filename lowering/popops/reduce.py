@@ -19,7 +19,7 @@ from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil import Grids, map_linearly, mapping_like
+from ipujax.lowering.poputil import Grids, map_linearly, mapping_like, memory_order
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -52,6 +52,10 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
     if not x.size:
         map_linearly(graph, x)
         return graph.add_constant(neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
+    held = memory_order(x)
+    if held is not None and not held.is_own:
+        own_axes = [number for number, d in enumerate(held.view_dims) if d in axes]
+        return held.without(axes).of_view(reduce(graph, held.of_variable(x), own_axes, monoid, prog, name))
     x, axes = _view(graph, x, axes)
     kept = [d for d in range(x.ndim) if d not in axes]
     codelet, read = reduce_codelet(monoid, x.dtype, axes), spans(x.shape, range(x.ndim))

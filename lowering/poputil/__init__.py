@@ -8,18 +8,23 @@ from ipujax.lowering.poputil.grids import (
     split_candidates as split_candidates,
 )
 from ipujax.lowering.poputil.mapping import (
-    add_like as add_like,
     check_may_place as check_may_place,
-    inverse as inverse,
     layout_like as layout_like,
     linear_mapping as linear_mapping,
     map_alike as map_alike,
     map_by_plan as map_by_plan,
     map_linearly as map_linearly,
     mapping_like as mapping_like,
-    memory_order as memory_order,
     tile_balance as tile_balance,
     variable_dims as variable_dims,
+)
+from ipujax.lowering.poputil.memory_order import (
+    GROUP_CHANNELS as GROUP_CHANNELS,
+    MemoryOrder as MemoryOrder,
+    add_like as add_like,
+    map_like as map_like,
+    memory_order as memory_order,
+    variable_like as variable_like,
 )
 from ipujax.lowering.poputil.trial import (
     BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,

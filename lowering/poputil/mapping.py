@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -168,40 +167,6 @@ def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapp
         return affine.variable.shape, graph.mappings[affine.variable]
     mapping = mapping_like(graph, tensor)
     return None if mapping is None else (tensor.shape, mapping)
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in which a view is all of its variable in row-major order; None if there is none.
-
-    It is (0, 1, …) for the variable itself and reshapes of it, (1, 0) for a transposed matrix.
-    """
-    affine = tensor.affine
-    if affine is None or any(len(group) > 1 for group in affine.dims):
-        return tuple(range(tensor.ndim)) if tensor.is_whole_variable else None
-    strides = [group[0][1] if group else affine.variable.size for group in affine.dims]
-    order = tuple(sorted(range(tensor.ndim), key=lambda d: -strides[d]))
-    return order if tensor.transpose(order).is_whole_variable else None
-
-
-def add_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
-    """A new tensor of a tensor's shape that lies where it lies, if that is of a simple form, else linearly.
-
-    Args:
-        graph: graph to add to.
-        tensor: of mapped variables.
-        name: debug name.
-        dtype: that of the tensor when None.
-    """
-    dtype = tensor.dtype if dtype is None else dtype
-    order = memory_order(tensor) or tuple(range(tensor.ndim))
-    seen = tensor.transpose(order)
-    shape, mapping = layout_like(graph, seen) or (seen.shape, linear_mapping(graph, tensor.size, dtype))
-    return graph.add_variable(shape, dtype, name, mapping).reshape(seen.shape).transpose(inverse(order))
-
-
-def inverse(order: Sequence[int]) -> tuple[int, ...]:
-    """The order of dimensions that undoes another."""
-    return tuple(int(d) for d in np.argsort(order))
 
 
 def _sliced(

@@ -14,7 +14,7 @@ import numpy as np
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.poputil import map_alike, map_linearly, mapping_like
+from ipujax.lowering.poputil import add_like, map_like, map_linearly, variable_like
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence
@@ -48,7 +48,7 @@ def function_call_rule(
     place = ctx.name.removesuffix(ctx.primitive.name) + name
     for number, (given, own) in enumerate(zip(operands, lowered.operands, strict=True)):
         if given.node is not own.node:
-            map_alike(graph, given, mapping_like(graph, own))
+            map_like(graph, given, own)
             _copy(ctx, given, own, f"{place}/operand{number}")
     prog.add(Call(lowered.function))
     outs = []
@@ -56,8 +56,7 @@ def function_call_rule(
         if isinstance(ctx.equation.outvars[number], DropVar):
             outs.append(own)
             continue
-        outs.append(graph.add_variable(own.shape, own.dtype, f"{place}/result{number}"))
-        map_alike(graph, outs[-1], mapping_like(graph, own))
+        outs.append(add_like(graph, own, f"{place}/result{number}"))
         _copy(ctx, own, outs[-1], f"{place}/result{number}")
     return outs
 
@@ -82,7 +81,7 @@ def _lower(
     graph, body = ctx.graph, ProgramSequence()
     with graph.debug_origin(replace(graph.origin, path=name)):
         own = tuple(
-            x if same else graph.add_variable(x.shape, x.dtype, f"{name}/operand{n}", mapping_like(graph, x))
+            x if same else variable_like(graph, x, f"{name}/operand{n}")
             for n, (x, same) in enumerate(zip(operands, fixed, strict=True))
         )
         results = tuple(ctx.lower_jaxpr(jaxpr, own, body))

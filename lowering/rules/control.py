@@ -24,10 +24,10 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.poputil import linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.poputil import add_like, map_linearly, memory_order
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
-from ipujax.runtime.tensor import Tensor, TileMapping
+from ipujax.runtime.tensor import Tensor
 
 
 def scan_rule(
@@ -110,9 +110,9 @@ def cond_rule(
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
     outs = []
-    for number, aval in enumerate(ctx.out_avals):
+    for number in range(len(ctx.out_avals)):
         candidates = [branch[number] for branch in results]
-        out = ctx.graph.add_variable(aval.shape, aval.dtype, ctx.name, _mapping_of_any(ctx.graph, candidates))
+        out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
         for prog, value in zip(programs, candidates, strict=True):
             map_linearly(ctx.graph, value)
             prog.add(Copy(value, out, f"{ctx.name}/result", ctx.graph.origin))
@@ -121,9 +121,9 @@ def cond_rule(
     return outs
 
 
-def _mapping_of_any(graph: Graph, candidates: Sequence[Tensor]) -> TileMapping:
-    mappings = (mapping for value in candidates if (mapping := mapping_like(graph, value)) is not None)
-    return next(mappings, None) or linear_mapping(graph, candidates[0].size, candidates[0].dtype)
+def _placed_simply(graph: Graph, candidates: Sequence[Tensor]) -> Tensor:
+    """The first that lies in a simple form, else the first."""
+    return next((x for x in candidates if memory_order(x) and graph.is_mapped(x)), candidates[0])
 
 
 RULES: dict[str, Rule] = {"scan": scan_rule, "while": while_rule, "cond": cond_rule}

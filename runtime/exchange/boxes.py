@@ -13,7 +13,7 @@ Limits: one vertex a tile, no gaps in the grid, one box of the mapping a tile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 
@@ -23,7 +23,7 @@ from ipujax.runtime.exchange.count import Traffic, copied
 from ipujax.runtime.exchange.mixed_radix import Placed, box_of_tile, place
 from ipujax.runtime.exchange.shared_bus import Buses, shared_boxes
 from ipujax.runtime.graph import Access, VertexGroup, extents
-from ipujax.runtime.tensor import Affine, TileMapping
+from ipujax.runtime.tensor import Affine, Group, TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,19 +45,41 @@ class Line:
     step: int
 
 
-def _lines(group: VertexGroup, access: Access, placed: Sequence[Placed]) -> list[Line] | None:
+@dataclass(frozen=True, eq=False, slots=True)
+class Interval:
+    """What vertices need along one dimension of a view; both of a shape that broadcasts to the grid of vertices."""
+
+    start: np.ndarray
+    length: np.ndarray
+
+
+def _finer(node: Affine, intervals: Sequence[Interval]) -> tuple[Affine, list[Interval]]:
+    """A view with dimensions that join several of the variable's cut into these, where every interval is whole rows."""
+    dims, finer = list[Group](), list[Interval]()
+    for group, interval in zip(node.dims, intervals, strict=True):
+        row = prod(size for size, _ in group[1:])
+        if row > 1 and not np.any(interval.start % row) and not np.any(interval.length % row):
+            none = np.zeros((1,) * interval.start.ndim, np.int64)
+            dims += [(piece,) for piece in group]
+            finer.append(Interval(interval.start // row, interval.length // row))
+            finer += [Interval(none, none + size) for size, _ in group[1:]]
+        else:
+            dims.append(group)
+            finer.append(interval)
+    return replace(node, dims=tuple(dims)), finer
+
+
+def _lines(intervals: Sequence[Interval], placed: Sequence[Placed], rank: int) -> list[Line] | None:
     """The lines of an access, or None where one axis of the group moves two of them."""
-    per_dim = extents(group, access)
-    taken = sum(np.array(extent.start.shape) > 1 for extent in per_dim)
+    taken = sum(np.array(interval.start.shape) > 1 for interval in intervals)
     if np.any(taken > 1):
         return None
-    scalar = np.zeros((1,) * len(group.axes), np.int64)
+    scalar = np.zeros((1,) * rank, np.int64)
     lines = []
     for p in placed:
         start, length = scalar, scalar + 1
         if p.axis >= 0:
-            extent = per_dim[p.axis]
-            start, length = extent.start, extent.length
+            start, length = intervals[p.axis].start, intervals[p.axis].length
             if p.reverse:
                 start = p.count - start - length
             elif p.count == 1:
@@ -204,8 +226,9 @@ def count_boxes(
     if not isinstance(node, Affine) or tile.size == 0 or tile.min() < 0 or np.bincount(tile.ravel()).max() > 1:
         return None
     boxes = box_of_tile(mapping, num_tiles)
+    node, intervals = _finer(node, [Interval(extent.start, extent.length) for extent in extents(group, access)])
     placed = None if boxes is None else place(node, mapping)
-    lines = None if placed is None else _lines(group, access, placed)
+    lines = None if placed is None else _lines(intervals, placed, len(group.axes))
     if boxes is None or lines is None:
         return None
     local = _local(lines, boxes[tile])

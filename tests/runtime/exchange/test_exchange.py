@@ -374,6 +374,20 @@ def test_nothing_moves_where_vertices_follow_the_mapping(mapping: TileMapping) -
     assert not found.copied_bytes.any() and not found.copied_fragments.any()
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_columns_kept_in_groups_are_counted_axis_by_axis(writes: bool) -> None:
+    """A matrix of 12 columns, kept as 3 groups of 4, in blocks that cut no group: each block is one fragment."""
+    graph = graph_of(6)
+    kept = graph.add_variable((3, 8, 4), F32, "x", grid((3, 8, 4), (1, 2, 1)))
+    matrix = kept.transpose((1, 0, 2)).reshape((8, 12))
+    axes = [Axis("i", even_cuts(8, 2)), Axis("j", np.array([0, 8, 12]))]
+    tile = np.array([[2, 3], [4, 5]], np.int32)
+    group = group_on(axes, Access(matrix, (element(0), element(1))), tile, "out" if writes else "in")
+    assert "boxes" in check(graph, group, writes)
+    if not writes:
+        np.testing.assert_array_equal(traffic(group, 0, graph).fragments, [0, 0, 1, 1, 1, 1])
+
+
 def test_a_whole_box_that_moves_is_one_fragment() -> None:
     graph = graph_of(4)
     x = graph.add_variable((8, 8), F32, "x", Blocked((even_cuts(8, 2), even_cuts(8, 2)), np.array([[0, 1], [2, 3]])))
