@@ -71,9 +71,9 @@ class Candidates:
     rhs_stays: bool = False
 
     @staticmethod
-    def of(kind: VertexKind, spec: ConvSpec, target: Target) -> Candidates:
+    def of(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Candidates:
         """Makes the candidates of one kind of vertex that use at most one IPU's tiles."""
-        grain = grains(kind, spec, target)
+        grain = grains(kind, spec, target, in_groups)
         pairs = list(zip(spec.extents, grain, strict=True))
         splittable = sum(extent > g for extent, g in pairs)
         limit = _CANDIDATES.get(max(1, splittable), _FEWEST_CANDIDATES)

@@ -250,19 +250,20 @@ def contenders(best: Plan, target: Target, available_memory_proportion: float | 
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
     plans = [best] if best.steps > 1 else []
-    plans += _frugal(spec, target, best, bound)
-    if spec.lhs_is_free or spec.rhs_is_free:
-        found = _frugal(replace(spec, lhs_is_free=False, rhs_is_free=False), target, best, bound)
-        plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
-    return tuple(sorted(plans, key=lambda plan: plan.likely_least_cycles))
+    for in_groups in (False, True):
+        plans += _frugal(spec, target, best, bound, in_groups)
+        if spec.lhs_is_free or spec.rhs_is_free:
+            found = _frugal(replace(spec, lhs_is_free=False, rhs_is_free=False), target, best, bound, in_groups)
+            plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
+    return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.likely_least_cycles))
 
 
-def _frugal(spec: ConvSpec, target: Target, best: Plan, bound_bytes: float) -> list[Plan]:
+def _frugal(spec: ConvSpec, target: Target, best: Plan, bound_bytes: float, in_groups: bool) -> list[Plan]:
     """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
     how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles)
     plans = [
         _plan(candidates, *choice)
-        for candidates in (Candidates.of(kind, spec, target) for kind in KINDS if kind.applies(spec, how))
+        for candidates in (Candidates.of(kind, spec, target, in_groups) for kind in KINDS if kind.applies(spec, how))
         for choice in candidates.frugal(bound_bytes, most)
     ]
     front: list[Plan] = []

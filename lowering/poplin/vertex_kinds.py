@@ -90,12 +90,11 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
     return windows * element_bytes(spec.lhs_dtype)
 
 
-def grains(kind: VertexKind, spec: ConvSpec, target: Target) -> Dims[int]:
-    """The multiples in which each dimension is split; output channels as they are kept, if there are enough of them."""
+def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
+    """The multiples in which each dimension is split; with `in_groups` output channels as they are kept, if they are."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
-    whole = extents.out_channels % GROUP_CHANNELS == 0 and extents.out_channels >= _FEWEST_GROUPS * GROUP_CHANNELS
-    outs = GROUP_CHANNELS if whole else 1
+    outs = GROUP_CHANNELS if in_groups and extents.out_channels % GROUP_CHANNELS == 0 else 1
     if not kind.uses_amp:
         return replace(ones, out_channels=outs)
     assert how.precision is not None, "AMP kinds apply to half and float only"
@@ -137,7 +136,6 @@ def _sums_in_half(spec: ConvSpec) -> bool:
 
 
 _HALF_BYTES = 2
-_FEWEST_GROUPS = 4  # of channels, to be split in whole groups only (assumed: fewer would leave tiles without work)
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, how: Arithmetic) -> Count:
