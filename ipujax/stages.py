@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ipujax.byte_price import compile_fitting
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph import Program, StreamOut, distinct
@@ -155,7 +156,7 @@ class Traced:
 class Lowered:
     """A function as graph and program for one device and one signature.
 
-    Made by `ipu.jit(fun).lower(*args)`.
+    Made by `ipu.jit(fun).lower(*args)`; planned at the first price of a byte, see `Options.byte_price`.
 
     Attributes:
         jaxpr: the jaxpr after all passes.
@@ -175,9 +176,11 @@ class Lowered:
         lowered: LoweredProgram,
         options: Options,
         timings: Mapping[str, float],
+        at_price: Callable[[float], Lowered],
         spread: Spread | None = None,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
+        self._at_price = at_price
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
@@ -247,10 +250,13 @@ class Lowered:
 
     @cached_property
     def _compiled(self) -> Compiled:
-        return Compiled(self, compile(self.graph, self.program, options=self._options))
+        return Compiled(*compile_fitting(self, self._at_price, self._options))
 
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
+
+        A program that does not fit its tiles is lowered again at higher prices of a byte, unless `Options(byte_price=)`
+        fixes it. What is compiled is then that program.
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
@@ -266,19 +272,20 @@ class Compiled:
     """A function compiled for one device and one signature; call it, or read its profile.
 
     Attributes:
+        lowered: the program as it is planned, at the price of a byte at which it fits.
         executable: the checked program with its costs and memory.
         pipelines: as those of `Lowered`.
     """
 
     def __init__(self, lowered: Lowered, executable: Executable) -> None:
-        self._lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
+        self.lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
         self._notes: dict[Program, list[int]] = {}
         self._one_at_a_time = Lock()  # the notes are those of one call
 
     @property
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each step from tracing to the executable; XLA's own compilation is not in it."""
-        return MappingProxyType({**self._lowered.timings, **self.executable.timings})
+        return MappingProxyType({**self.lowered.timings, **self.executable.timings})
 
     @cached_property
     def profile(self) -> Profile:
@@ -297,7 +304,7 @@ class Compiled:
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        return self._jitted(None, tuple(n for n, given in enumerate(self._lowered.signature.donated) if given))
+        return self._jitted(None, tuple(n for n, given in enumerate(self.lowered.signature.donated) if given))
 
     @cached_property
     def _profiled_call(self) -> Callable[..., Any]:
@@ -305,9 +312,9 @@ class Compiled:
 
     def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
         def run(*leaves: Any) -> Any:
-            return self._lowered.evaluate(*leaves, record=record)
+            return self.lowered.evaluate(*leaves, record=record)
 
-        run.__name__ = self._lowered.name
+        run.__name__ = self.lowered.name
         return jax.jit(run, donate_argnums=donated)
 
     def _note(self, node: Program, what: Any) -> None:
@@ -322,11 +329,11 @@ class Compiled:
                 under a transformation of JAX.
         """
         leaves = self._check(args, kwargs)
-        self._lowered.signature.check_donated(self._lowered.name, leaves)
-        spread = self._lowered.spread
+        self.lowered.signature.check_donated(self.lowered.name, leaves)
+        spread = self.lowered.spread
         if spread is None:
             return self._settled(self._call(*leaves))
-        operands = spread.operands(args, kwargs, (self._lowered.signature.arguments, ()), (), shapes_only=False)
+        operands = spread.operands(args, kwargs, (self.lowered.signature.arguments, ()), (), shapes_only=False)
         spread.meet(operands)
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
@@ -339,8 +346,8 @@ class Compiled:
             ArgumentError: as a call, and for replicas that are spread over instances.
         """
         leaves = self._check(args, kwargs)
-        if self._lowered.spread is not None:
-            what = f"replicas of {self._lowered.name} are on several instances, which no profile follows while it runs"
+        if self.lowered.spread is not None:
+            what = f"replicas of {self.lowered.name} are on several instances, which no profile follows while it runs"
             raise ArgumentError(what, hint="compiled.profile is that of all replicas; or --instances 1")
         with self._one_at_a_time:
             self._notes = {}
@@ -350,12 +357,12 @@ class Compiled:
             return outs, Profile(self.executable, self._notes)
 
     def _settled(self, outs: Any) -> Any:
-        calls = self._lowered.calls
+        calls = self.lowered.calls
         return outs if calls is None else settled(outs, [calls])
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
-        signature, name = self._lowered.signature, self._lowered.name
+        signature, name = self.lowered.signature, self.lowered.name
         if has_tracer(args, kwargs):
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
             raise ArgumentError(what, hint="apply them to the ipu.jit function itself")
@@ -367,7 +374,7 @@ class Compiled:
             if difference.place == EVERYWHERE:
                 hint = f"leave static arguments out, they are compiled in; or {hint}"
             raise ArgumentTypeError(what, expected=difference.expected, got=difference.got, hint=hint)
-        avals, spread = signature.in_avals, self._lowered.spread
+        avals, spread = signature.in_avals, self.lowered.spread
         if spread is not None:
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
@@ -379,4 +386,4 @@ class Compiled:
         return leaves
 
     def __repr__(self) -> str:
-        return f"Compiled({self._lowered.name}: {self.profile.brief})"
+        return f"Compiled({self.lowered.name}: {self.profile.brief})"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 from types import MappingProxyType
 
 from ipujax.runtime.errors import ArgumentError
@@ -33,11 +34,14 @@ class Options:
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own.
+        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it makes
+            programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its tiles; a
+            price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, or a dtype
-            that partials cannot have.
+        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, a dtype that
+            partials cannot have, or a price that is not a finite number of at least 0.
     """
 
     exact_splits: bool = False
@@ -45,6 +49,7 @@ class Options:
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
     partials: str | None = None
+    byte_price: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
@@ -53,6 +58,8 @@ class Options:
         if self.partials is not None and self.partials not in PARTIALS:
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
             raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
+        if self.byte_price is not None:
+            object.__setattr__(self, "byte_price", _price(self.byte_price))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
@@ -62,3 +69,10 @@ class Options:
                 raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
         counts = {str(name): int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
+
+
+def _price(given: object) -> float:
+    if isinstance(given, bool) or not isinstance(given, Real) or not isfinite(given) or given < 0:
+        expected = "a finite number of cycles a byte, at least 0; or None"
+        raise ArgumentError("Options.byte_price is no price", expected=expected, got=repr(given))
+    return float(given)

@@ -22,7 +22,6 @@ from ipujax.lowering.poputil.mapping import (
     variable_dims as variable_dims,
 )
 from ipujax.lowering.poputil.trial import (
-    BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
     charged_cycles as charged_cycles,
     charged_price as charged_price,
     least_charged as least_charged,
