@@ -8,7 +8,7 @@ to fit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
-from ipujax.runtime.memory import MemoryReport, check_memory
+from ipujax.runtime.memory import MemoryReport, check_memory, fits, least_bytes
 from ipujax.runtime.options import Options
 
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -51,14 +51,14 @@ def compile_fitting(first: P, at_price: Callable[[float], P], options: Options) 
     if options.byte_price is not None or options.allow_out_of_memory:
         return first, compile(first.graph, first.program, options=options)
     start, planned = time.perf_counter(), first
-    executable = smallest = compile(first.graph, first.program, options=options, check=MemoryReport.lacking)
-    if not executable.memory.lacking():
+    executable = compile(first.graph, first.program, options=options, check=fits)
+    if fits(executable.memory):
         return first, executable
-    first_cycles = _static_cycles(executable)
+    first_cycles, too_large = _static_cycles(executable), [executable.memory]
     for count, price in enumerate(BYTE_PRICES[1:], 2):
         seconds, planned = time.perf_counter() - start, at_price(price)
-        executable = compile(planned.graph, planned.program, options=options, check=MemoryReport.lacking)
-        if not executable.memory.lacking():
+        executable = compile(planned.graph, planned.program, options=options, check=fits)
+        if fits(executable.memory):
             cycles, timings = _static_cycles(executable), {"prices": seconds, **executable.timings}
             return planned, replace(
                 executable,
@@ -66,10 +66,22 @@ def compile_fitting(first: P, at_price: Callable[[float], P], options: Options) 
                 byte_price_cost_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
                 timings=MappingProxyType(timings),
             )
-        if executable.memory.max_tile_bytes < smallest.memory.max_tile_bytes:
-            smallest = executable
-    check_memory(smallest.memory, BYTE_PRICES, smallest.graph.byte_price_cycles)
+        too_large.append(executable.memory)
+    smallest = _smallest(too_large)
+    check_memory(too_large[smallest], BYTE_PRICES, BYTE_PRICES[smallest])
     raise AssertionError("it does not fit")
+
+
+def _smallest(reports: Sequence[MemoryReport]) -> int:
+    """The number of the report whose fullest tile is smallest, the first of equals; as few as can be are packed."""
+    least = [int(least_bytes(report).max()) for report in reports]
+    first, *others = sorted(range(len(reports)), key=least.__getitem__)
+    best = reports[first].max_tile_bytes, first
+    for number in others:
+        if least[number] > best[0]:
+            break
+        best = min(best, (reports[number].max_tile_bytes, number))
+    return best[1]
 
 
 def _static_cycles(executable: Executable) -> int | None:
