@@ -47,18 +47,19 @@ def fits(profile: ipu.Profile) -> bool:
 
 
 @cache
-def climb() -> tuple[int, float]:
-    """The memory of a tile in which the layers fit at a higher price only, and the first such price."""
-    for bytes_per_tile in range(40_000, 20_000, -500):
-        if not fits(at_price(bytes_per_tile, FIRST)):
+def climb(fun: Any = layers) -> tuple[int, float]:
+    """The memory of a tile in which a function fits at a higher price only, and the first such price."""
+    for bytes_per_tile in range(42_000, 20_000, -500):
+        if not fits(at_price(bytes_per_tile, FIRST, fun)):
             for price in BYTE_PRICES[1:]:
-                if fits(at_price(bytes_per_tile, price)):
+                if fits(at_price(bytes_per_tile, price, fun)):
                     return bytes_per_tile, price
     raise AssertionError("choose other layers: a price changes nothing")
 
 
-def fitting(**options: Any) -> Any:
-    return ipu.jit(layers, device=device(climb()[0]), options=ipu.Options(**options))
+def fitting(fun: Any = layers, donate_argnums: Any = (), **options: Any) -> Any:
+    machine, chosen = device(climb(fun)[0]), ipu.Options(**options)
+    return ipu.jit(fun, device=machine, donate_argnums=donate_argnums, options=chosen)
 
 
 def test_the_price_climbs_until_the_program_fits() -> None:
@@ -83,6 +84,30 @@ def test_the_numbers_are_those_of_plain_jax() -> None:
     outs, profile = fitting().lower(*args).compile().profile_call(*args)
     np.testing.assert_allclose(outs, expected, rtol=1e-4)
     assert profile.byte_price == climb()[1]
+
+
+def test_an_exception_of_a_callback_comes_back() -> None:
+    """Of the program that is run, not of the one at the first price."""
+
+    def refuse(x: np.ndarray) -> None:
+        raise KeyError("mine")
+
+    def calling(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        jax.debug.callback(refuse, x[0, 0])
+        return layers(weights, x)
+
+    for run in (fitting(calling), fitting(calling).lower(*arguments()).compile()):
+        with pytest.raises(KeyError, match="mine"):
+            run(*arguments())
+
+
+def test_donated_state_stays_on_the_device() -> None:
+    args, lowered = arguments(), fitting(donate_argnums=1).lower(*arguments())
+    compiled = lowered.compile()
+    assert compiled.profile.byte_price > FIRST and compiled.lowered is not lowered
+    given = jnp.array(args[1])
+    np.testing.assert_allclose(fitting(donate_argnums=1)(args[0], given), jax.jit(layers)(*args), rtol=1e-4)
+    assert given.is_deleted()
 
 
 def test_two_compilations_are_the_same() -> None:
@@ -133,13 +158,7 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown() -> None:
     def until(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda x: x.sum() > 1e9, lambda x: x * 2, layers(weights, x))
 
-    for bytes_per_tile in range(42_000, 20_000, -500):
-        if not fits(at_price(bytes_per_tile, FIRST, until)):
-            options = ipu.Options(allow_out_of_memory=False)
-            profile = (
-                ipu.jit(until, device=device(bytes_per_tile), options=options).lower(*arguments()).compile().profile
-            )
-            break
+    profile = fitting(until).lower(*arguments()).compile().profile
     assert len(profile.byte_prices) > 1 and "costCycles" not in profile.graph()["bytePrice"]
     with pytest.raises(ipu.ProfileError, match="price of a byte costs depends on trip counts"):
         print(profile.byte_price_cost_cycles)
