@@ -272,20 +272,24 @@ class Compiled:
     """A function compiled for one device and one signature; call it, or read its profile.
 
     Attributes:
-        lowered: the program as it is planned, at the price of a byte at which it fits.
         executable: the checked program with its costs and memory.
         pipelines: as those of `Lowered`.
     """
 
     def __init__(self, lowered: Lowered, executable: Executable) -> None:
-        self.lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
+        self._lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
         self._notes: dict[Program, list[int]] = {}
         self._one_at_a_time = Lock()  # the notes are those of one call
 
     @property
+    def lowered(self) -> Lowered:
+        """The program as it is planned, at the price of a byte at which it fits."""
+        return self._lowered
+
+    @property
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each step from tracing to the executable; XLA's own compilation is not in it."""
-        return MappingProxyType({**self.lowered.timings, **self.executable.timings})
+        return MappingProxyType({**self._lowered.timings, **self.executable.timings})
 
     @cached_property
     def profile(self) -> Profile:
@@ -304,7 +308,7 @@ class Compiled:
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
-        return self._jitted(None, tuple(n for n, given in enumerate(self.lowered.signature.donated) if given))
+        return self._jitted(None, tuple(n for n, given in enumerate(self._lowered.signature.donated) if given))
 
     @cached_property
     def _profiled_call(self) -> Callable[..., Any]:
@@ -312,9 +316,9 @@ class Compiled:
 
     def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
         def run(*leaves: Any) -> Any:
-            return self.lowered.evaluate(*leaves, record=record)
+            return self._lowered.evaluate(*leaves, record=record)
 
-        run.__name__ = self.lowered.name
+        run.__name__ = self._lowered.name
         return jax.jit(run, donate_argnums=donated)
 
     def _note(self, node: Program, what: Any) -> None:
@@ -329,11 +333,11 @@ class Compiled:
                 under a transformation of JAX.
         """
         leaves = self._check(args, kwargs)
-        self.lowered.signature.check_donated(self.lowered.name, leaves)
-        spread = self.lowered.spread
+        self._lowered.signature.check_donated(self._lowered.name, leaves)
+        spread = self._lowered.spread
         if spread is None:
             return self._settled(self._call(*leaves))
-        operands = spread.operands(args, kwargs, (self.lowered.signature.arguments, ()), (), shapes_only=False)
+        operands = spread.operands(args, kwargs, (self._lowered.signature.arguments, ()), (), shapes_only=False)
         spread.meet(operands)
         return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
 
@@ -346,8 +350,8 @@ class Compiled:
             ArgumentError: as a call, and for replicas that are spread over instances.
         """
         leaves = self._check(args, kwargs)
-        if self.lowered.spread is not None:
-            what = f"replicas of {self.lowered.name} are on several instances, which no profile follows while it runs"
+        if self._lowered.spread is not None:
+            what = f"replicas of {self._lowered.name} are on several instances, which no profile follows while it runs"
             raise ArgumentError(what, hint="compiled.profile is that of all replicas; or --instances 1")
         with self._one_at_a_time:
             self._notes = {}
@@ -357,12 +361,12 @@ class Compiled:
             return outs, Profile(self.executable, self._notes)
 
     def _settled(self, outs: Any) -> Any:
-        calls = self.lowered.calls
+        calls = self._lowered.calls
         return outs if calls is None else settled(outs, [calls])
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
-        signature, name = self.lowered.signature, self.lowered.name
+        signature, name = self._lowered.signature, self._lowered.name
         if has_tracer(args, kwargs):
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
             raise ArgumentError(what, hint="apply them to the ipu.jit function itself")
@@ -374,7 +378,7 @@ class Compiled:
             if difference.place == EVERYWHERE:
                 hint = f"leave static arguments out, they are compiled in; or {hint}"
             raise ArgumentTypeError(what, expected=difference.expected, got=difference.got, hint=hint)
-        avals, spread = signature.in_avals, self.lowered.spread
+        avals, spread = signature.in_avals, self._lowered.spread
         if spread is not None:
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
@@ -386,4 +390,4 @@ class Compiled:
         return leaves
 
     def __repr__(self) -> str:
-        return f"Compiled({self.lowered.name}: {self.profile.brief})"
+        return f"Compiled({self._lowered.name}: {self.profile.brief})"
