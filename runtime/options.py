@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
 
+MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
 
@@ -41,7 +42,7 @@ class Options:
 
     Raises:
         ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, a dtype that
-            partials cannot have, or a price that is not a finite number of at least 0.
+            partials cannot have, or a price that is not a number from 0 to 10¹².
     """
 
     exact_splits: bool = False
@@ -71,8 +72,9 @@ class Options:
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
 
 
-def _price(given: object) -> float:
-    if isinstance(given, bool) or not isinstance(given, Real) or not isfinite(given) or given < 0:
-        expected = "a finite number of cycles a byte, at least 0; or None"
+def _price(given: Any) -> float:
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= MOST_BYTE_PRICE:
+        expected = f"a number of cycles a byte from 0 to {MOST_BYTE_PRICE:g}, or None"
         raise ArgumentError("Options.byte_price is no price", expected=expected, got=repr(given))
     return float(given)

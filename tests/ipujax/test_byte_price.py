@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
+from ipujax import byte_price
 from ipujax.byte_price import BYTE_PRICES
+from ipujax.runtime.graph import Call, distinct
+from ipujax.runtime.memory import check_memory
 
 FIRST = BYTE_PRICES[0]
 WIDTH, ROWS, LAYERS = 24, 8, 8
@@ -47,19 +52,18 @@ def fits(profile: ipu.Profile) -> bool:
 
 
 @cache
-def climb(fun: Any = layers) -> tuple[int, float]:
-    """The memory of a tile in which a function fits at a higher price only, and the first such price."""
+def climb() -> tuple[int, float]:
+    """The memory of a tile in which the layers fit at a higher price only, and the first such price."""
     for bytes_per_tile in range(42_000, 20_000, -500):
-        if not fits(at_price(bytes_per_tile, FIRST, fun)):
+        if not fits(at_price(bytes_per_tile, FIRST)):
             for price in BYTE_PRICES[1:]:
-                if fits(at_price(bytes_per_tile, price, fun)):
+                if fits(at_price(bytes_per_tile, price)):
                     return bytes_per_tile, price
     raise AssertionError("choose other layers: a price changes nothing")
 
 
-def fitting(fun: Any = layers, donate_argnums: Any = (), **options: Any) -> Any:
-    machine, chosen = device(climb(fun)[0]), ipu.Options(**options)
-    return ipu.jit(fun, device=machine, donate_argnums=donate_argnums, options=chosen)
+def fitting(**options: Any) -> Any:
+    return ipu.jit(layers, device=device(climb()[0]), options=ipu.Options(**options))
 
 
 def test_the_price_climbs_until_the_program_fits() -> None:
@@ -86,28 +90,62 @@ def test_the_numbers_are_those_of_plain_jax() -> None:
     assert profile.byte_price == climb()[1]
 
 
+@pytest.fixture
+def climbs_to_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program is said to fit from the price 4 on."""
+    monkeypatch.setattr(byte_price, "fits", lambda report: report.occupancy.graph.byte_price_cycles >= 4)
+
+
+@pytest.mark.usefixtures("climbs_to_four")
 def test_an_exception_of_a_callback_comes_back() -> None:
     """Of the program that is run, not of the one at the first price."""
 
     def refuse(x: np.ndarray) -> None:
         raise KeyError("mine")
 
-    def calling(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    def calling(x: jax.Array) -> jax.Array:
         jax.debug.callback(refuse, x[0, 0])
-        return layers(weights, x)
+        return x * 2
 
-    for run in (fitting(calling), fitting(calling).lower(*arguments()).compile()):
+    fun, x = ipu.jit(calling, device=device(600_000)), arguments()[1]
+    for run in (fun, fun.lower(x).compile()):
         with pytest.raises(KeyError, match="mine"):
-            run(*arguments())
+            run(x)
 
 
-def test_donated_state_stays_on_the_device() -> None:
-    args, lowered = arguments(), fitting(donate_argnums=1).lower(*arguments())
-    compiled = lowered.compile()
-    assert compiled.profile.byte_price > FIRST and compiled.lowered is not lowered
-    given = jnp.array(args[1])
-    np.testing.assert_allclose(fitting(donate_argnums=1)(args[0], given), jax.jit(layers)(*args), rtol=1e-4)
-    assert given.is_deleted()
+@pytest.mark.usefixtures("climbs_to_four")
+def test_donated_state_of_replicas() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x + jax.lax.pmean(y, "replica").sum(0), (y**2).sum()[None]
+
+    machine = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    settings = {"in_specs": (P(), P("replica")), "out_specs": (P(), P("replica")), "donate_argnums": 0}
+    fun = ipu.jit(step, device=machine, replicas=2, **settings)  # type: ignore[call-overload]
+    x, y = jnp.arange(3.0), jnp.arange(12.0).reshape(4, 3)
+    assert fun.lower(x, y).compile().profile.byte_prices == BYTE_PRICES[:4]
+    new, squares = fun(x, y)
+    np.testing.assert_allclose(new, jnp.arange(3.0) + y.sum(0) / 2)
+    np.testing.assert_allclose(squares, (y**2).reshape(2, -1).sum(1))
+    assert x.is_deleted()
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_pipelines_are_those_of_the_program_that_runs() -> None:
+    def model(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        with ipu.stage(0):
+            x = jnp.tanh(x @ weights[0])
+        with ipu.stage(1):
+            return (x @ weights[1]).var()
+
+    machine, (weights, x) = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), arguments()
+    piped = ipu.pipeline(jax.value_and_grad(model), micro_batches=4)
+    compiled = ipu.jit(piped, device=machine).lower(weights[:2], x).compile()
+    assert compiled.profile.byte_price == 4
+    (run,) = compiled.pipelines
+    assert set(run.tasks) <= {n.function for n in distinct(compiled.executable.program) if isinstance(n, Call)}
+    expected = jax.jit(piped)(weights[:2], x)
+    for got, want in zip(jax.tree.leaves(compiled(weights[:2], x)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_two_compilations_are_the_same() -> None:
@@ -154,15 +192,54 @@ def test_a_program_that_fits_at_no_price_says_so() -> None:
     assert f"{tried} {BYTE_PRICES[best]:g}, as shown" in text
 
 
-def test_an_unknown_trip_count_leaves_the_cost_unknown() -> None:
-    def until(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(lambda x: x.sum() > 1e9, lambda x: x * 2, layers(weights, x))
+def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
 
-    profile = fitting(until).lower(*arguments()).compile().profile
-    assert len(profile.byte_prices) > 1 and "costCycles" not in profile.graph()["bytePrice"]
-    with pytest.raises(ipu.ProfileError, match="price of a byte costs depends on trip counts"):
-        print(profile.byte_price_cost_cycles)
-    assert "cycles depend on trip counts" in profile.summary()
+    class Report:
+        def __init__(self, least: int, size: int) -> None:
+            self.least, self.size = least, size
+
+        @property
+        def max_tile_bytes(self) -> int:
+            packed.append(self.least)
+            return self.size
+
+    monkeypatch.setattr(byte_price, "least_bytes", lambda report: np.array([0, report.least]))
+    for sizes, smallest, looked_at in (
+        ([(13, 13), (10, 12), (11, 11), (14, 15)], 2, [10, 11]),
+        ([(9, 12), (8, 12), (12, 12)], 0, [8, 9, 12]),
+        ([(5, 5)], 0, [5]),
+    ):
+        packed.clear()
+        assert byte_price._smallest([Report(*each) for each in sizes]) == smallest  # type: ignore[misc]
+        assert packed == looked_at
+
+
+def test_the_error_takes_less_time_than_the_compilation() -> None:
+    shapes = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 6, jax.ShapeDtypeStruct((256, 512), np.float32)
+    small = ipu.IPUModel(bytes_per_tile=20_000, interleaved_offset_bytes=10_000)
+    gradient = jax.grad(lambda weights, x: layers(weights, x).var())
+    start = process_time()
+    lowered = ipu.jit(gradient, device=small, options=ipu.Options(allow_out_of_memory=True)).lower(*shapes)
+    memory, compiled = lowered.compile().memory_analysis(), process_time()
+    with pytest.raises(ipu.TileMemoryError):
+        check_memory(memory)
+    assert process_time() - compiled < (compiled - start) / 2
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
+    def until(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 1e3, lambda x: x * 2, jnp.abs(x))
+
+    x = arguments()[1]
+    compiled = ipu.jit(until, device=device(600_000)).lower(x).compile()
+    compiled.profile.save(tmp_path / "saved")
+    for profile in (compiled.profile, compiled.profile_call(x)[1], ipu.Profile.load(tmp_path / "saved")):
+        assert profile.byte_price == 4 and "costCycles" not in profile.graph()["bytePrice"]
+        with pytest.raises(ipu.ProfileError, match="price of a byte costs depends on trip counts"):
+            print(profile.byte_price_cost_cycles)
+        assert "cycles depend on trip counts" in profile.summary()
 
 
 def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
