@@ -13,12 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
+from ipujax.byte_price import BYTE_PRICES
 from ipujax.calls import (
     Compilation,
     FunctionName,
@@ -48,7 +50,8 @@ from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
-from ipujax.stages import Lowered, Traced, settled
+from ipujax.runtime.target import Target
+from ipujax.stages import Lowered, Signature, Traced, settled
 
 _LOG = logging.getLogger("ipujax")
 _P = ParamSpec("_P")
@@ -337,8 +340,9 @@ class IpuFunction(Generic[_P, _R]):
                 if traced.closes_over_tracers:
                     self._log_plain()
                     return self._plain(*args, **kwargs)
-                lowered = traced.lower()
-                lowered.compile()
+                lowered = traced.lower().compile().lowered
+                if lowered.calls is not None:
+                    self._calls.add(lowered.calls)
                 # All arrays are tracers here, and static arguments never are.
                 leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
                 if len(leaves) != len(lowered.signature.in_avals):
@@ -393,27 +397,17 @@ class IpuFunction(Generic[_P, _R]):
         # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
             self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
-        lowered = self._lowered[traced.jaxpr]
-        if lowered.calls is not None:
-            self._calls.add(lowered.calls)
-        return lowered
+        return self._lowered[traced.jaxpr]
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
-        signature, timings = traced.signature, dict(traced.timings)
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
-        jaxprs = {"trace": jaxpr, **run_passes(jaxpr, timings)}
-        with _timed(timings, "lower"):
-            program = lower(
-                list(jaxprs.values())[-1],
-                device.target,
-                donated=[signature.donated[n] for n in moved],
-                names=[signature.leaf_names[n] for n in moved],
-                line=self._line or calling_line(),
-                options=self._options,
-            )
-        self._warn_of_unused_ipus(device, program.graph)
-        return Lowered(self.__name__, signature, jaxprs, program, self._options, timings, self._spread)
+        line, target, options = self._line or calling_line(), device.target, self._options
+        plan = _Plan(self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings)
+        price = BYTE_PRICES[0] if options.byte_price is None else options.byte_price
+        lowered = plan.lowered(price)
+        self._warn_of_unused_ipus(device, lowered.graph)
+        return lowered
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
         """Warns once for each device that a smaller one is enough."""
@@ -424,6 +418,48 @@ class IpuFunction(Generic[_P, _R]):
             self._partly_used.add(device)
             what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
             _LOG.warning(what, self.__name__, used, there, enough)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Plan:
+    """What a traced function is lowered with, at one price of a byte or another.
+
+    Args:
+        name: of the function.
+        signature: what it was traced with.
+        jaxpr: without what is float0.
+        moved: the leaves of the arguments that the jaxpr has.
+        line: line of equations whose own line is not the user's.
+        target: the machine.
+        options: what the user chose.
+        spread: how replicas are spread over instances.
+        timings: seconds spent before.
+    """
+
+    name: FunctionName
+    signature: Signature
+    jaxpr: ClosedJaxpr
+    moved: Sequence[int]
+    line: str
+    target: Target
+    options: Options
+    spread: Spread | None
+    timings: Mapping[str, float]
+
+    def lowered(self, price: float) -> Lowered:
+        """The function, planned at a price of a byte."""
+        signature, timings = self.signature, dict(self.timings)
+        jaxprs = {"trace": self.jaxpr, **run_passes(self.jaxpr, timings, price)}
+        with _timed(timings, "lower"):
+            program = lower(
+                list(jaxprs.values())[-1],
+                self.target,
+                donated=[signature.donated[n] for n in self.moved],
+                names=[signature.leaf_names[n] for n in self.moved],
+                line=self.line,
+                options=replace(self.options, byte_price=price),
+            )
+        return Lowered(self.name, signature, jaxprs, program, self.options, timings, self.lowered, self.spread)
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ipujax.byte_price import compile_fitting
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph import Program, StreamOut, distinct
@@ -155,7 +156,7 @@ class Traced:
 class Lowered:
     """A function as graph and program for one device and one signature.
 
-    Made by `ipu.jit(fun).lower(*args)`.
+    Made by `ipu.jit(fun).lower(*args)`; planned at the first price of a byte, see `Options.byte_price`.
 
     Attributes:
         jaxpr: the jaxpr after all passes.
@@ -175,9 +176,11 @@ class Lowered:
         lowered: LoweredProgram,
         options: Options,
         timings: Mapping[str, float],
+        at_price: Callable[[float], Lowered],
         spread: Spread | None = None,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
+        self._at_price = at_price
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
@@ -247,10 +250,13 @@ class Lowered:
 
     @cached_property
     def _compiled(self) -> Compiled:
-        return Compiled(self, compile(self.graph, self.program, options=self._options))
+        return Compiled(*compile_fitting(self, self._at_price, self._options))
 
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
+
+        A program that does not fit its tiles is lowered again at higher prices of a byte, unless `Options(byte_price=)`
+        fixes it. What is compiled is then that program.
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
@@ -274,6 +280,11 @@ class Compiled:
         self._lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
         self._notes: dict[Program, list[int]] = {}
         self._one_at_a_time = Lock()  # the notes are those of one call
+
+    @property
+    def lowered(self) -> Lowered:
+        """The program as it is planned, at the price of a byte at which it fits."""
+        return self._lowered
 
     @property
     def timings(self) -> Mapping[str, float]:

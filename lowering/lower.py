@@ -26,7 +26,15 @@ from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower
 from ipujax.lowering.poputil import MemoryOrder, map_linearly
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
-from ipujax.runtime.graph import Copy, Graph, HostStream, Sequence as ProgramSequence, StreamIn, StreamOut
+from ipujax.runtime.graph import (
+    BYTE_PRICE_CYCLES,
+    Copy,
+    Graph,
+    HostStream,
+    Sequence as ProgramSequence,
+    StreamIn,
+    StreamOut,
+)
 from ipujax.runtime.host import ALONE, Instances
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
@@ -98,7 +106,7 @@ def lower(
         donated: for each input whether its buffer may be reused; all False when empty.
         names: debug name of each input.
         line: line of equations whose own line is not the user's, `file:line (function)`.
-        options: what the user chose, `Options()` when None.
+        options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
 
     Returns:
         The graph and the program of one call.
@@ -116,21 +124,23 @@ def lower(
         check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
-    one = of_one_replica(target, replicas)
+    one, options = of_one_replica(target, replicas), options or Options()
+    price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
     make = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
     def program_of(found: CutJaxpr) -> LoweredProgram:
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
-            lowered[found.jaxpr] = _Program(whole, found, Graph(one, replicas), make, donated, names).lowered(line)
+            graph = Graph(one, replicas, price)
+            lowered[found.jaxpr] = _Program(whole, found, graph, make, donated, names).lowered(line)
         return lowered[found.jaxpr]
 
     def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
         done = program_of(found)
         return done.graph, done.program
 
-    return program_of(find_stages(jaxpr, one, make, whole_of) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
+    return program_of(find_stages(jaxpr, one, make, whole_of, price) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
 
 
 class _Program:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipujax.lowering.poputil import BYTE_PRICE_CYCLES
 from ipujax.runtime.analysis import Effects, EffectsOf
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -73,7 +72,7 @@ def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Progra
 def _place_for(graph: Graph, steps: list[_Step], step: _Step) -> _Step | None:
     """The earliest step that a compute set can be merged into."""
     found = None
-    held_cycles = BYTE_PRICE_CYCLES * _result_bytes(graph, step.program)
+    held_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):

@@ -63,7 +63,7 @@ class Comparison:
 
     Args:
         totals: figures of the whole runs, first and second: "cycles", "seconds", "moved_bytes", "variable_bytes", and,
-            of the tile that has most of it, "tile_bytes" and "exchange_code_bytes".
+            of the tile that has most of it, "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
         changes: the operations that differ, largest change of cycles first.
     """
 
@@ -78,7 +78,7 @@ class Comparison:
         """
         lines = ["Totals:"]
         for name, (before, after) in self.totals.items():
-            form = ",.3e" if name == "seconds" else ",.0f"
+            form = {"seconds": ",.3e", "byte_price": "g"}.get(name, ",.0f")
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
         if not self.changes:
             return "\n".join([*lines, "No operation differs."])
@@ -143,4 +143,5 @@ _TOTALS: dict[str, Callable[[Figures], Any]] = {
     "variable_bytes": lambda profile: sum(row.variable_bytes for row in profile.step_costs),
     "tile_bytes": lambda profile: profile.memory.max_tile_bytes,
     "exchange_code_bytes": _exchange_code_bytes,
+    "byte_price": lambda profile: profile.byte_price,
 }

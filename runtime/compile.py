@@ -75,6 +75,8 @@ class Executable:
         steps: what each leaf and decision does to the clocks of IPUs.
         slots: rows of the clock state that are slots of buffered exchanges.
         timings: seconds of each pass of this compilation, by name.
+        byte_prices: prices of a byte at which it was planned, until it fitted; the last is that of the graph.
+        byte_price_cost_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
     """
 
     graph: Graph
@@ -85,6 +87,8 @@ class Executable:
     steps: Mapping[Program, ClockStep] = field(repr=False)
     slots: int
     timings: Mapping[str, float]
+    byte_prices: tuple[float, ...]
+    byte_price_cost_cycles: int | None = 0
 
     @property
     def target(self) -> Target:
@@ -110,13 +114,20 @@ class Executable:
         return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
 
 
-def compile(graph: Graph, program: Program, *, options: Options | None = None) -> Executable:
+def compile(
+    graph: Graph,
+    program: Program,
+    *,
+    options: Options | None = None,
+    check: Callable[[MemoryReport], object] = check_memory,
+) -> Executable:
     """Compiles a program: checks it, and finds what every leaf of it costs and how much memory every tile needs.
 
     Args:
         graph: variables, mappings and vertices, for one target.
         program: the control tree; not to be changed afterwards.
         options: choices; the defaults when None.
+        check: looks at what every tile needs, unless the options allow any of it.
 
     Raises:
         VerifyError: a program that breaks a rule.
@@ -133,12 +144,13 @@ def compile(graph: Graph, program: Program, *, options: Options | None = None) -
     with _timed("memory", timings):
         memory = memory_report(graph, program, effects, costs)
         if not options.allow_out_of_memory:
-            check_memory(memory)
+            check(memory)
     with _timed("clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
     keep_recent()
     frozen = MappingProxyType
-    return Executable(graph, program, options, frozen(costs), memory, frozen(steps), slots, frozen(timings))
+    prices = (graph.byte_price_cycles,)
+    return Executable(graph, program, options, frozen(costs), memory, frozen(steps), slots, frozen(timings), prices)
 
 
 def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
@@ -189,7 +201,7 @@ def program_cycles(
 
 
 def _copied(graph: Graph) -> Graph:
-    copy = Graph(graph.target, graph.replication_factor)
+    copy = Graph(graph.target, graph.replication_factor, graph.byte_price_cycles)
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)

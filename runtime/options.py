@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
 
+MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
 
@@ -33,11 +35,14 @@ class Options:
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own.
+        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it makes
+            programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its tiles; a
+            price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, or a dtype
-            that partials cannot have.
+        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, a dtype that
+            partials cannot have, or a price that is not a number from 0 to 10¹².
     """
 
     exact_splits: bool = False
@@ -45,6 +50,7 @@ class Options:
     trip_counts: Mapping[str, int] = field(default_factory=dict)
     verify_undefined: bool = True
     partials: str | None = None
+    byte_price: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
@@ -53,6 +59,8 @@ class Options:
         if self.partials is not None and self.partials not in PARTIALS:
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
             raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
+        if self.byte_price is not None:
+            object.__setattr__(self, "byte_price", _price(self.byte_price))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
@@ -62,3 +70,11 @@ class Options:
                 raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
         counts = {str(name): int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
+
+
+def _price(given: Any) -> float:
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= MOST_BYTE_PRICE:
+        expected = f"a number of cycles a byte from 0 to {MOST_BYTE_PRICE:g}, or None"
+        raise ArgumentError("Options.byte_price is no price", expected=expected, got=repr(given))
+    return float(given)

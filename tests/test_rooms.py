@@ -65,7 +65,7 @@ ROOMS: dict[str, str] = {
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat",
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.poputil lowering.replicas"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas runtime.graph"
     ),
     "lowering.ipus": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
@@ -83,7 +83,7 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.layout": "lowering.jax_compat lowering.popops",
-    "lowering.merge": "lowering.poputil runtime.analysis runtime.graph runtime.tensor",
+    "lowering.merge": "runtime.analysis runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.pipelining lowering.poputil"
         " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
@@ -104,15 +104,16 @@ ROOMS: dict[str, str] = {
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
+    "ipujax.byte_price": "runtime.compile runtime.graph runtime.memory runtime.options",
     "ipujax.stages": (
-        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile"
-        " runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
+        "ipujax.byte_price ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
+        " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
         " runtime.signatures runtime.target"
     ),
     "ipujax.jit": (
-        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
+        "ipujax.byte_price ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
         " lowering.lower lowering.passes lowering.replicas runtime.graph runtime.host runtime.options"
-        " runtime.signatures"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"

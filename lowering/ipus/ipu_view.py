@@ -24,7 +24,7 @@ class IpuView(Graph):
     """
 
     def __init__(self, whole: Graph, ipu: int) -> None:
-        super().__init__(whole.target.replace(num_ipus=1), whole.replication_factor)
+        super().__init__(whole.target.replace(num_ipus=1), whole.replication_factor, whole.byte_price_cycles)
         self.whole, self.ipu = whole, ipu
         self.variables, self.groups = whole.variables, whole.groups
         self.fallbacks, self.libraries = whole.fallbacks, whole.libraries

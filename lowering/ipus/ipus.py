@@ -119,7 +119,7 @@ class Ipus:
         Returns:
             The result: `into` if that is given.
         """
-        jaxpr, _ = traced(fun, operands, name)
+        jaxpr, _ = traced(fun, operands, name, self.graph.byte_price_cycles)
         (out,) = jaxpr.jaxpr.outvars
         targets = {out: into} if into is not None and isinstance(out, Var) else {}
         (result,) = self._make(self.view(ipu), targets).jaxpr(jaxpr, operands, prog)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from ipujax.lowering.passes.merge_collectives import (
 from ipujax.lowering.passes.outline import outline, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -46,18 +48,26 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def run_passes(jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None) -> dict[str, ClosedJaxpr]:
+def _at(byte_price: float) -> list[tuple[str, Pass]]:
+    """`PASSES`, with what a byte is worth to the one that weighs code."""
+    return [(name, partial(outline, byte_price=byte_price) if run is outline else run) for name, run in PASSES]
+
+
+def run_passes(
+    jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None, byte_price: float = BYTE_PRICE_CYCLES
+) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
     Args:
         jaxpr: a traced function.
         timings: takes the seconds of each pass, by name.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Returns:
         The jaxpr after each pass, by name; the last one is what is lowered.
     """
     after = dict[str, ClosedJaxpr]()
-    for name, run in PASSES:
+    for name, run in _at(byte_price):
         start = time.perf_counter()
         jaxpr = after[name] = run(jaxpr)
         if timings is not None:
@@ -65,22 +75,25 @@ def run_passes(jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None) -> d
     return after
 
 
-def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False) -> ClosedJaxpr:
+def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
     """A jaxpr after all passes; up to `dce` if it is cut into stages first, whose parts go through the others."""
-    for name, run in PASSES:
+    for name, run in _at(byte_price):
         jaxpr = run(jaxpr)
         if is_cut and name == "dce":
             break
     return jaxpr
 
 
-def traced(fun: Callable[..., Any], arrays: Sequence[Any], name: str = "") -> tuple[ClosedJaxpr, Any]:
+def traced(
+    fun: Callable[..., Any], arrays: Sequence[Any], name: str = "", byte_price: float = BYTE_PRICE_CYCLES
+) -> tuple[ClosedJaxpr, Any]:
     """Traces a function and runs all passes.
 
     Args:
         fun: function of arrays that returns a pytree of arrays.
         arrays: what has the shape and dtype of each, tensors for example.
         name: scope of all its equations, none when empty.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Returns:
         The jaxpr after all passes, and the tree of the results.
@@ -92,4 +105,4 @@ def traced(fun: Callable[..., Any], arrays: Sequence[Any], name: str = "") -> tu
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     found = trace(named if name else fun, shapes, {}, ())
-    return ready(found.jaxpr), found.out_tree
+    return ready(found.jaxpr, byte_price=byte_price), found.out_tree

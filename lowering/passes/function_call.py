@@ -14,7 +14,6 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Literal, jaxpr_as_fun, make_primitive
 from ipujax.lowering.jaxpr import Work
-from ipujax.lowering.poputil import BYTE_PRICE_CYCLES
 
 # Measured with the transformer of `Work`, of which a layer with its gradient has 84 copies.
 _COPY_BYTES = 90  # of exchange code on the fullest tile
@@ -33,28 +32,30 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
 function_call_p = make_primitive("function_call", _compute, _shapes, None)
 
 
-def gain(code: Any, copies: Any, calls: Any) -> Any:
+def gain(code: Any, copies: Any, calls: Any, byte_price: float) -> Any:
     """What a function saves: cycles, and bytes of code at their price.
 
     Args:
         code: bytes of what is called.
         copies: operands and results that a call copies.
         calls: from how many places it is called.
+        byte_price: cycles that a byte is worth.
     """
     saved = (calls - 1) * code - calls * copies * _COPY_BYTES
-    return saved * BYTE_PRICE_CYCLES - calls * copies * _COPY_CYCLES
+    return saved * byte_price - calls * copies * _COPY_CYCLES
 
 
-def gain_of(work: Work, copied: Sequence[int], calls: int) -> float:
+def gain_of(work: Work, copied: Sequence[int], calls: int, byte_price: float) -> float:
     """The same, 0 where little is computed beside what is copied.
 
     Args:
         work: what one call does.
         copied: the elements of each operand and result that a call copies.
         calls: from how many places it is called.
+        byte_price: cycles that a byte is worth.
     """
     is_small = work.elements < _WORK_PER_ELEMENT * sum(copied)
-    return 0.0 if is_small else float(gain(work.code, len(copied), calls))
+    return 0.0 if is_small else float(gain(work.code, len(copied), calls, byte_price))
 
 
 def fixed_operands(calls: Sequence[Sequence[Atom]]) -> tuple[bool, ...]:

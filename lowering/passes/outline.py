@@ -33,18 +33,24 @@ from ipujax.lowering.jaxpr import (
     stages_inside,
 )
 from ipujax.lowering.passes.dataflow import Dataflow, last_uses
-from ipujax.lowering.passes.function_call import function_call_p, gain_of
+from ipujax.lowering.passes.function_call import function_call_p
 from ipujax.lowering.passes.fuse import fused_p
 from ipujax.lowering.passes.outlined_run import Run
 from ipujax.lowering.passes.repeats import find_repeats
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 
 
-def outline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr in which repeated runs worth it are functions."""
-    return outliner()(jaxpr)
+def outline(jaxpr: ClosedJaxpr, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
+    """Returns an equal jaxpr in which repeated runs worth it are functions.
+
+    Args:
+        jaxpr: what has the runs.
+        byte_price: cycles that a byte on the fullest tile is worth.
+    """
+    return outliner(byte_price)(jaxpr)
 
 
-def outliner() -> Rewrite:
+def outliner(byte_price: float = BYTE_PRICE_CYCLES) -> Rewrite:
     """The same pass for several jaxprs: one that several of them hold stays one."""
     numbers = EquationNumbers()
 
@@ -55,7 +61,7 @@ def outliner() -> Rewrite:
 
     @once
     def inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers))
+        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers, byte_price))
 
     @once
     def in_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -72,14 +78,14 @@ def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
 
 
-def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers) -> Sequence[JaxprEqn]:
+def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_price: float) -> Sequence[JaxprEqn]:
     """The equations of a jaxpr, with calls in place of runs."""
     groups = _groups(jaxpr)
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns
     calls: dict[int, tuple[int, list[JaxprEqn]]] = {}  # by where a run begins: its length, what takes its place
     uses = last_uses(jaxpr)
-    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, gain_of):
+    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_price):
         for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses).calls(), strict=True):
             calls[start] = repeat.length, eqns
     done, at = list[JaxprEqn](), 0

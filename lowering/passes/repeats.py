@@ -11,15 +11,14 @@ least values pass. Limits: of very many lengths those with most equations to sav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
-from ipujax.lowering.jaxpr import Work
 from ipujax.lowering.passes.dataflow import Dataflow, Windows
-from ipujax.lowering.passes.function_call import gain
+from ipujax.lowering.passes.function_call import gain, gain_of
 
 _SHORTEST = 4  # equations of a run
 _MOST_LENGTHS = 48
@@ -40,23 +39,20 @@ class Repeat:
     starts: tuple[int, ...]
 
 
-GainOf = Callable[[Work, Sequence[int], int], float]
-
-
-def find_repeats(flow: Dataflow, groups: np.ndarray, gain_of: GainOf) -> list[Repeat]:
+def find_repeats(flow: Dataflow, groups: np.ndarray, byte_price: float) -> list[Repeat]:
     """Finds repeats that do not overlap each other.
 
     Args:
         flow: the equations.
         groups: for each equation a number, int64; a run lies in equations of one number, and in none of those below 0.
-        gain_of: what a function gains, from its work, the elements of each value that a call copies, and its calls.
+        byte_price: cycles that a byte is worth.
     """
-    return list(_Search(flow, groups, gain_of).best_first())
+    return list(_Search(flow, groups, byte_price).best_first())
 
 
 class _Search:
-    def __init__(self, flow: Dataflow, groups: np.ndarray, gain_of: GainOf) -> None:
-        self._flow, self._groups, self._gain_of = flow, groups.copy(), gain_of
+    def __init__(self, flow: Dataflow, groups: np.ndarray, byte_price: float) -> None:
+        self._flow, self._groups, self._byte_price = flow, groups.copy(), byte_price
         self._refused: set[tuple[int, int]] = set()  # lengths and numbers of windows
         self._windows: dict[int, Windows] = {}
         self._find_room()
@@ -131,7 +127,7 @@ class _Search:
         )
         by_kind, ends = starts[np.argsort(kinds, kind="stable")], np.cumsum(counts)
         first = starts[first]
-        most = gain(windows.code[first], windows.copies[first], counts)
+        most = gain(windows.code[first], windows.copies[first], counts, self._byte_price)
         best, tried = (0.0, length, tuple[int, ...]()), 0
         for kind in np.lexsort((first, windows.elements[first], -most)).tolist():
             if most[kind] <= -best[0] or tried == _MOST_TRIED:
@@ -141,7 +137,7 @@ class _Search:
                 continue
             apart, tried = _apart(by_kind[ends[kind] - counts[kind] : ends[kind]].tolist(), length), tried + 1
             copied = self._flow.copied(apart, length).tolist()
-            gained = self._gain_of(self._flow.work(apart[0], length), copied, len(apart))
+            gained = gain_of(self._flow.work(apart[0], length), copied, len(apart), self._byte_price)
             if gained <= 0:
                 self._refused.add(key)
             elif gained > -best[0]:

@@ -24,7 +24,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
-def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> tuple[int, int]:
+def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering, byte_price: float) -> tuple[int, int]:
     """The cost of a pipeline, with the memory of arguments that it does not read.
 
     Args:
@@ -32,13 +32,15 @@ def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering)
         number: which of its equations is the pipeline.
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Returns:
         Bytes of its fullest tile, and its cycles.
     """
     eqn = jaxpr.jaxpr.eqns[number]
-    staged = staged_pipeline(eqn, target)
-    graph, prog, behind = Graph(target), ProgramSequence(), ProgramSequence()
+    staged = staged_pipeline(eqn, target, byte_price)
+    graph = Graph(target, byte_price_cycles=byte_price)
+    prog, behind = ProgramSequence(), ProgramSequence()
     ipus = Ipus(graph, make)
     for var, ipu in beside(jaxpr, number, staged.span()):
         held = _variable(graph, var, "beside")

@@ -47,7 +47,8 @@ def lower_staged(
         ArgumentError: for stages that make no sense, or more of them than IPUs.
     """
     num_ipus = graph.target.num_ipus
-    cut = {n: staged_pipeline(eqn, graph.target) for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)}
+    eqns, price = jaxpr.jaxpr.eqns, graph.byte_price_cycles
+    cut = {n: staged_pipeline(eqn, graph.target, price) for n, eqn in enumerate(eqns) if is_staged(eqn)}
     placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
     _check_fits(jaxpr, placed, num_ipus)
     body, sources = fuse_equations(jaxpr.jaxpr, fuser(), placed)

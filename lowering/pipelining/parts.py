@@ -21,6 +21,7 @@ from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,15 @@ class StagePart:
         return self.task[0]
 
 
-def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[StagePart, ...]:
+def stage_parts(
+    partition: Partition, split: Collection[int] = (), byte_price: float = BYTE_PRICE_CYCLES
+) -> tuple[StagePart, ...]:
     """The parts of a partition, those without equations too.
 
     Args:
         partition: the partition.
         split: stages whose parameter gradients are tasks of their own.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Returns:
         The parts, in an order in which they can run one after the other.
@@ -56,7 +60,7 @@ def stage_parts(partition: Partition, split: Collection[int] = ()) -> tuple[Stag
     eqns = [_with_views(part, maker) for part in parts]
     reads = [_reads(each) for each in eqns]
     needed = {var for each in reads for var in each} | _wanted(partition)
-    jaxprs, outline = [], outliner()
+    jaxprs, outline = [], outliner(byte_price)
     for part, each, read in zip(parts, eqns, reads, strict=True):
         own = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
         jaxprs.append(outline(closed(_jaxpr(partition, read, own, each))).jaxpr)

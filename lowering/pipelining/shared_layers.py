@@ -22,13 +22,14 @@ from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
 _NAME = "layer"
 
 
-def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var]) -> CutJaxpr:
+def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var], byte_price: float) -> CutJaxpr:
     """Makes functions of the bodies of loops that an IPU runs several shards of.
 
     Args:
         found: a micro-batch in shards, its equations named after stages.
         ipus: the IPU of each stage.
         same: the variables that are the same for all micro-batches.
+        byte_price: cycles that a byte on the fullest tile is worth.
     """
     pairs = zip(found.jaxpr.eqns, found.sources, strict=True)
     places = [_loop_and_ipu(eqn, source, ipus) for eqn, source in pairs]
@@ -37,7 +38,7 @@ def share_layers(found: CutJaxpr, ipus: Sequence[int], same: Collection[Var]) ->
     eqns = []
     for eqn, place in zip(found.jaxpr.eqns, places, strict=True):
         if place is not None and place[0] in several:
-            body = bodies.setdefault(place[0], _calling(eqn, same, several[place[0]]))
+            body = bodies.setdefault(place[0], _calling(eqn, same, several[place[0]], byte_price))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
         eqns.append(eqn)
     return replace(found, jaxpr=ClosedJaxpr(found.jaxpr.jaxpr.replace(eqns=eqns), found.jaxpr.consts))
@@ -51,14 +52,14 @@ def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> 
     return source.number, ipus[stage]
 
 
-def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int) -> ClosedJaxpr:
+def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_price: float) -> ClosedJaxpr:
     """The body of a loop, as a function that is called, if that pays."""
     body: ClosedJaxpr = eqn.params["jaxpr"]
     consts = eqn.invars[: eqn.params["num_consts"]]
     is_fixed = [isinstance(atom, Literal) or atom in same for atom in consts]
     fixed = (*is_fixed, *(False for _ in body.jaxpr.invars[len(consts) :]))
     copied = [var for var, stays in zip(body.jaxpr.invars, fixed, strict=True) if not stays] + body.jaxpr.outvars
-    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls) <= 0:
+    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls, byte_price) <= 0:
         return body
     invars = [Var(var.aval) for var in body.jaxpr.invars]
     outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]

@@ -75,7 +75,7 @@ class Work:
         return {(source.number, source.first): segment for source, segment in pairs if source is not None}
 
 
-def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLowering) -> Work:
+def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLowering, byte_price: float) -> Work:
     """Numbers the forward equations of a micro-batch, and finds what they cost.
 
     Args:
@@ -83,6 +83,7 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLo
         spec: how micro-batches go through it.
         target: one IPU.
         make: makes what lowers equations into a graph.
+        byte_price: cycles that a byte on the fullest tile is worth.
     """
     whole = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     loops = layer_loops(whole.jaxpr, spec)
@@ -98,7 +99,7 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLo
         shards,
         cut_spec,
         segments,
-        *_cycles(shards, segments, is_same, num_segments, target, make),
+        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_price_cycles=byte_price), make),
         _crossing(body.eqns, segments, num_segments),
         _parameters(body.invars, body.eqns, segments, roles),
         _residuals(_kept(body.eqns, segments, is_same), num_segments),
@@ -111,11 +112,11 @@ def _cycles(
     segments: Sequence[int],
     is_same: Sequence[bool],
     num_segments: int,
-    target: Target,
+    graph: Graph,
     make: MakeLowering,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Cycles of each segment on one IPU: forward, backward, of keeping and of reading what is kept."""
-    graph, jaxpr, body = Graph(target), shards.jaxpr, shards.jaxpr.jaxpr
+    """Cycles of each segment in a graph of one IPU: forward, backward, of keeping and of reading what is kept."""
+    jaxpr, body = shards.jaxpr, shards.jaxpr.jaxpr
     lowering = make(graph, {})
     env = {var: graph.add_variable(var.aval.shape, var.aval.dtype, "operand") for var in body.invars}
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):

@@ -44,7 +44,9 @@ Cuts = tuple[int, ...]  # the first segment of each stage but the first
 LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
-def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole) -> CutJaxpr:
+def find_stages(
+    jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole, byte_price: float
+) -> CutJaxpr:
     """Finds stages for the pipelines that have none.
 
     Args:
@@ -52,13 +54,14 @@ def find_stages(jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: L
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
         whole: lowers what is compiled, with arguments and results in shards.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Raises:
         ArgumentError: for stages that make no sense, or none to be found.
     """
     found = uncut(jaxpr)
     while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
-        search, outer = Search(found.jaxpr, waiting[0], target, make), found
+        search, outer = Search(found.jaxpr, waiting[0], target, make, byte_price), found
 
         def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return whole(_composed(outer, inner))
@@ -81,10 +84,12 @@ class Search:
         number: which of its equations is the pipeline.
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
+        byte_price: cycles that a byte on the fullest tile is worth.
     """
 
-    def __init__(self, jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering) -> None:
+    def __init__(self, jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering, byte_price: float) -> None:
         self._jaxpr, self._number, self._target, self._make = jaxpr, number, target, make
+        self._byte_price = byte_price
         self._eqn = jaxpr.jaxpr.eqns[number]
         self._spec: PipelineSpec = self._eqn.params["spec"]
         micro_batch = micro_batch_of(self._eqn)
@@ -95,7 +100,7 @@ class Search:
                 expected="either stages=... or ipu.stage(i)",
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
             )
-        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make)
+        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make, byte_price)
         self._rewritten: dict[Cuts, CutJaxpr] = {}
         self._charges: dict[Cuts, tuple[int, int]] = {}
         self._places = places(self.work)
@@ -108,7 +113,8 @@ class Search:
             found, spec = named(self.work, cuts), self._spec
             plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._target)
             same = same_values(found.jaxpr.jaxpr, spec_of_shards(spec, found))
-            found = share_layers(found, ipus_of_stages(self._eqn, plan, self._target.num_ipus), same)
+            ipus = ipus_of_stages(self._eqn, plan, self._target.num_ipus)
+            found = share_layers(found, ipus, same, self._byte_price)
             self._rewritten[cuts] = _around(self._jaxpr, self._number, replacement(self._eqn, found))
         return self._rewritten[cuts]
 
@@ -121,7 +127,8 @@ class Search:
         """Bytes of its fullest tile, and its cycles."""
         if cuts not in self._charges:
             jaxpr = self.rewritten(cuts).jaxpr
-            self._charges[cuts] = charged(jaxpr, self._place_in(jaxpr), self._target, self._make)
+            place = self._place_in(jaxpr)
+            self._charges[cuts] = charged(jaxpr, place, self._target, self._make, self._byte_price)
         return self._charges[cuts]
 
     def _place_in(self, jaxpr: ClosedJaxpr) -> int:

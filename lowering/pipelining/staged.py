@@ -20,6 +20,7 @@ from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, default_schedule, schedule_plan
 from ipujax.runtime.errors import ArgumentError, raised_at
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target import Target
 
 
@@ -109,12 +110,13 @@ def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target)
     return schedule_plan(schedule, num_stages, count, training)
 
 
-def staged_pipeline(eqn: JaxprEqn, target: Target) -> StagedPipeline:
+def staged_pipeline(eqn: JaxprEqn, target: Target, byte_price: float = BYTE_PRICE_CYCLES) -> StagedPipeline:
     """Partitions and schedules a pipeline, and maps its stages to IPUs.
 
     Args:
         eqn: its equation; those of its micro-batch are named after stages.
         target: the machine of one replica.
+        byte_price: cycles that a byte on the fullest tile is worth.
 
     Raises:
         ArgumentError: for stages that make no sense, a schedule that does not work for so many micro-batches, or more
@@ -127,7 +129,7 @@ def staged_pipeline(eqn: JaxprEqn, target: Target) -> StagedPipeline:
         plan = plan_of(spec, cut.num_stages, cut.training, target)
     ipus = ipus_of_stages(eqn, plan, target.num_ipus, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
-    return StagedPipeline(spec, cut, stage_parts(cut, split), plan, ipus)
+    return StagedPipeline(spec, cut, stage_parts(cut, split, byte_price), plan, ipus)
 
 
 def ipus_of_stages(

@@ -121,7 +121,9 @@ def convolution(
     spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w))
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
-    plan = _chosen(plan, graph.target, available_memory_proportion, *operands, params, tuple(windows))
+    plan = _chosen(
+        plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_price_cycles
+    )
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, x, w, _Planned(plan, params, tuple(windows)), prog, name).reshape(out_shape)
 
@@ -135,6 +137,7 @@ def _chosen(
     rhs: Operand,
     params: ConvParams,
     windows: tuple[Window, ...],
+    byte_price: float,
 ) -> Plan:
     """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
 
@@ -142,7 +145,7 @@ def _chosen(
         x, w = tensors
         return _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
 
-    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target)
+    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target, byte_price)
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:

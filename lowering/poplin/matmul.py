@@ -92,14 +92,18 @@ def matmul(
         available_memory_proportion=available_memory_proportion,
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
-    plan = _chosen(plan, operands, graph.target, available_memory_proportion)
+    plan = _chosen(plan, operands, graph.target, available_memory_proportion, graph.byte_price_cycles)
     report_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 
 @remembered
 def _chosen(
-    plan: Plan, operands: tuple[Operand, ...], target: Target, available_memory_proportion: float | None
+    plan: Plan,
+    operands: tuple[Operand, ...],
+    target: Target,
+    available_memory_proportion: float | None,
+    byte_price: float,
 ) -> Plan:
     """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
     plans = list(contenders(plan, target, available_memory_proportion))
@@ -111,7 +115,7 @@ def _chosen(
         a, b = tensors
         return _in_steps(graph, a, b, plan, None, prog, "trial")
 
-    return cheapest(plans, operands, add, target)
+    return cheapest(plans, operands, add, target, byte_price)
 
 
 def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:

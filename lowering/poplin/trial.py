@@ -55,7 +55,7 @@ class Operand:
         return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
 
 
-def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, target: Target) -> Plan:
+def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, target: Target, byte_price: float) -> Plan:
     """The plan that is charged least cycles, the first of equals.
 
     Args:
@@ -63,10 +63,11 @@ def cheapest(plans: Sequence[Plan], operands: Sequence[Operand], add: Add, targe
         operands: the operands.
         add: adds the operation by a plan to a graph and a program.
         target: the machine.
+        byte_price: cycles that a byte of exchange code on the fullest tile is worth.
     """
 
     def charge(plan: Plan) -> int:
-        graph = Graph(target)
+        graph = Graph(target, byte_price_cycles=byte_price)
         tensors = [operand.add_to(graph) for operand in operands]
         return charged_price(graph, lambda scratch, prog: add(scratch, tensors, plan, prog))
 

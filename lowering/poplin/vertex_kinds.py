@@ -91,7 +91,7 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
-    """The multiples in which each dimension is split; with `in_groups` output channels as they are kept, if they are."""
+    """The multiples in which each dimension is split; with `in_groups` output channels in whole groups."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
     outs = GROUP_CHANNELS if in_groups and extents.out_channels % GROUP_CHANNELS == 0 else 1

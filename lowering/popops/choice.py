@@ -15,7 +15,7 @@ from ipujax.lowering.popops.blocks import follow, nowhere
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil import BYTE_PRICE_CYCLES, Grids, charged_price, even_grids, least_charged, view_digits
+from ipujax.lowering.poputil import Grids, charged_price, even_grids, least_charged, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -67,13 +67,13 @@ def choose(
     followed = {n: follow(graph, x, work.fields[n], shape, order) for n, x in zip(read, operands, strict=True)}
     by_estimate = work.is_exact or "elsewhere" in work.sources
     few = 1 if by_estimate else _MOST_TRIALS
-    grids, numbers, cycles = _ranked(shape, order, work, graph.target, after, few)
+    grids, numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_price_cycles, after, few)
     candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
     is_exact = [by_estimate] * len(candidates)
     for placement in dict.fromkeys(p for p in followed.values() if p is not None):
         at_home = work.with_free([n for n, own in followed.items() if own is placement])
         candidates.append(placement)
-        bounds.append(estimated_cycles(placement, at_home, after, graph.target))
+        bounds.append(estimated_cycles(placement, at_home, after, graph))
         is_exact.append(by_estimate or at_home.is_exact)
     return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
 
@@ -88,12 +88,13 @@ def _ranked(
     order: tuple[int, ...],
     work: Work,
     target: Target,
+    byte_price: float,
     after: After | None,
     few: int,
 ) -> tuple[Grids, tuple[int, ...], tuple[float, ...]]:
     """The cheapest grids by estimate: of equals that with the smallest blocks worth a tile, then of fewest tiles."""
     grids = even_grids(shape, order, target.tiles_per_ipu)
-    cycles = _cycles(work, grids, after, target) + _crowding(work, grids, target)
+    cycles = _cycles(work, grids, after, target, byte_price) + _crowding(work, grids, target)
     tiles, block_bytes = np.prod(grids.blocks, axis=0), _block_bytes(work, grids)
     first = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:few]
     return grids, tuple(int(n) for n in first), tuple(float(cycles[n]) for n in first)
@@ -107,9 +108,9 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
     return total
 
 
-def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np.ndarray:
+def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_price: float) -> np.ndarray:
     """Cycles of an operation with what follows; infinite for grids that are dearer than another without that."""
-    cycles = work.cycles(grids, target) + _piece_cycles(work, grids, target)
+    cycles = work.cycles(grids, target) + _piece_cycles(work, grids, target, byte_price)
     if after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
@@ -122,13 +123,13 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target) -> np
     return total
 
 
-def _piece_cycles(work: Work, grids: Grids, target: Target) -> np.ndarray:
+def _piece_cycles(work: Work, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
     """What the code that moves operands and results in pieces is worth, of a result as if its reader took one block."""
     runs = np.zeros(grids.blocks.shape[1:])
     for spans, field, source in zip(work.fields, work.codelet.fields, work.sources, strict=True):
         if field.is_written or source == "elsewhere":
             runs = runs + fewest_runs(spans, grids.lengths)
-    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES * BYTE_PRICE_CYCLES
+    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES * byte_price
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
@@ -153,9 +154,9 @@ def grid_of(placement: Blocked) -> Grids:
     return Grids(placement.shape, blocks, longest)
 
 
-def estimated_cycles(placement: Blocked, work: Work, after: After | None, target: Target) -> float:
+def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph: Graph) -> float:
     """Cycles on one placement; the boxes of one tile are worked on one after the other."""
-    grid = grid_of(placement)
-    cycles = _cycles(work, grid, after, target) + _crowding(work, grid, target)
+    grid, target = grid_of(placement), graph.target
+    cycles = _cycles(work, grid, after, target, graph.byte_price_cycles) + _crowding(work, grid, target)
     more_boxes = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(grid.lengths, target))[0])

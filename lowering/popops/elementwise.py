@@ -21,7 +21,6 @@ from ipujax.lowering.popops.blocks import place_operand, row_boxes
 from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freeze, kernel_codelet, thawed
 from ipujax.lowering.popops.work import spans
 from ipujax.lowering.poputil import (
-    BYTE_PRICE_CYCLES,
     MemoryOrder,
     layout_like,
     linear_mapping,
@@ -316,7 +315,7 @@ def _exchange_price(
             receiving, fragments = receiving + cycles, fragments + moved.fragments
     code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
     startup = target.exchange_startup_cycles if receiving.any() else 0
-    return startup + float(receiving.max()) + BYTE_PRICE_CYCLES * code_bytes
+    return startup + float(receiving.max()) + graph.byte_price_cycles * code_bytes
 
 
 class _Spread(NamedTuple):

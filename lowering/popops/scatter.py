@@ -167,7 +167,7 @@ class _Form:
         target = graph.target
         return ScatterPlan(
             lambda graph, prog: self._add(graph, prog, placement),
-            estimated_cycles(placement, work, after, target),
+            estimated_cycles(placement, work, after, graph),
             work.is_exact and boxes == 1 and after.table != "elsewhere",
             boxes * int(after.needed_bytes(grid)[0]),
             boxes * int(after.block_bytes(grid)[-3:-1].sum()),

@@ -27,7 +27,6 @@ from ipujax.lowering.poputil.memory_order import (
     variable_like as variable_like,
 )
 from ipujax.lowering.poputil.trial import (
-    BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
     charged_cycles as charged_cycles,
     charged_price as charged_price,
     least_charged as least_charged,

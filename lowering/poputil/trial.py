@@ -14,8 +14,6 @@ from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
 
-BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth, of data or of code
-
 Candidate = TypeVar("Candidate")
 
 
@@ -34,11 +32,11 @@ def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object])
     scratch, prog = _tried(graph, add)
     costs = leaf_costs(scratch, prog)
     code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
-    return program_cycles(scratch, prog, costs=costs) + int(BYTE_PRICE_CYCLES * code_bytes)
+    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_price_cycles * code_bytes)
 
 
 def _tried(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:
-    scratch, prog = Graph(graph.target), ProgramSequence()
+    scratch, prog = Graph(graph.target, byte_price_cycles=graph.byte_price_cycles), ProgramSequence()
     scratch.mappings = dict(graph.mappings)
     add(scratch, prog)
     return scratch, prog

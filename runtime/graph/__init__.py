@@ -7,6 +7,7 @@ from ipujax.runtime.graph.codelet import (
     Field as Field,
 )
 from ipujax.runtime.graph.graph import (
+    BYTE_PRICE_CYCLES as BYTE_PRICE_CYCLES,
     Graph as Graph,
     UnmetBound as UnmetBound,
     check_group as check_group,

@@ -21,6 +21,8 @@ from ipujax.runtime.graph.vertex_group import VertexGroup
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
+BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth to planners, of data or of code, unless chosen
+
 
 @remembered
 def of_replicas(target: Target, replicas: int) -> Target:
@@ -34,6 +36,7 @@ class Graph:
     Args:
         target: the machine the graph is built for; that of one replica where there are several.
         replication_factor: how many replicas run the graph, each on IPUs of its own.
+        byte_price_cycles: what a byte on the fullest tile is worth to planners.
 
     Attributes:
         fallbacks: the primitive of each compute set that runs one as a single vertex.
@@ -43,8 +46,11 @@ class Graph:
 
     maps_automatically = True  # whether operations may place what has no tile mapping yet
 
-    def __init__(self, target: Target, replication_factor: int = 1) -> None:
+    def __init__(
+        self, target: Target, replication_factor: int = 1, byte_price_cycles: float = BYTE_PRICE_CYCLES
+    ) -> None:
         self.target, self.replication_factor = target, replication_factor
+        self.byte_price_cycles = byte_price_cycles
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}

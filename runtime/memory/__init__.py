@@ -9,7 +9,11 @@ from ipujax.runtime.memory.always_live import (
 )
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, changes as changes
-from ipujax.runtime.memory.out_of_memory import check_memory as check_memory
+from ipujax.runtime.memory.out_of_memory import (
+    check_memory as check_memory,
+    fits as fits,
+    least_bytes as least_bytes,
+)
 from ipujax.runtime.memory.report import (
     LiveItem as LiveItem,
     MemoryReport as MemoryReport,

@@ -7,7 +7,7 @@ Limits: what scales with the batch is not known here; all that is computed is ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,11 +19,28 @@ from ipujax.runtime.tensor import Origin, is_key_dtype
 _LISTED = 5  # largest things on the worst tile, and worst tiles
 
 
-def check_memory(report: MemoryReport) -> None:
+def least_bytes(report: MemoryReport) -> np.ndarray:
+    """Bytes that each tile needs at least, found without packing, int64[num_tiles]."""
+    return np.asarray(report.occupancy.peak(None).total + sum(report.fixed.values()), np.int64)
+
+
+def fits(report: MemoryReport) -> bool:
+    """Whether a program fits; nothing is packed to find out that it does not where its peak is too much already.
+
+    Args:
+        report: what every tile needs.
+    """
+    least = {"memory": least_bytes(report), "memory for code": report.code_bytes}
+    return all((least[kind] <= limit).all() for kind, limit in report.limits.items()) and not report.lacking()
+
+
+def check_memory(report: MemoryReport, prices: Sequence[float] = (), price: float = 0) -> None:
     """Refuses a program that does not fit.
 
     Args:
         report: what every tile needs.
+        prices: cycles of a byte at which it was planned, and did not fit either, if there are several.
+        price: the one of them that the report is of.
 
     Raises:
         TileMemoryError: naming the worst tiles, how many bytes they lack, what is largest there and when.
@@ -38,15 +55,20 @@ def check_memory(report: MemoryReport) -> None:
     if kind == "memory for code":
         items = tuple(item for item in items if item.category in CODE)
     when = "" if kind == "memory for code" else f", while running {step}"
+    code = int(report.code_bytes[worst])
     lines = [
         f"out of {kind} on {np.count_nonzero(short):,} of {len(short):,} tiles, worst on tile {worst}, "
         f"by {short[worst]:,} bytes{when}",
+        f"  data and code on that tile: {int(report.tile_bytes[worst]) - code:,} and {code:,} bytes",
         "  largest on that tile:",
         *(f"    {item}" for item in items[:_LISTED]),
     ]
     others = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
     if others:
         lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in others))
+    if prices:
+        tried = ", ".join(f"{each:g}" for each in prices)
+        lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")
     helps = _for_code(report) if kind == "memory for code" else _for_memory(report, worst, items, int(short[worst]))
     settings = [f"{name}={value}" for name, value in _settings(report, lacking)]
     raise TileMemoryError(

@@ -124,6 +124,33 @@ class Figures:
         return float(self.target.seconds(self.cycles))
 
     @property
+    def byte_prices(self) -> tuple[float, ...]:
+        """What a byte on the fullest tile was worth to planners, in cycles, one after the other until it fitted."""
+        return self.executable.byte_prices
+
+    @property
+    def byte_price(self) -> float:
+        """The last of them, of which the program is."""
+        return self.byte_prices[-1]
+
+    @property
+    def byte_price_cost_cycles(self) -> int:
+        """Cycles of a run beyond those at the first of them.
+
+        Raises:
+            ProfileError: a loop whose trip count is data and is in no option.
+        """
+        cost = self._byte_price_cost_cycles
+        if cost is None:
+            what = "what the price of a byte costs depends on trip counts that are data"
+            raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
+        return cost
+
+    @property
+    def _byte_price_cost_cycles(self) -> int | None:
+        return self.executable.byte_price_cost_cycles
+
+    @property
     def phase_cycles(self) -> dict[str, int]:
         """Cycles of each phase of the critical IPU; they add up to `cycles`."""
         return self.timeline.phase_cycles()

@@ -32,6 +32,7 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
     return {
         "target": _target(executable),
         "optimizationInfo": optimization_info(executable),
+        "bytePrice": _byte_price(executable),
         "graph": graph_counts(executable, ids),
         "vertexTypes": {"names": types, "sizes": [sizes.get(name, 0) for name in types]},
         "computeSets": _compute_sets(ids, types, target),
@@ -52,6 +53,12 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
 def optimization_info(executable: Executable) -> dict[str, float]:
     """What compilation measured of itself: seconds of each of its passes."""
     return {f"{name}Seconds": float(seconds) for name, seconds in executable.timings.items()}
+
+
+def _byte_price(executable: Executable) -> Json:
+    """Prices of a byte in cycles, of which the last is taken, and what it costs, if that is known."""
+    cost = executable.byte_price_cost_cycles
+    return {"tried": list(executable.byte_prices), **({} if cost is None else {"costCycles": cost})}
 
 
 def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:

@@ -42,7 +42,8 @@ def saved_data(figures: Figures) -> Json:
 
 _LISTS = ("fallbacks", "emulated", "unmet_bounds")
 _RUN = ("cycles", "critical_ipu", "phase_cycles", "total_worker_cycles", "tile_cycles", "tile_balance")
-_ANSWERS = ("memory", *_LISTS, "graph_counts", "optimization_info", "vertex_type_bytes", "compute_set_vertices")
+_GRAPH = ("byte_prices", "graph_counts", "optimization_info", "vertex_type_bytes", "compute_set_vertices")
+_ANSWERS = ("memory", *_LISTS, *_GRAPH)
 
 
 def _rows(rows: Iterable[Any]) -> list[Json]:
@@ -149,6 +150,16 @@ class SavedFigures(Figures):
     def memory(self) -> MemoryReport:
         """As `Figures.memory`; of other tiles than the fullest it is not known what they hold."""
         return SavedMemory(self.target, self._data["memory"])
+
+    @property
+    def byte_prices(self) -> tuple[float, ...]:
+        """As `Figures.byte_prices`."""
+        return tuple(self._data["graph"]["bytePrice"]["tried"])
+
+    @property
+    def _byte_price_cost_cycles(self) -> int | None:
+        cost: int | None = self._data["graph"]["bytePrice"].get("costCycles")
+        return cost
 
     @property
     def cycles(self) -> int:

@@ -178,12 +178,24 @@ def memory_totals(profile: Figures) -> str:
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
         ("Peak at", memory.peak_step),
     ]
+    if len(profile.byte_prices) > 1:
+        rows.append(("Price of a byte", _byte_price(profile)))
     lacking = np.flatnonzero(over)
     if len(lacking):
         most = lacking[np.argsort(-over[lacking], kind="stable")][:_WORST]
         fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in most)
         rows.append(("Out of memory", f"{len(lacking):,} tile{'s' if len(lacking) > 1 else ''}, worst {fullest}"))
     return table("Memory", rows)
+
+
+def _byte_price(profile: Figures) -> str:
+    """The price at which the program fits, and what it costs."""
+    first = profile.byte_prices[0]
+    try:
+        cost = f"{profile.byte_price_cost_cycles:+,} cycles"
+    except ProfileError:
+        cost = "cycles depend on trip counts"
+    return f"{profile.byte_price:g} cycles; at {first:g} it does not fit ({cost} since)"
 
 
 def memory_by_category(profile: Figures) -> str:

@@ -469,6 +469,10 @@ def test_out_of_memory_allowed() -> None:
             ipu.ArgumentError,
             r"Options.partials(.|\n)*'float32', 'float16' or None",
         ),
+        *(
+            (lambda price=price: ipu.Options(byte_price=price), ipu.ArgumentError, rf"byte_price(.|\n)*got: {price!r}")
+            for price in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
+        ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
         (
             lambda: ipu.jit(add, DEVICE),

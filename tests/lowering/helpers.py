@@ -17,6 +17,7 @@ import pytest
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.passes import ready
+from ipujax.lowering.passes.function_call import gain
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
@@ -131,7 +132,9 @@ def check(
 
 def price_bytes(monkeypatch: pytest.MonkeyPatch, price: float) -> None:
     """Sets how many cycles a byte of code is worth where functions save some."""
-    monkeypatch.setattr(importlib.import_module("ipujax.lowering.passes.function_call"), "BYTE_PRICE_CYCLES", price)
+    for name in ("function_call", "repeats"):
+        module = importlib.import_module(f"ipujax.lowering.passes.{name}")
+        monkeypatch.setattr(module, "gain", lambda code, copies, calls, byte_price: gain(code, copies, calls, price))
 
 
 def share_all(monkeypatch: pytest.MonkeyPatch) -> None:

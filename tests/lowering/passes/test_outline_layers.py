@@ -166,11 +166,9 @@ def test_time_grows_with_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -
 
 _PROGRAM = """
 from tests.lowering.passes.test_outline_layers import run_passes, training
-from ipujax.lowering.passes import function_call
 import jax
-function_call.BYTE_PRICE_CYCLES = 8
 step, args = training("attention", 3)
-print(run_passes(jax.jit(step).trace(*args).jaxpr)["outline"])
+print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_price=8)["outline"])
 """
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.stage_search import Search
 from ipujax.lowering.rules.equations import Lowering
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target.target import Target
 from tests.lowering.helpers import passed
 
@@ -14,4 +15,4 @@ from tests.lowering.helpers import passed
 def search_of(fun: Any, args: Any, target: Target, make: Any = Lowering) -> Search:
     jaxpr = passed(fun, *args)
     (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return Search(jaxpr, number, target, make)
+    return Search(jaxpr, number, target, make, BYTE_PRICE_CYCLES)

@@ -1,0 +1,277 @@
+"""`ipu.Options(byte_price=…)`: a program that does not fit is planned at higher prices of a byte, until it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+from ipujax import byte_price
+from ipujax.byte_price import BYTE_PRICES
+from ipujax.runtime.graph import Call, distinct
+from ipujax.runtime.memory import check_memory
+
+FIRST = BYTE_PRICES[0]
+WIDTH, ROWS, LAYERS = 24, 8, 8
+
+
+def layers(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+    for w in weights:
+        h = jnp.tanh(x @ w)
+        x = jax.nn.softmax(x + jnp.sin(h @ w) * 2, -1)
+    return x
+
+
+def arguments(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(LAYERS)]
+    return weights, rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def device(bytes_per_tile: int) -> ipu.IPUModel:
+    return ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
+
+
+def at_price(bytes_per_tile: int, price: float, fun: Any = layers) -> ipu.Profile:
+    """The profile at a price, whether it fits or not."""
+    options = ipu.Options(allow_out_of_memory=True, byte_price=price)
+    return ipu.jit(fun, device=device(bytes_per_tile), options=options).lower(*arguments()).compile().profile
+
+
+def fits(profile: ipu.Profile) -> bool:
+    return not profile.memory.lacking()
+
+
+@cache
+def climb() -> tuple[int, float]:
+    """The memory of a tile in which the layers fit at a higher price only, and the first such price."""
+    for bytes_per_tile in range(42_000, 20_000, -500):
+        if not fits(at_price(bytes_per_tile, FIRST)):
+            for price in BYTE_PRICES[1:]:
+                if fits(at_price(bytes_per_tile, price)):
+                    return bytes_per_tile, price
+    raise AssertionError("choose other layers: a price changes nothing")
+
+
+def fitting(**options: Any) -> Any:
+    return ipu.jit(layers, device=device(climb()[0]), options=ipu.Options(**options))
+
+
+def test_the_price_climbs_until_the_program_fits() -> None:
+    bytes_per_tile, price = climb()
+    lowered = fitting().lower(*arguments())
+    compiled = lowered.compile()
+    profile, first, same = compiled.profile, at_price(bytes_per_tile, FIRST), at_price(bytes_per_tile, price)
+    assert fits(profile) and profile.byte_price == price
+    assert profile.byte_prices == BYTE_PRICES[: BYTE_PRICES.index(price) + 1]
+    assert profile.cycles == same.cycles and profile.memory.tile_bytes.tolist() == same.memory.tile_bytes.tolist()
+    assert profile.byte_price_cost_cycles == profile.cycles - first.cycles != 0
+    assert f"Price of a byte: {price:g} cycles" in " ".join(profile.summary().split())
+    assert lowered.graph.byte_price_cycles == FIRST and compiled.lowered.graph.byte_price_cycles == price
+    assert "prices" in compiled.timings
+
+
+def test_the_numbers_are_those_of_plain_jax() -> None:
+    args = arguments()
+    expected = jax.jit(layers)(*args)
+    np.testing.assert_allclose(fitting()(*args), expected, rtol=1e-4)
+    np.testing.assert_array_equal(fitting()(*args), fitting().lower(*args).compile()(*args))
+    outs, profile = fitting().lower(*args).compile().profile_call(*args)
+    np.testing.assert_allclose(outs, expected, rtol=1e-4)
+    assert profile.byte_price == climb()[1]
+
+
+@pytest.fixture
+def climbs_to_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program is said to fit from the price 4 on."""
+    monkeypatch.setattr(byte_price, "fits", lambda report: report.occupancy.graph.byte_price_cycles >= 4)
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_an_exception_of_a_callback_comes_back() -> None:
+    """Of the program that is run, not of the one at the first price."""
+
+    def refuse(x: np.ndarray) -> None:
+        raise KeyError("mine")
+
+    def calling(x: jax.Array) -> jax.Array:
+        jax.debug.callback(refuse, x[0, 0])
+        return x * 2
+
+    fun, x = ipu.jit(calling, device=device(600_000)), arguments()[1]
+    for run in (fun, fun.lower(x).compile()):
+        with pytest.raises(KeyError, match="mine"):
+            run(x)
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_donated_state_of_replicas() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x + jax.lax.pmean(y, "replica").sum(0), (y**2).sum()[None]
+
+    machine = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    settings = {"in_specs": (P(), P("replica")), "out_specs": (P(), P("replica")), "donate_argnums": 0}
+    fun = ipu.jit(step, device=machine, replicas=2, **settings)  # type: ignore[call-overload]
+    x, y = jnp.arange(3.0), jnp.arange(12.0).reshape(4, 3)
+    assert fun.lower(x, y).compile().profile.byte_prices == BYTE_PRICES[:4]
+    new, squares = fun(x, y)
+    np.testing.assert_allclose(new, jnp.arange(3.0) + y.sum(0) / 2)
+    np.testing.assert_allclose(squares, (y**2).reshape(2, -1).sum(1))
+    assert x.is_deleted()
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_pipelines_are_those_of_the_program_that_runs() -> None:
+    def model(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        with ipu.stage(0):
+            x = jnp.tanh(x @ weights[0])
+        with ipu.stage(1):
+            return (x @ weights[1]).var()
+
+    machine, (weights, x) = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), arguments()
+    piped = ipu.pipeline(jax.value_and_grad(model), micro_batches=4)
+    compiled = ipu.jit(piped, device=machine).lower(weights[:2], x).compile()
+    assert compiled.profile.byte_price == 4
+    (run,) = compiled.pipelines
+    assert set(run.tasks) <= {n.function for n in distinct(compiled.executable.program) if isinstance(n, Call)}
+    expected = jax.jit(piped)(weights[:2], x)
+    for got, want in zip(jax.tree.leaves(compiled(weights[:2], x)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_two_compilations_are_the_same() -> None:
+    ipu.clear_caches()
+    first = fitting().lower(*arguments()).compile().profile
+    ipu.clear_caches()
+    second = fitting().lower(*arguments()).compile().profile
+    graphs = first.graph(), second.graph()
+    for graph in graphs:
+        del graph["optimizationInfo"]  # seconds
+    assert graphs[0] == graphs[1] and first.execution() == second.execution()
+
+
+def test_a_given_price_stays() -> None:
+    with pytest.raises(ipu.TileMemoryError) as error:
+        fitting(byte_price=FIRST).lower(*arguments()).compile()
+    assert "planned with a byte worth" not in str(error.value)
+    profile = fitting(byte_price=climb()[1]).lower(*arguments()).compile().profile
+    assert profile.byte_prices == (climb()[1],) and profile.byte_price_cost_cycles == 0
+    assert "Price of a byte" not in profile.summary()
+
+
+def test_nothing_climbs_where_nothing_has_to_fit() -> None:
+    profile = fitting(allow_out_of_memory=True).lower(*arguments()).compile().profile
+    assert profile.byte_prices == (FIRST,) and not fits(profile)
+    roomy = ipu.jit(layers, device=device(600_000)).lower(*arguments()).compile().profile
+    assert roomy.byte_prices == (FIRST,) and roomy.byte_price_cost_cycles == 0
+
+
+def test_a_program_that_fits_at_no_price_says_so() -> None:
+    bytes_per_tile = 20_000
+    profiles = [at_price(bytes_per_tile, price) for price in BYTE_PRICES]
+    assert not any(map(fits, profiles))
+    sizes = [profile.memory.max_tile_bytes for profile in profiles]
+    best = sizes.index(min(sizes))
+    memory = profiles[best].memory
+    code = int(memory.code_bytes[memory.worst_tile])
+    with pytest.raises(ipu.TileMemoryError) as error:
+        ipu.jit(layers, device=device(bytes_per_tile)).lower(*arguments()).compile()
+    text = str(error.value)
+    assert f"worst on tile {memory.worst_tile}, by {min(sizes) - bytes_per_tile:,} bytes" in text
+    assert f"data and code on that tile: {min(sizes) - code:,} and {code:,} bytes" in text
+    tried = "planned with a byte worth 0.5, 1, 2, 4, 8, 16 cycles: its fullest tile is smallest at"
+    assert f"{tried} {BYTE_PRICES[best]:g}, as shown" in text
+
+
+def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+
+    class Report:
+        def __init__(self, least: int, size: int) -> None:
+            self.least, self.size = least, size
+
+        @property
+        def max_tile_bytes(self) -> int:
+            packed.append(self.least)
+            return self.size
+
+    monkeypatch.setattr(byte_price, "least_bytes", lambda report: np.array([0, report.least]))
+    for sizes, smallest, looked_at in (
+        ([(13, 13), (10, 12), (11, 11), (14, 15)], 2, [10, 11]),
+        ([(9, 12), (8, 12), (12, 12)], 0, [8, 9, 12]),
+        ([(5, 5)], 0, [5]),
+    ):
+        packed.clear()
+        assert byte_price._smallest([Report(*each) for each in sizes]) == smallest  # type: ignore[misc]
+        assert packed == looked_at
+
+
+def test_the_error_takes_less_time_than_the_compilation() -> None:
+    shapes = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 6, jax.ShapeDtypeStruct((256, 512), np.float32)
+    small = ipu.IPUModel(bytes_per_tile=20_000, interleaved_offset_bytes=10_000)
+    gradient = jax.grad(lambda weights, x: layers(weights, x).var())
+    start = process_time()
+    lowered = ipu.jit(gradient, device=small, options=ipu.Options(allow_out_of_memory=True)).lower(*shapes)
+    memory, compiled = lowered.compile().memory_analysis(), process_time()
+    with pytest.raises(ipu.TileMemoryError):
+        check_memory(memory)
+    assert process_time() - compiled < (compiled - start) / 2
+
+
+@pytest.mark.usefixtures("climbs_to_four")
+def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
+    def until(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 1e3, lambda x: x * 2, jnp.abs(x))
+
+    x = arguments()[1]
+    compiled = ipu.jit(until, device=device(600_000)).lower(x).compile()
+    compiled.profile.save(tmp_path / "saved")
+    for profile in (compiled.profile, compiled.profile_call(x)[1], ipu.Profile.load(tmp_path / "saved")):
+        assert profile.byte_price == 4 and "costCycles" not in profile.graph()["bytePrice"]
+        with pytest.raises(ipu.ProfileError, match="price of a byte costs depends on trip counts"):
+            print(profile.byte_price_cost_cycles)
+        assert "cycles depend on trip counts" in profile.summary()
+
+
+def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
+    before, after = at_price(*climb(), layers), fitting().lower(*arguments()).compile().profile
+    after.save(tmp_path / "after")
+    loaded = ipu.Profile.load(tmp_path / "after")
+    assert loaded.byte_prices == after.byte_prices and loaded.byte_price == after.byte_price
+    assert loaded.byte_price_cost_cycles == after.byte_price_cost_cycles and loaded.summary() == after.summary()
+    tried = {"tried": list(after.byte_prices), "costCycles": after.byte_price_cost_cycles}
+    assert loaded.graph()["bytePrice"] == tried
+    assert ipu.compare(before, loaded).totals["byte_price"] == (climb()[1], climb()[1])
+    first = at_price(climb()[0], FIRST)
+    assert "byte_price:" in str(ipu.compare(first, loaded)) and not ipu.compare(before, loaded).changes
+
+
+def test_what_is_remembered_depends_on_the_price() -> None:
+    def convolved(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        image, kernel = weights[0].reshape(1, 1, WIDTH, WIDTH), weights[1][:3, :6].reshape(2, 1, 3, 3)
+        return jax.lax.conv(image, kernel, (1, 1), "SAME").sum(1) @ weights[2] + x[:, weights[3].argmax(0)].mean()
+
+    def figures(price: float) -> tuple[int, list[int]]:
+        found = at_price(600_000, price, convolved)
+        return found.cycles, found.memory.tile_bytes.tolist()
+
+    prices, fresh = (0.0, FIRST, 1e4), []
+    for price in prices:
+        ipu.clear_caches()
+        fresh.append(figures(price))
+    assert fresh[0] != fresh[2] and fresh == [figures(price) for price in prices]
+
+
+def test_a_higher_price_reaches_every_planner() -> None:
+    """Functions, layouts and products: what each of them weighs is smaller, never larger, the more a byte is worth."""
+    code = [int(at_price(600_000, price).memory.code_bytes.max()) for price in (0, FIRST, 1e6)]
+    assert code == sorted(code, reverse=True) and code[0] > code[-1]
