@@ -4,7 +4,8 @@ What a product reads or makes, and what is combined with it element by element (
 of an optimiser), moves between tiles in fewer pieces if all of it is kept alike.
 
 Input: a jaxpr. Output: for each of its inputs whether it is one of these. Values are in one class if an equation maps
-elements of one to the same elements of the other, or hands one to a jaxpr inside as the other.
+elements of one to the same elements of the other, hands one to a jaxpr inside as the other, or transposes the matrices
+of one: both are then kept with their own columns in groups.
 Source of groups: poplibs `poplin/ConvUtil.cpp` (reference machine.md §3).
 Limits: a class ends at views, loops of unknown length and branches; nothing is weighed.
 """
@@ -37,7 +38,7 @@ class _Classes:
         return var
 
     def join(self, one: Atom, other: Atom) -> None:
-        if isinstance(one, Var) and isinstance(other, Var) and _matrix(one) == _matrix(other) is not None:
+        if isinstance(one, Var) and isinstance(other, Var):
             first, second = self.of(one), self.of(other)
             if first is not second:
                 self._towards[first] = second
@@ -67,7 +68,12 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
         elif eqn.primitive.name in _ELEMENTWISE:
             for out in eqn.outvars:
                 for atom in eqn.invars:
-                    classes.join(atom, out)
+                    if _matrix(atom) == _matrix(out):
+                        classes.join(atom, out)
+        elif eqn.primitive.name == "transpose":
+            (one,), (other,) = eqn.invars, eqn.outvars
+            if sorted(_matrix(one) or ()) == sorted(_matrix(other) or ()):
+                classes.join(one, other)
         for inner in jaxprs_in_params(eqn.params):
             inside: Jaxpr = getattr(inner, "jaxpr", inner)
             _hand_in(eqn, inside, classes)
@@ -79,7 +85,8 @@ def _hand_in(eqn: JaxprEqn, inside: Jaxpr, classes: _Classes) -> None:
     for given, own in ((eqn.invars, inside.invars), (eqn.outvars, inside.outvars)):
         if len(given) == len(own):
             for atom, var in zip(given, own, strict=True):
-                classes.join(atom, var)
+                if _matrix(atom) == _matrix(var):
+                    classes.join(atom, var)
 
 
 def _matrix(atom: Atom) -> tuple[int, ...] | None:

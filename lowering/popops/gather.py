@@ -51,7 +51,10 @@ Mode = lax.GatherScatterMode
 
 @dataclass(frozen=True, slots=True)
 class GatherSpec:
-    """Parameters of a gather: those of `lax.gather`, with slices whole along dimensions that are not indexed."""
+    """Parameters of a gather: those of `lax.gather`, with slices whole along dimensions that are not indexed.
+
+    `uncut` are dimensions of the table that are never cut.
+    """
 
     numbers: lax.GatherDimensionNumbers
     slice_sizes: tuple[int, ...]
@@ -61,6 +64,7 @@ class GatherSpec:
     unique_indices: bool
     table_shape: tuple[int, ...]
     out_rank: int
+    uncut: tuple[int, ...] = ()
 
     @property
     def indexed(self) -> tuple[int, ...]:
@@ -140,7 +144,8 @@ def gather(
         place_operand(graph, indices, index_spans, placement)
         return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
 
-    after, order = _After(table.dtype, rank), range(len(space))
+    uncut = {spec.kept_dims()[d] for d in spec.uncut}
+    after, order = _After(table.dtype, rank), [d for d in range(len(space)) if d not in uncut]
     return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after=after))
 
 

@@ -50,6 +50,7 @@ _KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
 class ScatterSpec:
     """Parameters of a scatter: the row of `SCATTERS`, the parameters of that function, and the shapes.
 
+    `uncut` are dimensions of the table that are never cut.
     `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
     """
 
@@ -62,6 +63,7 @@ class ScatterSpec:
     update_shape: tuple[int, ...]
     dtype: Any
     function: Any = None
+    uncut: tuple[int, ...] = ()
 
     @property
     def indexed(self) -> tuple[int, ...]:
@@ -89,7 +91,7 @@ class ScatterSpec:
         whole = [
             d
             for d, n in enumerate(self.table_shape)
-            if of_update[d] is not None and d not in self.indexed and sizes[d] == n
+            if of_update[d] is not None and d not in (*self.indexed, *self.uncut) and sizes[d] == n
         ]
         return batched + whole + sorted(self.indexed, key=lambda d: -self.table_shape[d])
 

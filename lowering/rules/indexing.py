@@ -23,7 +23,10 @@ from ipujax.lowering.popops import (
     signed,
     thawed,
 )
+from ipujax.lowering.popops.elementwise import immediate_of
 from ipujax.lowering.popops.gather import gather
+from ipujax.lowering.popops.row_order import gather_in_order, scatter_in_order
+from ipujax.lowering.poputil import MemoryOrder, memory_order
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback
@@ -72,7 +75,13 @@ def gather_rule(
     if spec.wide_dims() and _is_too_big(ctx.graph, table, spec):
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
-    return gather(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+    held = memory_order(table)
+    ordered = None if held is None else gather_in_order(spec, held, aval.shape)
+    if held is None or ordered is None:
+        return gather(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+    spec, of = ordered
+    found = gather(ctx.graph, held.of_variable(table), indices, of.rows.variable_shape, spec, ctx.prog, ctx.name)
+    return of.rows.of_view(found)
 
 
 def _is_too_big(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
@@ -159,9 +168,28 @@ def scatter_rule(
     if place is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
+    held = _order_of_table(table, updates)
+    ordered = scatter_in_order(spec, held)
+    if ordered is None:
+        return _scattered(ctx, table, indices, updates, spec)
+    spec, of = ordered
+    return held.of_view(_scattered(ctx, held.of_variable(table), indices, of.rows.of_variable(updates), spec))
+
+
+def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:
+    """How a table is kept; one of a single constant as its updates are."""
+    if immediate_of(table) is None:
+        return memory_order(table) or MemoryOrder.own(table.shape)
+    of_updates = memory_order(updates)
+    in_groups = of_updates is not None and not of_updates.is_own
+    return MemoryOrder.with_channels(table.shape, table.ndim - 1) if in_groups else MemoryOrder.own(table.shape)
+
+
+def _scattered(ctx: Context, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec) -> Tensor:
     plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name)
     if plan.has_too_many_updates and can_find_last(spec):
-        return composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
+        (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
+        return out
     if plan.has_too_many_updates:
         plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name)
     return plan.add(ctx.graph, ctx.prog)
