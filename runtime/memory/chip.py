@@ -31,7 +31,7 @@ from ipujax.runtime.memory.packing import (
 )
 
 _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of their peak no other order is tried
-_NEARLY = 0.01  # assumed: share by which tiles may differ that are packed together
+_NEARLY = 0.02  # assumed: share by which tiles may differ that are packed together
 _FULLEST_AT_ONCE = 8  # assumed: tiles that are packed on their own at first, twice as many each time
 
 
