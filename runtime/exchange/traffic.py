@@ -25,7 +25,7 @@ import numpy as np
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange.boxes import count_boxes
 from ipujax.runtime.exchange.count import Traffic, count
-from ipujax.runtime.exchange.demand import access_demand, copy_grid, copy_demand, grid_of, mappings_of
+from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
