@@ -145,7 +145,7 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
 
 
 def _owner_runs(node: Node, mappings: Mapping[Variable, TileMapping]) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and tiles of runs of a view's row-major order, int64[n] each; of single elements where memory's differs."""
+    """Lengths and tiles of runs of a view's row-major order, int64[n] each; of single elements if memory's differs."""
     size = prod(node.shape)
     if isinstance(node, Reshaped):
         return _owner_runs(node.source, mappings)
