@@ -145,7 +145,7 @@ class EffectsOf:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+        self.graph = graph
         self._known: dict[Program, Effects] = {}
 
     def __call__(self, program: Program) -> Effects:
@@ -157,7 +157,7 @@ class EffectsOf:
     def _compute(self, program: Program) -> Effects:
         match program:
             case Execute(compute_set):
-                groups = [group_tensors(group) for group in self._graph.groups[compute_set]]
+                groups = [group_tensors(group) for group in self.graph.groups[compute_set]]
                 return _of_leaf((t for reads, _ in groups for t in reads), (w for _, writes in groups for w in writes))
             case Repeat(count, body):
                 return self(body) if count else Effects()
@@ -176,7 +176,7 @@ class EffectsOf:
             case _ if isinstance(program, Leaf | WriteUndef):
                 reads, writes = reads_and_writes(program)
                 effects = _of_leaf(reads, [(tensor, tensor.size) for tensor in writes])
-                replicas = self._graph.replication_factor
+                replicas = self.graph.replication_factor
                 is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
                 return effects.maybe() if is_partial else effects
         raise AssertionError(f"unknown program node {program!r}")

@@ -49,7 +49,7 @@ class Liveness:
 
     Args:
         steps: what runs, in order.
-        intervals: when variables occupy memory, in no order; constants are left out.
+        intervals: when variables occupy memory, in the order of the graph's variables; constants are left out.
         functions: the frames of the functions that are called, by function.
     """
 
@@ -84,13 +84,14 @@ class _Frames:
         self.effects = effects
         self.functions: dict[Function, Liveness] = {}
         self.own = _own_variables(program, effects)
+        self.number = {variable: number for number, variable in enumerate(effects.graph.mappings)}
 
     def frame(self, program: Program, function: Function | None) -> Liveness:
         """Liveness of a program, for a function of the variables that only it touches."""
         for call in distinct(program, into_calls=False):
             if isinstance(call, Call) and call.function not in self.functions:
                 self.functions[call.function] = self.frame(call.function.body, call.function)
-        return _Scan(self.effects, self.own, function).run(program, self.functions)
+        return _Scan(self.effects, self.own, function, self.number).run(program, self.functions)
 
 
 def _own_variables(program: Program, effects: EffectsOf) -> dict[Variable, Function | None]:
@@ -132,8 +133,14 @@ def step_effects(step: Program, effects: EffectsOf) -> Effects:
 class _Scan:
     """One backward walk of a frame; positions count from the end until the walk is over."""
 
-    def __init__(self, effects: EffectsOf, own: Mapping[Variable, Function | None], function: Function | None) -> None:
-        self.effects, self.own, self.function = effects, own, function
+    def __init__(
+        self,
+        effects: EffectsOf,
+        own: Mapping[Variable, Function | None],
+        function: Function | None,
+        number: Mapping[Variable, int],
+    ) -> None:
+        self.effects, self.own, self.function, self.number = effects, own, function, number
         self.steps: list[Step] = []
         self.closed: list[tuple[Variable, int, int]] = []
         self.live: dict[Variable, int] = {}
@@ -147,7 +154,9 @@ class _Scan:
         steps = tuple(reversed(self.steps))
         earliest = self.earliest(steps, [(end - last, end - first) for first, last in self.loops])
         trimmed = ((v, max(end - first, earliest.get(v, 0)), end - last) for v, first, last in self.closed)
-        intervals = tuple(Interval(v, first, last) for v, first, last in trimmed if first <= last)
+        # Sets of variables have another order in each process.
+        ordered = sorted(trimmed, key=lambda interval: (self.number[interval[0]], interval[1]))
+        intervals = tuple(Interval(v, first, last) for v, first, last in ordered if first <= last)
         called = {step.function: functions[step.function] for step in steps if isinstance(step, Call)}
         return Liveness(steps, intervals, called)
 

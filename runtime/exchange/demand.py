@@ -6,7 +6,7 @@ for the general count. A copy is a read of its source by vertices that lie as th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -17,7 +17,20 @@ from ipujax.runtime.exchange.mixed_radix import view_blocks
 from ipujax.runtime.exchange.runs import box_runs, flat_bases, interval_runs, total
 from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Affine, Blocked, Flat, Tensor, TileMapping, owners
+from ipujax.runtime.tensor import (
+    Affine,
+    Blocked,
+    Concat,
+    Flat,
+    Node,
+    Reshaped,
+    Tensor,
+    TileMapping,
+    Variable,
+    canonical,
+    elements,
+    owners,
+)
 
 
 def _no_cycles(shapes: object, target: Target) -> np.ndarray:
@@ -110,8 +123,8 @@ def _blocks(
     return None
 
 
-def element_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
-    """What each tile needs of the source of a copy, by listing the owner of each element of the destination.
+def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping], num_tiles: int) -> Demand:
+    """What each tile needs of the source of a copy, whatever views of their variables both are.
 
     Args:
         source: tensor that is read.
@@ -120,14 +133,33 @@ def element_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileM
         num_tiles: tiles of the target.
     """
     variables = source.variables()
-    which, index = (np.broadcast_to(part, destination.shape).ravel() for part in destination.flat_indices())
-    tile = np.zeros(destination.size, np.int64)
-    for number, mapping in enumerate(mappings):
-        here = which == number
-        tile[here] = owners(mapping)[index[here]]
-    first = np.flatnonzero(np.diff(tile, prepend=-1))
-    length = np.diff(np.append(first, len(tile)))
-    runs = interval_runs(source.node, tile[first], first, length, flat_bases(variables))
+    length, tile = _owner_runs(destination.node, dict(zip(destination.variables(), mappings, strict=True)))
+    length, tile = length[length > 0], tile[length > 0]
+    new = np.diff(tile, prepend=-1) != 0
+    tile, first = tile[new], (np.cumsum(length) - length)[new]
+    length = np.diff(np.append(first, destination.size))
+    runs = interval_runs(source.node, tile, first, length, flat_bases(variables))
     present = np.bincount(tile, minlength=num_tiles) > 0
     needs = np.where(present, np.arange(num_tiles), -1)[:, None]
     return demand(runs, needs, total([v.size for v in variables]), num_tiles)
+
+
+def _owner_runs(node: Node, mappings: Mapping[Variable, TileMapping]) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and tiles of runs of a view's row-major order, int64[n] each; of single elements if memory's differs."""
+    size = prod(node.shape)
+    if isinstance(node, Reshaped):
+        return _owner_runs(node.source, mappings)
+    if isinstance(node, Concat) and prod(node.shape[: node.axis]) == 1:
+        lengths, tiles = zip(*(_owner_runs(part, mappings) for part in node.parts), strict=True)
+        return np.concatenate(lengths), np.concatenate(tiles)
+    if isinstance(node, Affine) and canonical(node.subdims) in ((), ((size, 1),)):
+        starts, _, own = mappings[node.variable].runs()
+        low, high = np.searchsorted(starts, node.offset, "right") - 1, np.searchsorted(starts, node.offset + size)
+        limits = np.append(starts[low:high], node.offset + size)
+        return np.diff(np.maximum(limits, node.offset)), own[low:high].astype(np.int64)
+    which, index = (part.ravel() for part in elements(node, tuple(mappings)))
+    tile = np.zeros(size, np.int64)
+    for number, mapping in enumerate(mappings.values()):
+        here = which == number
+        tile[here] = owners(mapping)[index[here]]
+    return np.ones(size, np.int64), tile

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ipujax.runtime.exchange.count import Traffic, copied, homes
+from ipujax.runtime.exchange.count import Traffic, copied, homes, in_tile_order
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
@@ -98,7 +98,7 @@ def _goes_on(need: np.ndarray, mapping: TileMapping) -> np.ndarray:
     before it on the same tile, and nothing in between.
     """
     where = homes((mapping,))
-    order = np.argsort(where.tile, kind="stable")
+    order = in_tile_order(where.tile)
     last = np.append(where.start[1:], len(need)) - 1
     same = where.tile[order[1:]] == where.tile[order[:-1]]
     before, after = last[order[:-1]][same], where.start[order[1:]][same]

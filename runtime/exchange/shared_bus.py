@@ -150,7 +150,7 @@ def _common(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np
     # A sweep over starts and ends, ends first: where all boxes are open, the one opened last contains what follows.
     span = int((pieces.start + pieces.length).max(initial=0)) + 1
     position = np.concatenate([need * span + start, need * span + end])
-    order = np.lexsort((np.repeat([1, 0], len(at)), position))
+    order = np.argsort(2 * position + np.repeat([1, 0], len(at)), kind="stable")
     position, number = position[order], order % max(len(at), 1)
     depth = np.cumsum(np.where(order < len(at), 1, -1))
     length = np.diff(position, append=position[-1:])

@@ -25,7 +25,7 @@ import numpy as np
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange.boxes import count_boxes
 from ipujax.runtime.exchange.count import Traffic, count
-from ipujax.runtime.exchange.demand import access_demand, copy_grid, element_demand, grid_of, mappings_of
+from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.graph import Access, Axis, Graph, VertexGroup, element
@@ -134,7 +134,7 @@ def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traff
     tiles = last - first + 1
 
     def find() -> Traffic:
-        needs, once = element_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
+        needs, once = copy_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
         return _in_bytes(count(needs, homes, False, buses, once), item_bytes)
 
     seen = _geometry(source.node, source.variables()), _geometry(destination.node, destination.variables())

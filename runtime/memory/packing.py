@@ -51,28 +51,21 @@ def round_up(num_bytes: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> n
     return -(-num_bytes // alignment_bytes) * alignment_bytes
 
 
-def pack(
-    sizes: np.ndarray,
-    spans: Sequence[Sequence[Span]],
-    wide: np.ndarray,
-    first: np.ndarray,
-    order: Order = "longest",
-) -> Packing:
+def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, sequence: np.ndarray) -> Packing:
     """Finds an address for each item.
 
     Args:
         sizes: bytes of each item in each class of tiles, padding included, int64[items, classes].
         spans: the steps during which each item lives, of one item without overlap.
         wide: which items are accessed 128 bits at a time, bool[items].
-        first: which items are placed before all others, bool[items].
-        order: which of the others is placed before which: longest-lived, earliest, or largest first.
+        sequence: the items in the order in which they are placed, int64[items].
     """
     items, classes = sizes.shape
     keys = _no_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
     start, end = _halves(keys)
     of, begin, stop = flat(spans)
     placed = np.zeros(items, bool)
-    for item in _in_order(order, sizes, spans, first):
+    for item in sequence:
         where = np.flatnonzero(sizes[item])
         meets = np.zeros(items, bool)
         for low, high in spans[item]:
@@ -86,8 +79,15 @@ def pack(
     return Packing(start.T.astype(np.int64), end.T.astype(np.int64))
 
 
-def _in_order(order: Order, sizes: np.ndarray, spans: Sequence[Sequence[Span]], first: np.ndarray) -> np.ndarray:
-    """The items, int64[items], in the order in which they are placed."""
+def in_order(sizes: np.ndarray, spans: Sequence[Sequence[Span]], first: np.ndarray, order: Order) -> np.ndarray:
+    """The items in the order in which to place them, int64[items].
+
+    Args:
+        sizes: bytes of each item on each tile, int64[items, tiles].
+        spans: the steps during which each item lives.
+        first: which items are placed before all others, bool[items].
+        order: which of the others is placed before which: longest-lived, earliest, or largest first.
+    """
     life = np.array([sum(high - low + 1 for low, high in own) for own in spans], np.int64)
     begin, size = np.array([own[0][0] for own in spans], np.int64), sizes.max(1, initial=0)
     keys = {"longest": (-size, -life), "earliest": (-life, begin), "largest": (-life, -size)}
@@ -163,6 +163,32 @@ def classes_of(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not (sizes[:, example[of_tile]] == sizes).all():
         return np.arange(tiles), np.arange(tiles)
     return example, of_tile
+
+
+def groups_of(sizes: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Finds groups of tiles that hold nearly the same: what fits what any of a group holds fits all of it.
+
+    Args:
+        sizes: bytes of each item on each tile, int64[items, tiles].
+        tolerance: share of what a tile holds by which its group may differ when the tile joins it.
+
+    Returns:
+        The most that a tile of each group holds of each item, int64[items, groups], and the group of each tile,
+        int64[tiles].
+    """
+    example, of_tile = classes_of(sizes)
+    kind, of_item = classes_of(sizes.T)  # few, as most items are spread alike
+    held, count = sizes[np.ix_(kind, example)].T, np.bincount(of_item, minlength=len(kind))
+    total, most, of_class, groups = held @ count, np.zeros_like(held), np.zeros(len(held), np.int64), 0
+    for one in np.argsort(-total, kind="stable"):
+        differs = np.abs(most[:groups] - held[one]) @ count
+        if groups and differs.min() <= tolerance * total[one]:
+            of_class[one] = differs.argmin()
+        else:
+            of_class[one], groups = groups, groups + 1
+        joined = most[of_class[one]]
+        np.maximum(joined, held[one], out=joined)
+    return most[:groups, of_item].T, of_class[of_tile]
 
 
 def merge(spans: Iterable[Span]) -> tuple[Span, ...]:

@@ -40,7 +40,8 @@ from ipujax.runtime.graph import (
     leaves,
 )
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
-from ipujax.runtime.memory.arena import Arena, arena, stacked
+from ipujax.runtime.memory.arena import arena, stacked
+from ipujax.runtime.memory.chip import Arena
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.packing import round_up
@@ -71,7 +72,7 @@ class MemoryReport:
 
     @cached_property
     def _arena(self) -> Arena:
-        return arena(self.occupancy)
+        return arena(self.occupancy, self._fixed_bytes)
 
     @cached_property
     def tile_bytes(self) -> np.ndarray:

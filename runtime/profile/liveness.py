@@ -9,7 +9,7 @@ Limits: bytes are those of what lives, without gaps; a step that becomes several
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -82,13 +82,13 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     return LivenessTree(_largest_first(always), root)
 
 
-def _always_live(frame: Liveness) -> frozenset[Variable]:
+def _always_live(frame: Liveness) -> Collection[Variable]:
     """The variables that are live at every step that takes time."""
     before = list(accumulate((not is_free(step) for step in frame.steps), initial=0))
     live = Counter[Variable]()
     for interval in frame.intervals:
         live[interval.variable] += before[interval.last + 1] - before[interval.first]
-    return frozenset(variable for variable, steps in live.items() if steps == before[-1] > 0)
+    return {variable: steps for variable, steps in live.items() if steps == before[-1] > 0}
 
 
 def liveness_section(executable: Executable, ids: Numbering) -> Json:
@@ -137,7 +137,7 @@ class _Frame:
         kept_bytes: what callers keep meanwhile.
     """
 
-    def __init__(self, occupancy: Occupancy, owner: Owner, always: frozenset[Variable], kept_bytes: int) -> None:
+    def __init__(self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], kept_bytes: int) -> None:
         self.occupancy, self.frame, self.always = occupancy, occupancy.frames.of[owner], always
         self.kept_bytes = kept_bytes
         self.starts, self.ends = changes(self.frame)

@@ -73,20 +73,14 @@ class Blocked:
         shape = self.shape
         if prod(shape) == 0:
             return frozen([], np.int64), frozen([], np.int64), frozen([], np.int32)
-        starts, tiles, inner = np.zeros(1, np.int64), np.asarray(self.tile), prod(shape)
         last = max((axis for axis, cut in enumerate(self.cuts) if len(cut) > 2), default=-1)
-        index: np.ndarray = np.zeros((1,), np.int64)
-        for axis, cut in enumerate(self.cuts[: last + 1]):
-            inner //= shape[axis]
-            if axis < last:
-                offsets = np.arange(shape[axis], dtype=np.int64) * inner
-                block = np.searchsorted(cut, np.arange(shape[axis]), side="right") - 1
-            else:
-                offsets, block = cut[:-1] * inner, np.arange(len(cut) - 1)
-            starts = (starts[:, None] + offsets).ravel()
-            index = (index[:, None] * (len(cut) - 1) + block).ravel()
-        owners = tiles.reshape(-1)[index].astype(np.int32)
-        return starts, np.diff(np.append(starts, prod(shape))), owners
+        inner, tiles = prod(shape[last + 1 :]), np.asarray(self.tile)
+        cut = self.cuts[last] * inner if last >= 0 else np.array([0, inner])  # of a row, which several tiles hold
+        rows = np.arange(0, prod(shape), cut[-1])
+        for axis in range(last):
+            tiles = np.repeat(tiles, np.diff(self.cuts[axis]), axis)
+        lengths = np.broadcast_to(np.diff(cut), (len(rows), len(cut) - 1)).ravel()
+        return (rows[:, None] + cut[:-1]).ravel(), lengths, tiles.ravel()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

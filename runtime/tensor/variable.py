@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -75,11 +76,13 @@ class Variable:
         return f"Variable({self.name or 'unnamed'}: {dtype_name(self.dtype)}{list(self.shape)})"
 
 
+@cache  # by dtype: there are few
 def is_key_dtype(dtype: Any) -> bool:
     """Whether `dtype` is a PRNG key dtype, whose elements are keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+@cache
 def element_bytes(dtype: Any) -> int:
     """Bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
     return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)

@@ -52,7 +52,7 @@ class _Ipus:
     def of_mapping(self, mapping: TileMapping) -> int | None:
         """The IPU that holds all elements, or None where several do (or there are none)."""
         if mapping not in self._known:
-            self._known[mapping] = self._only(mapping.runs()[2])
+            self._known[mapping] = self._only(mapping.tiles)
         return self._known[mapping]
 
     def _only(self, tiles: np.ndarray) -> int | None:

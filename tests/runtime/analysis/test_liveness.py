@@ -123,6 +123,17 @@ def test_no_variable_has_overlapping_intervals(data, length):
         assert len(here) == len(set(here))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 10))
+def test_intervals_are_in_the_order_of_the_graph(data, length):
+    """They come from sets of variables, which have another order in each process."""
+    graph, tensors = graph_of_variables()
+    body = Sequence(*(data.draw(copies(tensors, partial=True)) for _ in range(length)))
+    program = Sequence(*(StreamIn(stream(), tensor) for tensor in tensors), Repeat(2, body), body)
+    found = [(i.variable.name, i.first) for i in liveness(program, EffectsOf(graph)).intervals]
+    assert found == sorted(found)  # the names v0, v1… are in order of creation
+
+
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 

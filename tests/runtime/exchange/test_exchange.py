@@ -351,6 +351,28 @@ def test_copies_equal_brute_force(num_tiles: int) -> None:
         np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4)[:6], right[:6])
 
 
+@pytest.mark.parametrize("num_tiles", [1, 4, 7])
+def test_copies_to_several_variables_equal_brute_force(num_tiles: int) -> None:
+    rng = np.random.default_rng(num_tiles)
+    for number in range(60):
+        graph = graph_of(num_tiles)
+        shapes = [(2, int(n)) for n in rng.integers(1, 8, 6)]
+        maps = [random_mapping(rng, shape, num_tiles, number % 2 == 0) for shape in shapes]
+        x, y, z, a, b, c = (graph.add_variable(s, F32, n, m) for s, n, m in zip(shapes, "xyzabc", maps, strict=True))
+        flat = concat([a.flatten(), b.transpose((1, 0)).flatten(), c.flatten()[1:]], 0)
+        target = [flat, concat([a, b, c], 1), concat([a[:, :1], b[:1, :1]], 0)][number % 3]
+        source = concat([x.flatten(), y.flatten(), z.flatten()], 0)
+        source = concat([source] * -(-target.size // source.size), 0)[: target.size].reshape(target.shape)
+        which, index, which_to, index_to = (
+            np.broadcast_to(part, target.shape).ravel() for view in (source, target) for part in view.flat_indices()
+        )
+        home = [owners(graph.mappings[variable]) for variable in target.variables()]
+        tiles = [int(home[w][i]) for w, i in zip(which_to, index_to, strict=True)]
+        wanted = {(tile, int(w), int(i)) for tile, w, i in zip(tiles, which, index, strict=True)}
+        right = expected(wanted, {}, [graph.mappings[v] for v in source.variables()], graph, False)
+        np.testing.assert_array_equal(as_rows(copy_traffic(source, target, graph), 4)[:6], right[:6])
+
+
 # --- cases by hand ----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Call, Copy, Function, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.memory.frames import frames_of
-from ipujax.runtime.memory.packing import ORDERS, classes_of, merge, pack, place, round_up
+from ipujax.runtime.memory.packing import ORDERS, classes_of, groups_of, in_order, merge, pack, place, round_up
 from ipujax.runtime.tensor.mapping import grid
 from tests.runtime.helpers import TARGET
 
@@ -47,9 +47,14 @@ def peak(sizes, spans):
     )
 
 
+def pack_in(order, sizes, spans, wide, first):
+    """Packs items in an order."""
+    return pack(sizes, spans, wide, in_order(sizes, spans, first, order))
+
+
 def pack_all(sizes, spans, order="longest"):
     """Packs items of which none is special."""
-    return pack(sizes, spans, *np.zeros((2, len(spans)), bool), order)
+    return pack_in(order, sizes, spans, *np.zeros((2, len(spans)), bool))
 
 
 def first_fit(order, sizes, spans):
@@ -68,7 +73,7 @@ def first_fit(order, sizes, spans):
 @given(items(most=7), st.sampled_from(ORDERS))
 def test_no_two_that_live_together_share_a_byte(drawn, order):
     sizes, spans, wide = drawn
-    packing = pack(sizes, spans, wide, wide & (len(spans) % 2 == 0), order)
+    packing = pack_in(order, sizes, spans, wide, wide & (len(spans) % 2 == 0))
     np.testing.assert_array_equal(packing.end - packing.start, sizes.T)
     assert not (packing.start % 8).any() and not (packing.start[:, wide] % 16).any()
     for column in range(sizes.shape[1]):
@@ -126,7 +131,7 @@ def test_items_of_one_size_pack_without_a_gap(lives):
 def test_what_comes_first_lies_lowest(drawn, huge):
     sizes, spans, first = drawn
     sizes = sizes * (2**34 if huge else 1)  # addresses that do not fit half a number
-    packing = pack(sizes, spans, ~first, first)
+    packing = pack_in("longest", sizes, spans, ~first, first)
     alone = pack_all(sizes[first], [own for own, is_first in zip(spans, first, strict=True) if is_first])
     np.testing.assert_array_equal(packing.start[:, first], alone.start)
     np.testing.assert_array_equal(packing.extent(first), alone.extent())
@@ -148,6 +153,22 @@ def test_classes_hold_tiles_that_are_alike(rows):
     example, of_tile = classes_of(sizes)
     np.testing.assert_array_equal(sizes[:, example[of_tile]], sizes)
     assert len(example) == len({tuple(column) for column in sizes.T.tolist()})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 40), min_size=6, max_size=6), max_size=4), st.sampled_from([0.0, 0.1, 0.5]))
+def test_a_group_holds_the_most_of_tiles_that_are_nearly_alike(rows, tolerance):
+    sizes = np.array(rows, np.int64).reshape(-1, 6)
+    most, group = groups_of(sizes, tolerance)
+    for one in range(most.shape[1]):
+        np.testing.assert_array_equal(most[:, one], sizes[:, group == one].max(1))
+    if not tolerance:
+        np.testing.assert_array_equal(most[:, group], sizes)
+
+
+def test_tiles_that_differ_much_are_not_in_one_group():
+    _, group = groups_of(np.array([[100, 100, 100, 0], [100, 99, 20, 1]]), 0.01)
+    assert group[0] == group[1] and len(set(group.tolist())) == 3
 
 
 def test_rounding():
