@@ -11,7 +11,7 @@ that stacks layers may be several variables, one a stage. Variables no rule has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -126,13 +126,14 @@ def lower(
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     one, options = of_one_replica(target, replicas), options or Options()
     price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
+    planned_for = _with_less_memory(one, price)
     make = partial(Lowering, options=options)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
     def program_of(found: CutJaxpr) -> LoweredProgram:
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
-            graph = Graph(one, replicas, price)
+            graph = Graph(planned_for, replicas, price)
             lowered[found.jaxpr] = _Program(whole, found, graph, make, donated, names).lowered(line)
         return lowered[found.jaxpr]
 
@@ -140,7 +141,15 @@ def lower(
         done = program_of(found)
         return done.graph, done.program
 
-    return program_of(find_stages(jaxpr, one, make, whole_of, price) if has_stages(jaxpr.jaxpr) else uncut(jaxpr))
+    return program_of(
+        find_stages(jaxpr, planned_for, make, whole_of, price) if has_stages(jaxpr.jaxpr) else uncut(jaxpr)
+    )
+
+
+def _with_less_memory(target: Target, price: float) -> Target:
+    """The machine as planners see it: as the price of a byte doubles, an operation may use half as much of a tile."""
+    proportion = target.available_memory_proportion * min(1.0, BYTE_PRICE_CYCLES / max(price, BYTE_PRICE_CYCLES))
+    return replace(target, available_memory_proportion=proportion)
 
 
 class _Program:

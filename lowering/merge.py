@@ -5,8 +5,9 @@ compute sets that took others in have their vertex groups.
 
 A compute set moves up to an earlier one of the same IPU if no step between them, nor that one, touches what it touches.
 Merging never takes more cycles: tiles that had work in only one of the two do it at the same time. What it may cost is
-memory, since results are there earlier; so a set moves only past a few steps, and only if the bytes of its results on a
-tile are worth less than the sync it saves. Host exchanges, loops, branches, calls and collectives are never passed.
+memory, since results are there earlier and operands of both at once; so a set moves only past a few steps, and only if
+the bytes of its results on a tile are worth less than the sync it saves, and the operands of a merged set take no more
+of a tile than those of one operation may. Host exchanges, loops, branches, calls and collectives are never passed.
 
 Limits: dependence is by variable, so two writes to parts of one variable stay apart.
 """
@@ -14,10 +15,12 @@ Limits: dependence is by variable, so two writes to parts of one variable stay a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from ipujax.runtime.analysis import Effects, EffectsOf
+from ipujax.runtime.cost import block_shapes
 from ipujax.runtime.graph import (
     NO_TILE,
     Collective,
@@ -38,11 +41,12 @@ _NAMED = 3  # compute sets in the name of a merged one
 
 @dataclass(slots=True)
 class _Step:
-    """A step of a sequence, with its effects and, of a compute set, the IPU of all its vertices."""
+    """A step of a sequence, its effects and, of a compute set, the IPU of all its vertices and what these read."""
 
     program: Program
     effects: Effects
     ipu: int | None
+    operand_bytes: int
     taken_in: list[ComputeSet]
 
 
@@ -58,12 +62,13 @@ def merge_compute_sets(graph: Graph, program: Program) -> None:
 def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Program]:
     steps: list[_Step] = []
     for program in sequence.children():
-        step = _Step(program, effects(program), _ipu(graph, program), [])
+        step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])
         place = None if step.ipu is None else _place_for(graph, steps, step)
         if place is None:
             steps.append(step)
             continue
         place.effects = _both(place.effects, step.effects)
+        place.operand_bytes += step.operand_bytes
         assert isinstance(program, Execute)
         place.taken_in.append(program.compute_set)
     return [_with_taken_in(graph, step) for step in steps]
@@ -73,11 +78,13 @@ def _place_for(graph: Graph, steps: list[_Step], step: _Step) -> _Step | None:
     """The earliest step that a compute set can be merged into."""
     found = None
     held_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
+    most_bytes = graph.target.available_memory_proportion * graph.target.bytes_per_tile - step.operand_bytes
     for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):
             break
-        if earlier.ipu == step.ipu and (passed == 0 or held_cycles <= graph.target.internal_sync_cycles):
+        is_worth = passed == 0 or held_cycles <= graph.target.internal_sync_cycles
+        if earlier.ipu == step.ipu and is_worth and earlier.operand_bytes <= most_bytes:
             found = earlier
     return found
 
@@ -103,6 +110,18 @@ def _ipu(graph: Graph, program: Program) -> int | None:
     per_ipu = graph.target.tiles_per_ipu
     ipus = {tile // per_ipu for low_high in ends for tile in low_high}
     return ipus.pop() if len(ipus) == 1 else None
+
+
+def _operand_bytes(graph: Graph, program: Program) -> int:
+    """Bytes of what the largest vertices of a compute set read."""
+    if not isinstance(program, Execute):
+        return 0
+    total = 0
+    for group in graph.groups[program.compute_set]:
+        for field, shape in zip(group.codelet.fields, block_shapes(group), strict=True):
+            if field.is_read:
+                total += prod(int(np.max(length, initial=0)) for length in shape) * element_bytes(field.dtype)
+    return total
 
 
 def _result_bytes(graph: Graph, program: Program) -> int:

@@ -83,7 +83,7 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.layout": "lowering.jax_compat lowering.popops",
-    "lowering.merge": "runtime.analysis runtime.graph runtime.tensor",
+    "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.pipelining lowering.poputil"
         " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"

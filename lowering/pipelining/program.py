@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.ipus import Ipus, variables
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Var, is_float0
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, is_float0
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
@@ -68,6 +68,10 @@ class PipelineRun:
     plan: SchedulePlan
     ipus: tuple[int, ...]
     tasks: Mapping[Function, TaskKind]
+
+
+# The number of a result, the place among its terms, and the term.
+Term = tuple[int, int, Atom]
 
 
 @dataclass(eq=False)
@@ -207,19 +211,40 @@ class _PipelineLowering:
         given = [self._input(var, builder) for var in invars]
         env = dict(zip(invars, given, strict=True))
         fused = self.fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr
-        self.ipus.lowering(ipu).equations(fused.eqns, env, builder.body)
+        rest = self._equations(fused.eqns, self._results_of(part), env, builder)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):
             self._hand_on(var, env[var], builder)
-        for number, terms in enumerate(self.staged.partition.results):
-            for place, term in enumerate(terms):
-                if self.staged.part_with(term) is part:
-                    self._reduce(number, place, self._value(term, env, builder), builder)
+        for number, place, term in rest:
+            self._reduce(number, place, self._value(term, env, builder), builder)
         self._next_states(states, env, builder)
         self._count(builder)
         if builder.body.children():
             self.functions[part.task] = self.ipus.graph.add_function(builder.body, builder.name)
+
+    def _results_of(self, part: StagePart) -> list[Term]:
+        """What a part adds to results: the number of the result, the place among its terms, and the term."""
+        results = enumerate(self.staged.partition.results)
+        rows = ((number, place, term) for number, terms in results for place, term in enumerate(terms))
+        return [row for row in rows if self.staged.part_with(row[2]) is part]
+
+    def _equations(
+        self, eqns: Sequence[JaxprEqn], terms: Sequence[Term], env: dict[Var, Tensor], builder: PartBuilder
+    ) -> list[Term]:
+        """Lowers the equations of a part, and adds each term to its result as soon as it is known.
+
+        So the gradients of one layer are gone before those of the next are made. Returns the terms no equation makes.
+        """
+        lowering, start = self.ipus.lowering(builder.ipu), 0
+        made = {var: number for number, eqn in enumerate(eqns) for var in variables(eqn.outvars)}
+        waiting = sorted((made[row[2]], row) for row in terms if isinstance(row[2], Var) and row[2] in made)
+        for maker, (number, place, term) in waiting:
+            lowering.equations(eqns[start : maker + 1], env, builder.body)
+            self._reduce(number, place, self._value(term, env, builder), builder)
+            start = maker + 1
+        lowering.equations(eqns[start:], env, builder.body)
+        return [row for row in terms if not isinstance(row[2], Var) or row[2] not in made]
 
     def _holds(self, builder: PartBuilder, holder: int) -> bool:
         return builder.part is self.staged.parts[holder]

@@ -3,6 +3,7 @@
 from ipujax.runtime.cost.compute_set import (
     ComputeSetCost as ComputeSetCost,
     ExchangeCost as ExchangeCost,
+    block_shapes as block_shapes,
     compute_set_cost as compute_set_cost,
 )
 from ipujax.runtime.cost.cross_replica import cross_replica_cost as cross_replica_cost
