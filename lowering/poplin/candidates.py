@@ -7,6 +7,7 @@ choice is the same as if all were costed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -15,7 +16,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
 from ipujax.lowering.poplin.partials import partials_cost
-from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Memory, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import (
     VertexKind,
     block_cycles,
@@ -35,6 +36,16 @@ from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
 _CANDIDATES = {1: 512, 2: 512, 3: 512, 4: 32, 5: 14, 6: 10, 7: 8}
 _FEWEST_CANDIDATES = 4
 _FIRST_COSTED = 128
+
+
+def _runs(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
+    """Runs of what is kept in an order that blocks of some lengths read, if it lies in one place."""
+    left, runs, is_whole = list(lengths), np.ones((), np.int64), np.ones((), bool)
+    for axis, size in reversed(memory):
+        length, left[axis] = np.minimum(left[axis], size), ceil_div(left[axis], size)
+        runs = np.where(is_whole, runs, runs * length)
+        is_whole = is_whole & (length == size)
+    return runs
 
 
 def output_order(kind: VertexKind, rank: int) -> list[int]:
@@ -170,6 +181,19 @@ class Candidates:
         return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
 
     @cached_property
+    def pieces(self) -> np.ndarray:
+        """Contiguous parts, at least, in which the tile of the largest block receives operands that lie somewhere."""
+        spec, block = self.spec, self.block
+        total = np.zeros(self.splits.shape[1], np.int64)
+        for is_free, memory, lengths in (
+            (spec.lhs_is_free or self.lhs_stays, spec.lhs_memory, input_lengths(spec, block)),
+            (spec.rhs_is_free or self.rhs_stays, spec.rhs_memory, weight_lengths(block)),
+        ):
+            if not is_free and memory:
+                total = total + _runs(memory, lengths)
+        return total
+
+    @cached_property
     def bound_cycles(self) -> np.ndarray:
         """A lower bound of the cost."""
         how, spec = arithmetic(self.spec, self.target), self.spec
@@ -214,8 +238,13 @@ class Candidates:
         chosen = int(np.lexsort((self.temp_bytes[left], cycles))[0])
         return int(left[chosen]), parts[:, chosen]
 
-    def frugal(self, bound_bytes: float, most_cycles: int) -> list[tuple[int, np.ndarray]]:
-        """The candidates that only those of more tiles beat, within bounds of memory and cycles; the fastest first.
+    def frugal(self, bound_bytes: float, most_cycles: int, piece_cycles: float) -> list[tuple[int, np.ndarray]]:
+        """The candidates that only those of more tiles beat, within bounds of memory and cycles; the cheapest first.
+
+        Args:
+            bound_bytes: bound of `temp_bytes`.
+            most_cycles: bound of cycles.
+            piece_cycles: what a piece that is received is worth, beside cycles.
 
         Returns:
             Of each its number and its cycles by part of `PlanCost`.
@@ -223,11 +252,13 @@ class Candidates:
         left = np.flatnonzero((self.temp_bytes <= bound_bytes) & (self.bound_cycles <= most_cycles))
         if not left.size:
             return []
-        parts, tiles = self.cost_parts(left), np.asarray(product(list(self.splits[:, left])))
-        cycles = parts.sum(0)
-        order = np.lexsort((tiles, cycles))
+        parts = self.cost_parts(left)
+        few = parts.sum(0) <= most_cycles
+        left, parts = left[few], parts[:, few]
+        tiles = np.asarray(product(list(self.splits[:, left])))
+        order = np.lexsort((tiles, parts.sum(0) + piece_cycles * self.pieces[left]))
         fewest = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
-        kept = order[(tiles[order] < fewest) & (cycles[order] <= most_cycles)]
+        kept = order[tiles[order] < fewest]
         return [(int(left[n]), parts[:, n]) for n in kept]
 
     def smallest(self) -> tuple[int, np.ndarray]:

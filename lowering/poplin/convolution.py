@@ -21,6 +21,7 @@ from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
     joined,
+    memory_of,
     parts,
     place_operand,
     repeated,
@@ -118,7 +119,12 @@ def convolution(
         return zeros(graph, out_shape, out_dtype, name)
     x, windows = _used_only(x, params.lhs, windows)
     dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
-    spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w))
+    lhs, rhs, rank = params.lhs, params.rhs, len(windows)
+    kept = (
+        memory_of(x, _followed(lhs, 0, 1, 2, range(3, 3 + rank))),
+        memory_of(w, _followed(rhs, 1, 0, 2, range(3, 3 + rank))),
+    )
+    spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w), *kept)
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
     plan = _chosen(
@@ -145,7 +151,9 @@ def _chosen(
         x, w = tensors
         return _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
 
-    return cheapest(contenders(plan, target, available_memory_proportion), (lhs, rhs), add, target, byte_price)
+    return cheapest(
+        contenders(plan, target, available_memory_proportion, byte_price), (lhs, rhs), add, target, byte_price
+    )
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:
@@ -238,9 +246,14 @@ def _shape_of(out_spec: Sequence[int], extents: Dims[int]) -> tuple[int, ...]:
 
 def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> list[int]:
     """The axis of the grid that each dimension of an operand follows."""
+    return _followed(layout, batch, GROUPS, channel, field)
+
+
+def _followed(layout: Layout, batch: int, group: int, channel: int, field: Sequence[int]) -> list[int]:
+    """What each dimension of an operand follows, from what each kind of dimension does."""
     rows = {layout.batch: batch, layout.channel: channel, **dict(zip(layout.field, field, strict=True))}
     if layout.group >= 0:
-        rows[layout.group] = GROUPS
+        rows[layout.group] = group
     return [rows[position] for position in sorted(rows)]
 
 

@@ -19,6 +19,7 @@ from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
     joined,
+    memory_of,
     parts,
     place_operand,
     repeated,
@@ -89,6 +90,8 @@ def matmul(
         partials_dtype=partials_dtype,
         lhs_is_free=is_free(graph, a),
         rhs_is_free=is_free(graph, b),
+        lhs_memory=memory_of(a, (1, 3, 2)),
+        rhs_memory=memory_of(b, (0, 2, 1)),
         available_memory_proportion=available_memory_proportion,
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
@@ -106,7 +109,7 @@ def _chosen(
     byte_price: float,
 ) -> Plan:
     """The plan, or one that turns out cheaper for operands that lie and are seen as these."""
-    plans = list(contenders(plan, target, available_memory_proportion))
+    plans = list(contenders(plan, target, available_memory_proportion, byte_price))
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share > 0:
         plans += _where_they_lie(of_all_steps(plan), target, share * target.bytes_per_tile, operands)

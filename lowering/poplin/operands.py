@@ -11,6 +11,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.partials import combine, monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
+from ipujax.lowering.poplin.spec import Memory
 from ipujax.lowering.poputil import GROUP_CHANNELS, MemoryOrder, linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Dim, Graph, Sequence as ProgramSequence, Term
@@ -51,6 +52,20 @@ class Result:
 def is_free(graph: Graph, operand: Tensor) -> bool:
     """Whether `place_operand` will place an operand: no tile mapping yet, and a view of one whole variable."""
     return not graph.is_mapped(operand) and view_digits(operand) is not None
+
+
+def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
+    """How an operand is kept, as `ConvSpec` has it; one of several variables as if by rows.
+
+    Args:
+        operand: a view.
+        axes: what each of its dimensions follows.
+    """
+    if operand.affine is None:
+        return tuple(zip(axes, operand.shape, strict=True))
+    rows = zip(axes, operand.affine.dims, strict=True)
+    pieces = [(abs(stride), axis, size) for axis, group in rows for size, stride in group if stride]
+    return tuple((axis, size) for _, axis, size in sorted(pieces, reverse=True))
 
 
 def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:

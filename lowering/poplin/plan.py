@@ -32,11 +32,13 @@ from ipujax.lowering.poplin.spec import (
     OUT_CHANNELS,
     ConvSpec,
     Dims,
+    Memory,
     arithmetic,
 )
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
@@ -83,6 +85,7 @@ class Plan:
         steps: how often it is done, one after the other; everything else is of one step.
         step_axis: position in `Dims` of the dimension that steps divide evenly.
         join_cycles: expected cycles of bringing the results of the steps together.
+        pieces: contiguous parts, at least, in which a tile receives operands that lie somewhere, in a step.
         lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
         own_grid: its blocks and their tiles, where they are not even blocks on the first tiles.
     """
@@ -99,6 +102,7 @@ class Plan:
     step_axis: int = 0
     join_cycles: int = 0
     lays_linearly: bool = False
+    pieces: int = 0
     own_grid: Grid | None = None
 
     @property
@@ -166,6 +170,8 @@ def plan_matmul(
     partials_dtype: Any = None,
     lhs_is_free: bool = False,
     rhs_is_free: bool = False,
+    lhs_memory: Memory = (),
+    rhs_memory: Memory = (),
     available_memory_proportion: float | None = None,
 ) -> Plan:
     """Plans `groups` products of [m, k] by [k, n]: rows are the field, columns output channels.
@@ -182,6 +188,8 @@ def plan_matmul(
         partials_dtype: of partial results, default float32 for narrower floats, else `out_dtype`.
         lhs_is_free: whether the plan decides where the left operand lies.
         rhs_is_free: the same of the right operand.
+        lhs_memory: how the left operand is kept, as `ConvSpec` has it.
+        rhs_memory: the same of the right operand.
         available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
     """
     lhs_dtype = np.dtype(dtype)
@@ -189,7 +197,8 @@ def plan_matmul(
     out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
     dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
     free = lhs_is_free, rhs_is_free
-    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *free)
+    kept = lhs_memory, rhs_memory
+    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *free, *kept)
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
@@ -232,7 +241,9 @@ def plan_convolution(
 
 
 @remembered
-def contenders(best: Plan, target: Target, available_memory_proportion: float | None = None) -> tuple[Plan, ...]:
+def contenders(
+    best: Plan, target: Target, available_memory_proportion: float | None, byte_price: float
+) -> tuple[Plan, ...]:
     """The plans worth a trial, in the order of what they are hardly ever charged less than.
 
     An estimate cannot know what gathering scattered operands on a tile costs. So the plan of fewest tiles for each
@@ -243,6 +254,7 @@ def contenders(best: Plan, target: Target, available_memory_proportion: float | 
         best: the plan `plan_convolution` makes; alone when the least memory is asked for.
         target: the machine.
         available_memory_proportion: as there; they meet the bound that the best one meets.
+        byte_price: cycles that a byte of exchange code is worth.
     """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share == 0:
@@ -250,27 +262,35 @@ def contenders(best: Plan, target: Target, available_memory_proportion: float | 
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
     plans = [best] if best.steps > 1 else []
+    piece_cycles = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
     for in_groups in (False, True):
-        plans += _frugal(spec, target, best, bound, in_groups)
+        plans += _frugal(spec, target, best, bound, in_groups, piece_cycles)
         if spec.lhs_is_free or spec.rhs_is_free:
-            found = _frugal(replace(spec, lhs_is_free=False, rhs_is_free=False), target, best, bound, in_groups)
+            placed = replace(spec, lhs_is_free=False, rhs_is_free=False)
+            found = _frugal(placed, target, best, bound, in_groups, piece_cycles)
             plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
     return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.likely_least_cycles))
 
 
-def _frugal(spec: ConvSpec, target: Target, best: Plan, bound_bytes: float, in_groups: bool) -> list[Plan]:
+def _frugal(
+    spec: ConvSpec, target: Target, best: Plan, bound_bytes: float, in_groups: bool, piece_cycles: float
+) -> list[Plan]:
     """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
     how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles)
     plans = [
         _plan(candidates, *choice)
         for candidates in (Candidates.of(kind, spec, target, in_groups) for kind in KINDS if kind.applies(spec, how))
-        for choice in candidates.frugal(bound_bytes, most)
+        for choice in candidates.frugal(bound_bytes, most, piece_cycles)
     ]
     front: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (*_rank(plan), plan.tiles_used)):
+
+    def priced(plan: Plan) -> float:
+        return plan.cost.total_cycles + piece_cycles * plan.pieces
+
+    for plan in sorted(plans, key=lambda plan: (priced(plan), *_rank(plan), plan.tiles_used)):
         if not front or plan.tiles_used < front[-1].tiles_used:
             front.append(plan)
-    steps = {int(log(plan.cost.total_cycles) / _RELATIVE_STEP): plan for plan in front}
+    steps = {int(log(priced(plan)) / _RELATIVE_STEP): plan for plan in front}
     return list(steps.values())
 
 
@@ -337,7 +357,8 @@ def _plan(candidates: Candidates, number: int, parts: np.ndarray) -> Plan:
     splits = Dims.of([int(n) for n in candidates.splits[:, number]])
     temp_bytes = int(candidates.temp_bytes[number])
     cost = PlanCost(*(int(n) for n in parts))
-    return Plan(candidates.spec, candidates.kind, splits, candidates.grains, cost, temp_bytes, True, False)
+    pieces, (spec, kind, grains) = int(candidates.pieces[number]), (candidates.spec, candidates.kind, candidates.grains)
+    return Plan(spec, kind, splits, grains, cost, temp_bytes, True, False, pieces=pieces)
 
 
 def _rank(plan: Plan) -> tuple[int, int]:

@@ -45,6 +45,9 @@ class Dims(Generic[T]):
         yield from (self.batch, self.groups, self.out_channels, self.in_channels, *self.field, *self.kernel)
 
 
+Memory = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ConvSpec:
     """A convolution.
@@ -61,6 +64,9 @@ class ConvSpec:
         partials_dtype: dtype of the partial results when a reduced dimension is split.
         lhs_is_free: whether the plan decides where the activations lie, so that tiles hold what they use of them.
         rhs_is_free: the same of the weights.
+        lhs_memory: how the activations are kept, outermost first: which of batch, groups, channels and field, by
+            number, and how many of it; empty where that is not known.
+        rhs_memory: the same of the weights: groups, output and input channels, kernel.
     """
 
     extents: Dims[int]
@@ -74,6 +80,8 @@ class ConvSpec:
     partials_dtype: Any
     lhs_is_free: bool = False
     rhs_is_free: bool = False
+    lhs_memory: Memory = ()
+    rhs_memory: Memory = ()
 
     @property
     def is_1x1(self) -> bool:

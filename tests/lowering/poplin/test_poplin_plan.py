@@ -254,7 +254,7 @@ def charged_plans(request):
     target, rows = preset(request.param), {}
     for shape in PRODUCTS:
         for dtype in (FLOAT, HALF):
-            plans = contenders(plan_matmul(*shape, dtype, target), target)
+            plans = contenders(plan_matmul(*shape, dtype, target), target, None, 0.5)
             rows[shape, dtype] = [(plan, _charge(target, shape, dtype, plan)) for plan in plans]
     return target, rows
 
