@@ -71,18 +71,19 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
-    "lowering.poplin": "lowering.popops lowering.poputil runtime.graph runtime.target runtime.tensor",
+    "lowering.poplin": "lowering.popops lowering.poputil runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
+    "lowering.layout": "lowering.jax_compat lowering.popops",
     "lowering.rules": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops"
-        " lowering.poprand lowering.poputil runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.poplin"
+        " lowering.popops lowering.poprand lowering.poputil runtime.graph runtime.host runtime.options runtime.target"
+        " runtime.tensor"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
         " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
-    "lowering.layout": "lowering.jax_compat lowering.popops",
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.pipelining lowering.poputil"

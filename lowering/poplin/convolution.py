@@ -33,11 +33,14 @@ from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
+from ipujax.lowering.popops.elementwise import immediate_of
+from ipujax.lowering.poputil import MemoryOrder, linear_mapping
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (
     Access,
     Axis,
+    Copy,
     Dim,
     Execute,
     Graph,
@@ -117,7 +120,7 @@ def convolution(
     out_shape = _shape_of(dimension_numbers.out_spec, extents)
     if 0 in (*extents, *(window.size for window in windows)):
         return zeros(graph, out_shape, out_dtype, name)
-    x, windows = _used_only(x, params.lhs, windows)
+    x, windows = _used_only(graph, x, params.lhs, windows, prog, name)
     dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
     lhs, rhs, rank = params.lhs, params.rhs, len(windows)
     kept = (
@@ -223,15 +226,26 @@ def _windows(
     return [Window(*row) for row in zip(sizes, kernel, padding, *geometry, strict=True)]
 
 
-def _used_only(x: Tensor, layout: Layout, windows: Sequence[Window]) -> tuple[Tensor, list[Window]]:
-    """A view of the activations without the elements that strides and dilations step over, and its windows."""
+def _used_only(
+    graph: Graph, x: Tensor, layout: Layout, windows: Sequence[Window], prog: ProgramSequence, name: str
+) -> tuple[Tensor, list[Window]]:
+    """The activations without the elements that strides and dilations step over, and their windows.
+
+    They are copied to one place first: read through the steps, each element of a row would be a piece of its own.
+    """
     starts, strides, left = [0] * x.ndim, [1] * x.ndim, []
     for position, window in zip(layout.field, windows, strict=True):
         starts[position], strides[position], window = window.used_only()
         left.append(window)
     if all(stride == 1 for stride in strides):
         return x, list(windows)
-    return x.slice(starts, x.shape, strides), left
+    used = x.slice(starts, x.shape, strides)
+    if not graph.is_mapped(x) or immediate_of(x) is not None:
+        return used, left
+    held = MemoryOrder.with_channels(used.shape, layout.channel)
+    kept = graph.add_variable(held.variable_shape, x.dtype, f"{name}/used", linear_mapping(graph, used.size, x.dtype))
+    prog.add(Copy(held.of_variable(used), kept, f"{name}/used", graph.origin))
+    return held.of_view(kept), left
 
 
 def _spec(extents: Dims[int], windows: Sequence[Window], *rest: Any) -> ConvSpec:

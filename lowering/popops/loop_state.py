@@ -35,7 +35,9 @@ _COUNTER = np.dtype(np.int32)
 _ADD = Op("add", lax.add, _COUNTER)
 
 
-def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int) -> Tensor:
+def new_state(
+    graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, number: int, in_groups: bool = False
+) -> Tensor:
     """A variable that starts as `initial` and is overwritten in each iteration.
 
     Without a layout to follow it stays unmapped, so that its first use in the loop maps it.
@@ -46,8 +48,13 @@ def new_state(graph: Graph, initial: Tensor, prog: ProgramSequence, name: str, n
         prog: where it gets that value.
         name: debug name of the loop.
         number: which of its states it is.
+        in_groups: whether its columns are kept in groups, whatever those of the first value are.
     """
-    state = variable_like(graph, initial, f"{name}/carry{number}")
+    title, held = f"{name}/carry{number}", MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
+    if in_groups and memory_order(initial) != held:
+        state = held.of_view(graph.add_variable(held.variable_shape, initial.dtype, title))
+    else:
+        state = variable_like(graph, initial, title)
     prog.add(Copy(initial, state, f"{name}/init", graph.origin))
     return state
 

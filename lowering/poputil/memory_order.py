@@ -47,9 +47,8 @@ class MemoryOrder:
         The groups are where the channels are, or before the dimension ahead of these if they are the last; what is in a
         group is innermost.
         """
-        own, channels = MemoryOrder.own(shape), shape[dim]
-        if len(shape) < 2 or channels % GROUP_CHANNELS or channels <= GROUP_CHANNELS:
-            return own
+        if len(shape) < 2 or shape[dim] % GROUP_CHANNELS or shape[dim] <= GROUP_CHANNELS:
+            return MemoryOrder.own(shape)
         sizes = tuple((n // GROUP_CHANNELS, GROUP_CHANNELS) if d == dim else (n,) for d, n in enumerate(shape))
         rest = [d + (d > dim) for d in range(len(shape)) if d != dim]
         at = min(dim, len(shape) - 2)

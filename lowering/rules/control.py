@@ -11,6 +11,7 @@ from typing import Any
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.layout import grouped_inputs
 from ipujax.lowering.popops import (
     Op,
     advance,
@@ -44,7 +45,7 @@ def scan_rule(
     # `unroll` and its like are advice for XLA
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name
-    carries = _states(ctx, operands[num_consts : num_consts + num_carry])
+    carries = _states(ctx, operands[num_consts : num_consts + num_carry], jaxpr, num_consts)
     stacks = operands[num_consts + num_carry :]
     for stack in stacks:
         map_for_slicing(graph, stack, (0,))
@@ -76,7 +77,7 @@ def while_rule(
     """
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
-    carries = _states(ctx, operands[cond_nconsts + body_nconsts :])
+    carries = _states(ctx, operands[cond_nconsts + body_nconsts :], body_jaxpr, body_nconsts)
     condition, body = ProgramSequence(), ProgramSequence()
     (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
     results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body)
@@ -90,8 +91,11 @@ def while_rule(
     return carries
 
 
-def _states(ctx: Context, initial: Sequence[Tensor]) -> list[Tensor]:
-    return [new_state(ctx.graph, x, ctx.prog, ctx.name, n) for n, x in enumerate(initial)]
+def _states(ctx: Context, initial: Sequence[Tensor], body: ClosedJaxpr, num_consts: int) -> list[Tensor]:
+    """The carries of a loop, which follow the constants among the inputs of its body."""
+    grouped = grouped_inputs(body.jaxpr)[num_consts:]
+    rows = zip(initial, grouped, strict=False)
+    return [new_state(ctx.graph, x, ctx.prog, ctx.name, n, own) for n, (x, own) in enumerate(rows)]
 
 
 def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
