@@ -34,6 +34,8 @@ from ipujax.runtime.tensor import (
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
     """The most even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many.
 
+    What is in a row of fewer bytes than that is not cut, where something else can be: it would move in small pieces.
+
     Args:
         shape: extents of the index space.
         order: the dimensions that may be cut; of two grids as good, the one that cuts the first of them more.
@@ -42,6 +44,7 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     """
     if 0 in shape:
         return nowhere(shape)
+    order = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE) or order
     grids = even_grids(shape, order, max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE)))
     keys = [-grids.blocks[d] for d in reversed(order)]
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))

@@ -27,8 +27,6 @@ from ipujax.runtime.tensor import (
     linear,
 )
 
-_MOST_FINER = 8  # boxes of a variable for one of a view: more would be shreds
-
 
 def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
     """Maps the unmapped variables of a tensor by the linear rule over the first tiles, default those of one IPU.
@@ -66,8 +64,8 @@ def linear_mapping(graph: Graph, size: int, dtype: object) -> Flat:
 def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
     """Maps the unmapped variable under a view so that each box of the view lies on one tile.
 
-    A view that is not the whole variable, or whose boxes would be shreds of it, falls back to the linear rule. Nothing
-    happens when the variable is mapped already.
+    A view that is not the whole variable, or whose boxes would be several of it each, falls back to the linear rule.
+    Nothing happens when the variable is mapped already.
 
     Args:
         graph: holds the variable.
@@ -89,7 +87,7 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
     (variable,) = tensor.variables()
     bounds, blocks = boxes_of_variable(variable.shape, digits, cuts)
     counts = [len(bound) - 1 for bound in bounds]
-    if prod(counts) > _MOST_FINER * tile.size:
+    if prod(counts) > tile.size:
         map_linearly(graph, tensor)
         return
     boxes = np.broadcast_to(tile[blocks] if blocks else tile, counts)

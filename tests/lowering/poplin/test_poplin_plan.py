@@ -254,7 +254,9 @@ def charged_plans(request):
     target, rows = preset(request.param), {}
     for shape in PRODUCTS:
         for dtype in (FLOAT, HALF):
-            plans = contenders(plan_matmul(*shape, dtype, target), target, None, 0.5)
+            groups, m, k, n = shape
+            by_rows = {"lhs_memory": ((1, groups), (3, m), (2, k)), "rhs_memory": ((0, groups), (2, k), (1, n))}
+            plans = contenders(plan_matmul(*shape, dtype, target, **by_rows), target, None, 0.5)
             rows[shape, dtype] = [(plan, _charge(target, shape, dtype, plan)) for plan in plans]
     return target, rows
 
