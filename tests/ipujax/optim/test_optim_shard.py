@@ -236,7 +236,8 @@ def test_bytes_of_the_state_fall_as_one_over_the_replicas(replicas: int) -> None
 def test_tiles_have_that_memory_back() -> None:
     """What exchanges of shards take in buffers and code is less than two thirds of what they save.
 
-    Shards are of parameters by rows, products keep these with columns in groups: they move in small pieces. A fused update has no intermediate values in memory that a shard of it could save too.
+    Shards are of parameters by rows, products keep these with columns in groups: they move in small pieces. A fused
+    update has no intermediate values in memory that a shard of it could save too.
     """
     params = {"w": jax.ShapeDtypeStruct((256, 512), jnp.float32), "v": jax.ShapeDtypeStruct((512, 64), jnp.float32)}
 
