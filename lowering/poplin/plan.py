@@ -261,7 +261,7 @@ def contenders(
         return (best,)
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
-    plans = [best] if best.steps > 1 else []
+    plans = [best]
     piece_cycles = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
     for in_groups in (False, True):
         plans += _frugal(spec, target, best, bound, in_groups, piece_cycles)
