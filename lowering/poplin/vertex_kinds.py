@@ -91,21 +91,26 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
-    """The multiples in which each dimension is split; with `in_groups` output channels in whole groups."""
+    """The multiples in which each dimension is split; with `in_groups` channels in whole groups, if they are kept so."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
-    outs = GROUP_CHANNELS if in_groups and extents.out_channels % GROUP_CHANNELS == 0 else 1
+    outs, ins = (_group(n) if in_groups else 1 for n in (extents.out_channels, extents.in_channels))
     if not kind.uses_amp:
-        return replace(ones, out_channels=outs)
+        return replace(ones, out_channels=outs, in_channels=ins)
     assert how.precision is not None, "AMP kinds apply to half and float only"
     amp = formula.amp_block(target, how.precision)
-    ins = amp.in_channels if extents.in_channels >= amp.in_channels or not kind.is_expanded else 1
+    if extents.in_channels >= amp.in_channels or not kind.is_expanded:
+        ins = max(ins, amp.in_channels)
     if not kind.is_swapped:
         return Dims(1, 1, max(outs, amp.out_channels), ins, ones.field, ones.kernel)
     rows = [extents.batch, *extents.field]
     longest = max(range(len(rows)), key=rows.__getitem__)
     row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]
     return Dims(row_grains[0], 1, outs, ins, tuple(row_grains[1:]), ones.kernel)
+
+
+def _group(channels: int) -> int:
+    return GROUP_CHANNELS if channels % GROUP_CHANNELS == 0 else 1
 
 
 def _useful_kernel(spec: ConvSpec, block: Block) -> tuple[Count, ...]:
