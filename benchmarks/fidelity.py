@@ -1,6 +1,6 @@
 """How close the simulated machine comes to published measurements: each case, measured, simulated, error and bar.
 
-    python benchmarks/fidelity.py                  every case; about two minutes
+    python benchmarks/fidelity.py                  every case; about three minutes
     python benchmarks/fidelity.py tutorial7 blur   some of them
 
 Prints docs/fidelity.md: `python benchmarks/fidelity.py > docs/fidelity.md`. Exits with 1 when a bar is missed. Cases
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from fidelity_cases.case import Family
 
-CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm")
+CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "bert")
 _HEAD = """# Fidelity: the simulated machine against published measurements
 
 The output of `python benchmarks/fidelity.py`. An error above 0 says that the simulation takes more than was measured.

@@ -91,7 +91,7 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
-    """The multiples in which each dimension is split; with `in_groups` channels in whole groups, if they are kept so."""
+    """The multiples in which each dimension is split; with `in_groups` channels in whole groups if they can be."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
     outs, ins = (_group(n) if in_groups else 1 for n in (extents.out_channels, extents.in_channels))

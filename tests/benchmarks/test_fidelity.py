@@ -29,7 +29,7 @@ def case() -> Iterator[Load]:
     sys.path.insert(0, str(BENCHMARKS))
     yield lambda name: importlib.import_module(f"fidelity_cases.{name}")
     sys.path.remove(str(BENCHMARKS))
-    for name in [name for name in sys.modules if name.startswith("fidelity_cases")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("fidelity_cases", "models")]:
         del sys.modules[name]
 
 
@@ -62,7 +62,7 @@ def test_a_case_nobody_knows_is_refused():
 # --- the cases --------------------------------------------------------------------------------------------------------
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur", "gemm")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur", "gemm", "bert")]
 
 
 @pytest.mark.parametrize("name", ["peaks", "fused", *SLOW])
