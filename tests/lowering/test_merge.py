@@ -14,6 +14,7 @@ from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.kernel import Op
 from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import Copy, Execute, Graph, HostStream, Sequence, StreamIn
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tensor.mapping import grid
 from tests.lowering.helpers import check, small_target
@@ -32,9 +33,9 @@ def counts(graph: Graph, prog: Sequence) -> list[int]:
     return [len(graph.groups[c.compute_set]) if isinstance(c, Execute) else 0 for c in prog.children()]
 
 
-def built(order: str) -> tuple[Graph, Sequence]:
+def built(order: str, target: Target | None = None) -> tuple[Graph, Sequence]:
     """A program of sines, `ab` for b = sin a, in order; `>` is a host stream into x."""
-    graph, prog, known = Graph(small_target(4)), Sequence(), dict[str, Tensor]()
+    graph, prog, known = Graph(target or small_target(4)), Sequence(), dict[str, Tensor]()
     for step in order.split():
         if step == ">":
             known["x"] = tensor(graph, "x")
@@ -50,6 +51,13 @@ def built(order: str) -> tuple[Graph, Sequence]:
 def test_independent_neighbours_are_one_compute_set() -> None:
     graph, prog = built("ab cd ef")
     assert counts(graph, prog) == [3] and set(graph.groups) == {prog.children()[0].compute_set}  # type: ignore[attr-defined]
+
+
+def test_operands_of_a_merged_set_take_no_more_than_those_of_one_operation_may() -> None:
+    """Each sine reads 96 bytes on a tile."""
+    for proportion, expected in ((0.1, [3]), (200 / 8192, [2, 1]), (100 / 8192, [1, 1, 1])):
+        target = small_target(4, bytes_per_tile=8192, available_memory_proportion=proportion)
+        assert counts(*built("ab cd ef", target)) == expected
 
 
 def test_a_chain_stays_apart() -> None:
