@@ -18,7 +18,7 @@ from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.cost.transfer import CopyCost
-from ipujax.runtime.graph.program import Call, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph.program import Call, Execute, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
@@ -243,3 +243,24 @@ def test_each_part_is_lowered_once() -> None:
     program = lowered(pipelined(MODELS["mlp"](STAGES), "1f1b", 8), args, small_target(4, num_ipus=STAGES))
     assert len(functions(program.program)) == 2 * STAGES
     assert sum(isinstance(node, Repeat) for step in blocks(program) for node in [step]) == 1
+
+
+def test_gradients_are_added_up_as_soon_as_they_are_made() -> None:
+    """What is kept of the gradient of the last layer is written before that of the first is made."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        with ipu.stage(0):
+            for name in ("a", "b", "c"):
+                x = jnp.tanh(x @ params[name])
+        with ipu.stage(1):
+            return jnp.sum(x)
+
+    params = {name: np.ones((WIDTH, WIDTH), np.float32) for name in ("a", "b", "c")}
+    fun = ipu.pipeline(jax.grad(loss), micro_batches=4, schedule="1f1b")
+    program = lowered(fun, (params, np.ones((8, WIDTH), np.float32)), small_target(4, num_ipus=2))
+    (run,) = program.pipelines
+    (backward,) = [f for name, f in functions(run.program).items() if "stage 0 backward" in name]
+    steps = [step.compute_set.name for step in distinct(backward.body) if isinstance(step, Execute)]
+    kept = {number: next(n for n, name in enumerate(steps) if f"result {number}/" in name) for number in range(3)}
+    products = [n for n, name in enumerate(steps) if "dot_general" in name]
+    assert kept[2] < kept[1] < kept[0] and kept[2] < products[-1]
