@@ -15,12 +15,12 @@ from ipujax.lowering.popops.blocks import follow, nowhere
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil import Grids, charged_price, even_grids, least_charged, view_digits
+from ipujax.lowering.poputil import Grids, charged_price, even_grids, first_tile, least_charged, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, element_bytes
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, blocked_mapping, element_bytes
 
 _COSTED_AT_ONCE = 64
 _MOST_TRIALS = 8  # grids tried where halos are read, which an estimate does not know to the cycle
@@ -75,7 +75,14 @@ def choose(
         candidates.append(placement)
         bounds.append(estimated_cycles(placement, at_home, after, graph))
         is_exact.append(by_estimate or at_home.is_exact)
-    return least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
+    chosen = least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
+    return _moved(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
+
+
+def _moved(graph: Graph, placement: Blocked) -> Blocked:
+    """A placement on tiles from 0 on, moved to where the last small one ended, if it is small."""
+    first = first_tile(graph, placement.tile.size)
+    return blocked_mapping(placement.cuts, placement.tile + np.int32(first)) if first else placement
 
 
 def _charge(graph: Graph, add: Add, placement: Blocked) -> int:

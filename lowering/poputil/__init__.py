@@ -9,6 +9,7 @@ from ipujax.lowering.poputil.grids import (
 )
 from ipujax.lowering.poputil.mapping import (
     check_may_place as check_may_place,
+    first_tile as first_tile,
     layout_like as layout_like,
     linear_mapping as linear_mapping,
     map_alike as map_alike,

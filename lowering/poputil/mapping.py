@@ -27,6 +27,8 @@ from ipujax.runtime.tensor import (
     linear,
 )
 
+_SMALL = 8
+
 
 def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
     """Maps the unmapped variables of a tensor by the linear rule over the first tiles, default those of one IPU.
@@ -38,7 +40,28 @@ def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) ->
         if variable not in graph.mappings:
             check_may_place(graph, variable)
             tiles = most_tiles or graph.target.tiles_per_ipu
-            graph.set_tile_mapping(variable, linear(variable.size, element_bytes(variable.dtype), tiles))
+            mapping = linear(variable.size, element_bytes(variable.dtype), tiles)
+            first = first_tile(graph, len(mapping.tiles), tiles)
+            graph.set_tile_mapping(variable, linear(variable.size, element_bytes(variable.dtype), tiles, first))
+
+
+def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> int:
+    """The tile to start at: behind the last that was on few tiles, so that small things do not pile up on the first.
+
+    Args:
+        graph: remembers where the last one ended.
+        num_tiles: how many are needed.
+        most_tiles: how many there are, default those of one IPU.
+
+    Returns:
+        0 for what is not small: on more than an eighth of the tiles (assumed).
+    """
+    most = most_tiles or graph.target.tiles_per_ipu
+    if num_tiles > most // _SMALL:
+        return 0
+    first = graph.next_tile if graph.next_tile + num_tiles <= most else 0
+    graph.next_tile = first + num_tiles
+    return first
 
 
 def check_may_place(graph: Graph, variable: Variable) -> None:

@@ -44,6 +44,7 @@ class Graph:
         libraries: op libraries that the user's program says it uses.
     """
 
+    next_tile = 0  # where the next small variable starts
     maps_automatically = True  # whether operations may place what has no tile mapping yet
 
     def __init__(
