@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,13 @@ def test_a_process_of_its_own_measures_the_same(monkeypatch: pytest.MonkeyPatch)
     apart, here = fit.measure_apart("hmm", sizes, SMALL, {}), fit.measure("hmm", sizes, SMALL, {})
     del apart["cpu_seconds"], here["cpu_seconds"]
     assert apart == here
+
+
+def test_the_page_on_one_gpt_block_has_its_figures() -> None:
+    page = (Path(BENCHMARKS).parent / "docs" / "one_gpt_block.md").read_text(encoding="utf-8")
+    found = fit.figures(MODELS["gpt-block"](), {}, {})
+    rows = re.findall(r"^\| `([a-z ]+)` \|.*\| ([\d,]+) \|$", page, re.MULTILINE)
+    pasted = {heading: int(now.replace(",", "")) for heading, now in rows if heading in fit.COLUMNS.values()}
+    assert {"cycles", "sets", "most exchange", "tile bytes"} <= set(pasted)
+    measured = {heading: found[name] for name, heading in fit.COLUMNS.items() if heading in pasted}
+    assert pasted == pytest.approx(measured, rel=0.2)
