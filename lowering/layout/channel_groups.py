@@ -4,8 +4,8 @@ What a product reads or makes, and what is combined with it element by element (
 of an optimiser), moves between tiles in fewer pieces if all of it is kept alike.
 
 Input: a jaxpr. Output: for each of its inputs whether it is one of these. Values are in one class if an equation maps
-elements of one to the same elements of the other, hands one to a jaxpr inside as the other, or transposes the matrices
-of one: both are then kept with their own columns in groups.
+elements of one to the same elements of the other, hands one to a jaxpr inside as the other, looks up or updates rows of
+one by the other, or transposes the matrices of one: each is then kept with its own columns in groups.
 Source of groups: poplibs `poplin/ConvUtil.cpp` (reference machine.md §3).
 Limits: a class ends at views, loops of unknown length and branches; nothing is weighed.
 """
@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var, jaxprs_in_params
-from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.popops import OP_COSTS, SCATTERS
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
+_ROWS = frozenset(("gather", *SCATTERS))  # of a table, with as many columns
 _ELEMENTWISE = frozenset(OP_COSTS) | {"add_any", "copy", "optimization_barrier"}
 
 
@@ -74,6 +75,11 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
             (one,), (other,) = eqn.invars, eqn.outvars
             if sorted(_matrix(one) or ()) == sorted(_matrix(other) or ()):
                 classes.join(one, other)
+        elif eqn.primitive.name in _ROWS:
+            table, _, *updates = eqn.invars
+            for rows in (*updates, *eqn.outvars):
+                if _columns(table) == _columns(rows):
+                    classes.join(table, rows)
         for inner in jaxprs_in_params(eqn.params):
             inside: Jaxpr = getattr(inner, "jaxpr", inner)
             _hand_in(eqn, inside, classes)
@@ -87,6 +93,11 @@ def _hand_in(eqn: JaxprEqn, inside: Jaxpr, classes: _Classes) -> None:
             for atom, var in zip(given, own, strict=True):
                 if _matrix(atom) == _matrix(var):
                     classes.join(atom, var)
+
+
+def _columns(atom: Atom) -> int:
+    matrix = _matrix(atom)
+    return matrix[-1] if matrix else 0
 
 
 def _matrix(atom: Atom) -> tuple[int, ...] | None:

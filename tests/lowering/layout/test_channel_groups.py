@@ -42,6 +42,12 @@ def test_vectors_and_programs_without_products_are_kept_as_they_are() -> None:
     assert grouped(lambda x, b: x @ b, MATRIX, vector) == [True, False]
 
 
+def test_a_table_whose_rows_are_multiplied() -> None:
+    tokens = jax.ShapeDtypeStruct((5,), jnp.int32)
+    assert grouped(lambda table, w, tokens: table[tokens] @ w, MATRIX, SQUARE, tokens) == [True, True, False]
+    assert grouped(lambda table, w, tokens: table[tokens] + 1, MATRIX, SQUARE, tokens) == [False, False, False]
+
+
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
 def test_through_what_holds_a_jaxpr(wrap: Callable[..., Any]) -> None:
     assert grouped(wrap(lambda x, w: jnp.sin(x) @ w), MATRIX, SQUARE) == [True, True]
