@@ -256,6 +256,9 @@ def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
+_MOST_LAYOUTS = 8  # assumed: those in which most operands lie; a sum of hundreds would charge each for all others
+
+
 class _Layout(NamedTuple):
     """A shape of as many elements as the index space has, and a mapping of it."""
 
@@ -276,7 +279,8 @@ def _layout(
     given = [out for out in outs if out is not None and graph.is_mapped(out)]
     whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
     homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]
-    homes += [] if given and homes else [linear]
+    most = {home for home, _ in Counter(homes).most_common(_MOST_LAYOUTS)}
+    homes = [home for home in homes if home in most] + ([] if given and homes else [linear])
     repeats = len(whole) < len(operands)
     layouts = list(dict.fromkeys(_in_rows(home) if repeats and home.shape == shape else home for home in homes))
     if len(layouts) == 1:
