@@ -208,7 +208,9 @@ class _Program:
                 if bounds is not None:
                     spans = pairwise(bounds)
                     shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
-                shards = tuple(_added(graph, shape, aval.dtype, name, in_groups) for name, shape in shapes.items())
+                shards = tuple(
+                    _argument_variable(graph, shape, aval.dtype, name, in_groups) for name, shape in shapes.items()
+                )
             self._shards.append(shards)
             arguments.append(_joined(shards))
             inputs.append(stream)
@@ -241,7 +243,8 @@ class _Program:
         return donated
 
 
-def _added(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str, in_groups: bool) -> Tensor:
+def _argument_variable(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str, in_groups: bool) -> Tensor:
+    """A variable for an argument, or a shard of one, in the shape of the argument."""
     held = MemoryOrder.with_channels(shape, len(shape) - 1) if in_groups else MemoryOrder.own(shape)
     return held.of_view(graph.add_variable(held.variable_shape, dtype, name))
 

@@ -8,7 +8,8 @@ The charge of a grid does not depend on how many tiles the target has. Without h
 elsewhere it is what the cost model charges.
 Limits: of an operand that lies elsewhere all is taken to be received, in as few fragments as can be; halos are those of
 a typical block. Where several tiles read a block that is shared out unevenly, or some buses reach from one block to the
-next, the charge was up to 4 % less on the grids that were compared.
+next, the charge was up to 4 % less on the grids that were compared. Grids are taken to start at a tile 0, small ones
+may start in the middle of a bus (`poputil.first_tile`).
 """
 
 from __future__ import annotations

@@ -27,11 +27,16 @@ from ipujax.runtime.tensor import (
     linear,
 )
 
-_SMALL = 8
+_SMALL_SHARE = 8  # assumed: what is on an eighth of the tiles or less is small
 
 
 def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
-    """Maps the unmapped variables of a tensor by the linear rule over the first tiles, default those of one IPU.
+    """Maps the unmapped variables of a tensor by the linear rule, small ones from `first_tile` on.
+
+    Args:
+        graph: holds the variables.
+        tensor: nothing happens to what of it is mapped.
+        most_tiles: over the first so many tiles, default those of one IPU.
 
     Raises:
         GraphError: for a variable of a graph that leaves placing variables to its user; constants are placed anyway.
@@ -54,10 +59,10 @@ def first_tile(graph: Graph, num_tiles: int, most_tiles: int | None = None) -> i
         most_tiles: how many there are, default those of one IPU.
 
     Returns:
-        0 for what is not small: on more than an eighth of the tiles (assumed).
+        0 for what is not small.
     """
     most = most_tiles or graph.target.tiles_per_ipu
-    if num_tiles > most // _SMALL:
+    if num_tiles > most // _SMALL_SHARE:
         return 0
     first = graph.next_tile if graph.next_tile + num_tiles <= most else 0
     graph.next_tile = first + num_tiles

@@ -9,6 +9,7 @@ Limits: the order in which replicas run between meetings is that of their number
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
 from ipujax.runtime.tensor import Tensor
 
 
-class Runner:
+class Runner(ABC):
     """Follows control; what a machine does in a step and how it decides is for subclasses to say."""
 
     def run(self, program: Program) -> None:
@@ -59,13 +60,13 @@ class Runner:
             case _:
                 self.step(program)
 
+    @abstractmethod
     def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
         """The program a node runs next, None for the end of a loop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, program: Program) -> None:
         """Runs a node that is no control."""
-        raise NotImplementedError
 
 
 class Machine(Protocol):
