@@ -53,12 +53,8 @@ def stacked(occupancy: Occupancy) -> np.ndarray:
         for item in _items(owner, occupancy, done, wide):
             padding = (WIDE_ALIGNMENT_BYTES - ALIGNMENT_BYTES) * item.wide  # to an address that is aligned
             size[item.first : item.stop] += item.values + padding
-        for step in occupancy.frames.of[owner].steps:
-            if found := occupancy.buffers(step):
-                need = np.zeros(tiles, np.int64)
-                for _, first, values in found:
-                    need[first : first + len(values)] += round_up(values)
-                np.maximum(most, need, out=most)
+        for item in _buffers(owner, occupancy):
+            np.maximum(most[item.first : item.stop], item.values, out=most[item.first : item.stop])
         done[owner] = Arena(size + most, np.zeros(tiles, np.int64))
     return done[None].size
 
@@ -95,14 +91,25 @@ def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide:
     return items
 
 
+def _buffers(owner: Owner, occupancy: Occupancy) -> list[Item]:
+    """The buffers of each step that has any, as one item."""
+    items = []
+    for position, step in enumerate(occupancy.frames.of[owner].steps):
+        if found := occupancy.buffers(step):
+            low = min(first for _, first, _ in found)
+            need = np.zeros(max(first + len(values) for _, first, values in found) - low, np.int64)
+            for _, first, values in found:
+                need[first - low : first - low + len(values)] += round_up(values)
+            items.append(Item(low, need, ((position, position),), wide=False))
+    return items
+
+
 def _chips(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]) -> list[Chip]:
-    target, steps = occupancy.target, occupancy.frames.of[owner].steps
-    items = _items(owner, occupancy, arenas, wide)
-    buffers = [(position, occupancy.buffers(step)) for position, step in enumerate(steps)]
-    layers = [(where, sorted(found, key=lambda layer: -layer[2].sum())) for where, found in buffers if found]
+    target = occupancy.target
+    items = [*_items(owner, occupancy, arenas, wide), *_buffers(owner, occupancy)]
     chips = []
     for first in range(0, target.num_tiles, target.tiles_per_ipu):
         tiles = range(first, first + target.tiles_per_ipu)
         here = [item for item in items if item.first < tiles.stop and item.stop > tiles.start]
-        chips.append(Chip(tiles, here, layers, target.interleaved_bytes))
+        chips.append(Chip(tiles, here, target.interleaved_bytes))
     return chips

@@ -4,8 +4,9 @@ Input: the bytes of each item on each tile, and the steps during which it lives.
 that no two items that live at the same step share a byte. An item has one address for all the steps it lives.
 
 Items are placed one after the other, those that must lie first before the others, each at the lowest address where it
-fits. Longest-lived first, lives that contain each other or do not meet stack up without a gap; earliest first, items of
-one size leave none; largest first leaves small ones. Which is best is found by trying.
+fits. Largest first leaves small gaps; longest-lived first, lives that contain each other or do not meet stack up
+without any; earliest first, items of one size leave none. Which is best is found by trying, and by
+placing again and again what came to lie on top before all else, as allocators for small accelerators do.
 Source: first fit and the left-edge algorithm for dynamic storage allocation; Poplar & PopLibs user guide, "Memory use":
 "variables can be overlapped with others, because they are not live at the same time".
 Limits: a heuristic, as the problem is NP-hard; the result is at least the peak of what lives, and the `gap` of the
@@ -25,7 +26,7 @@ ALIGNMENT_BYTES = 8  # published: a 64-bit load; `in` of poplibs ConvPartial1x1O
 WIDE_ALIGNMENT_BYTES = 16  # published: a 128-bit load; `out` of the same vertex is aligned to 16 bytes
 
 Span = tuple[int, int]  # first and last step, both included
-Order = Literal["longest", "earliest", "largest"]
+Order = Literal["largest", "longest", "earliest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
@@ -79,19 +80,24 @@ def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, s
     return Packing(start.T.astype(np.int64), end.T.astype(np.int64))
 
 
-def in_order(sizes: np.ndarray, spans: Sequence[Sequence[Span]], first: np.ndarray, order: Order) -> np.ndarray:
+def in_order(sizes: np.ndarray, spans: Sequence[Sequence[Span]], order: Order) -> np.ndarray:
     """The items in the order in which to place them, int64[items].
 
     Args:
         sizes: bytes of each item on each tile, int64[items, tiles].
         spans: the steps during which each item lives.
-        first: which items are placed before all others, bool[items].
-        order: which of the others is placed before which: longest-lived, earliest, or largest first.
+        order: which is placed before which: longest-lived, earliest, or largest first.
     """
     life = np.array([sum(high - low + 1 for low, high in own) for own in spans], np.int64)
     begin, size = np.array([own[0][0] for own in spans], np.int64), sizes.max(1, initial=0)
     keys = {"longest": (-size, -life), "earliest": (-life, begin), "largest": (-life, -size)}
-    return np.lexsort((*keys[order], ~first))
+    return np.lexsort(keys[order])
+
+
+def first(items: np.ndarray | int, sequence: np.ndarray) -> np.ndarray:
+    """A sequence in which some items go before all others; both keep their order."""
+    is_first = np.isin(sequence, items)
+    return np.concatenate((sequence[is_first], sequence[~is_first]))
 
 
 def flat(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,24 +106,6 @@ def flat(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.nd
     begin = np.array([low for own in spans for low, _ in own], np.int64)
     stop = np.array([high for own in spans for _, high in own], np.int64)
     return of, begin, stop
-
-
-def place(start: np.ndarray, end: np.ndarray, size: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> np.ndarray:
-    """The lowest address at which one more item fits between those that are there.
-
-    Args:
-        start: addresses of what is there, multiples of 8, int64[tiles, items]; what has no bytes starts and ends at 0.
-        end: addresses behind it.
-        size: bytes of the new item, int64[tiles].
-        alignment_bytes: what its address is a multiple of.
-
-    Returns:
-        int64[tiles].
-    """
-    keys = _no_keys(start.shape, int((end.max(1, initial=0) + size).max(initial=0)) + alignment_bytes)
-    for half, values in zip(_halves(keys), (start, end), strict=True):
-        half[...] = values
-    return _lowest(keys, size, alignment_bytes)
 
 
 def _no_keys(shape: tuple[int, ...], most_bytes: int) -> np.ndarray:
@@ -134,7 +122,16 @@ def _halves(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lowest(keys: np.ndarray, size: np.ndarray, alignment_bytes: int) -> np.ndarray:
-    """`place` between what keys, [tiles, items], tell of; sorts them, in place."""
+    """The lowest address at which one more item fits between those that are there.
+
+    Args:
+        keys: their addresses, multiples of 8, and ends; what has no bytes starts and ends at 0; sorted, in place.
+        size: bytes of the new item, int64[tiles].
+        alignment_bytes: what its address is a multiple of.
+
+    Returns:
+        int64[tiles].
+    """
     keys.sort(1)
     start, end = _halves(keys)
     below = np.zeros((end.shape[0], end.shape[1] + 1), end.dtype)  # how far memory is taken below each gap, and on top

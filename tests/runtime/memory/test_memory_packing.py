@@ -12,7 +12,7 @@ from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Call, Copy, Function, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.memory.frames import frames_of
-from ipujax.runtime.memory.packing import ORDERS, classes_of, groups_of, in_order, merge, pack, place, round_up
+from ipujax.runtime.memory.packing import ORDERS, classes_of, first, groups_of, in_order, merge, pack, round_up
 from ipujax.runtime.tensor.mapping import grid
 from tests.runtime.helpers import TARGET
 
@@ -47,9 +47,9 @@ def peak(sizes, spans):
     )
 
 
-def pack_in(order, sizes, spans, wide, first):
-    """Packs items in an order."""
-    return pack(sizes, spans, wide, in_order(sizes, spans, first, order))
+def pack_in(order, sizes, spans, wide, is_first):
+    """Packs items in an order, some before all others."""
+    return pack(sizes, spans, wide, first(np.flatnonzero(is_first), in_order(sizes, spans, order)))
 
 
 def pack_all(sizes, spans, order="longest"):
@@ -138,13 +138,19 @@ def test_what_comes_first_lies_lowest(drawn, huge):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), max_size=5), st.integers(1, 8))
-def test_place_is_the_lowest_address_that_is_free(pairs, size):
-    pairs = [(start if length else 0, start + length if length else 0) for start, length in pairs]
-    start, end = (np.array([[pair[k] for pair in pairs]], np.int64).reshape(1, -1) for k in (0, 1))
-    taken = {address for low, high in pairs for address in range(low, high)}
-    expected = next(a for a in range(99) if taken.isdisjoint(range(a, a + size)))
-    assert place(start, end, np.array([size])).tolist() == [expected]
+@given(items(most=6), st.data())
+def test_each_item_has_the_lowest_address_that_is_free(drawn, data):
+    sizes, spans, _ = drawn
+    order = np.array(data.draw(st.permutations(range(len(spans)))), np.int64)
+    found = pack(sizes, spans, np.zeros(len(spans), bool), order)
+    steps = [{step for low, high in own for step in range(low, high + 1)} for own in spans]
+    for one in range(sizes.shape[1]):
+        for number, item in enumerate(order):
+            met = [other for other in order[:number] if steps[other] & steps[item]]
+            taken = {a for other in met for a in range(found.start[one, other], found.end[one, other])}
+            size = int(sizes[item, one])
+            free = (a for a in range(0, 10**6, 8) if taken.isdisjoint(range(a, a + size)))
+            assert not size or found.start[one, item] == next(free)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=6, max_size=6), min_size=1, max_size=3))
