@@ -65,7 +65,7 @@ ROOMS: dict[str, str] = {
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat",
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas runtime.graph"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas runtime.graph runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"

@@ -4,9 +4,11 @@ from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNu
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
     equations as equations,
+    everywhere as everywhere,
     once as once,
     primitive_names as primitive_names,
     rewritten_params as rewritten_params,
+    variables_read as variables_read,
 )
 from ipujax.lowering.jaxpr.op_counts import (
     VIEWS as VIEWS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, closed, jaxprs_in_params
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -47,6 +47,20 @@ def once(rewrite: Rewrite) -> Rewrite:
     return run
 
 
+def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrite:
+    """A rewriting that does the same to jaxprs inside; one that several equations hold stays one.
+
+    Args:
+        rewrite: from a jaxpr, and what rewrites those its equations hold, to an equal jaxpr.
+    """
+
+    @once
+    def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        return rewrite(jaxpr, run)
+
+    return run
+
+
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """The names of the primitives of a jaxpr and of the jaxprs inside it."""
     return (eqn.primitive.name for eqn in equations(jaxpr))
@@ -63,3 +77,8 @@ def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     """The equations of the jaxprs that an equation holds, and of those inside them."""
     for inner in jaxprs_in_params(eqn.params):
         yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def variables_read(eqn: JaxprEqn) -> list[Var]:
+    """The operands of an equation that are no literals."""
+    return [atom for atom in eqn.invars if isinstance(atom, Var)]

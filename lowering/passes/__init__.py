@@ -30,6 +30,7 @@ from ipujax.lowering.passes.merge_collectives import (
     all_reduce_p as all_reduce_p,
     merge_collectives,
 )
+from ipujax.lowering.passes.narrow import narrow
 from ipujax.lowering.passes.outline import outline, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
@@ -41,6 +42,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("inline", inline),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
+    ("narrow", narrow),
     ("dce", dce),
     ("swap_products", swap_products),
     ("outline", outline),

@@ -1,5 +1,8 @@
 """Pass `fuse`: elementwise equations over one index space become one equation `fused`, which one vertex computes.
 
+Reductions of what a group computes are part of it: a vertex reduces its own block. A cheap value that only groups read
+is computed again by each of them, see `repeat_cheap`: it is neither stored nor loaded.
+
 An equation joins the group of an equation whose result it reads if both have the same index space (shapes but for
 dimensions of size 1) and run in one place, on the same side of a gradient. Reshapes that only add or drop dimensions of
 size 1 are seen through; broadcasts stay outside, for they are views that cost nothing. What only the group reads is
@@ -12,8 +15,9 @@ GPU. Limits: siblings that only share an operand are not fused (they may share a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -35,10 +39,11 @@ from ipujax.lowering.jax_compat import (
     part_of,
     shape_of,
 )
-from ipujax.lowering.jaxpr import Rewrite, has_stages, once, rewritten_params, stage_name
+from ipujax.lowering.jaxpr import Rewrite, everywhere, has_stages, rewritten_params, stage_name, variables_read
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
-from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.passes.repeat_cheap import Repeated
+from ipujax.lowering.popops import MONOIDS, OP_COSTS
 
 _FUSIBLE = frozenset(OP_COSTS) - {"copy"}
 _RESHAPING = frozenset(("bitcast_convert_type",))  # between widths the shape changes
@@ -66,11 +71,7 @@ def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def fuser() -> Rewrite:
     """The same for several jaxprs that each run in one place, with stages or not: one they all hold stays one."""
 
-    @once
-    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(fuse_equations(body.jaxpr, inside).jaxpr, body.consts)
-
-    return inside
+    return everywhere(lambda body, inside: ClosedJaxpr(fuse_equations(body.jaxpr, inside).jaxpr, body.consts))
 
 
 def index_space(shape: Sequence[int]) -> tuple[int, ...]:
@@ -100,24 +101,110 @@ def fuse_equations(jaxpr: Jaxpr, inside: Rewrite, places: Sequence[Hashable] | N
         explicit = _explicit(eqn)
         eqns += explicit
         sources += [number] * len(explicit)
-    maker = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
-    reads = [_reads(eqn, maker, eqns) for eqn in eqns]
-    for earlier, later in pairwise(n for n, eqn in enumerate(eqns) if eqn.effects):
-        reads[later].append(earlier)
-    own = [_key(eqn) for eqn in eqns]
-    keys = own if places is None else [key and (key, places[n]) for key, n in zip(own, sources, strict=True)]
-    needed = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
+    own_places = [None if places is None else places[n] for n in sources]
+    body = _Body(jaxpr, eqns, own_places)
     done, numbers = list[JaxprEqn](), list[int]()
-    for group in reversed(grouped(reads, keys)):
-        together = eqns[group[0]]
-        if len(group) > 1:
-            together = _together(jaxpr, [eqns[n] for n in group], maker, eqns, needed)
-        elif is_unit_view(together) and together.outvars[0] not in needed:
-            continue  # groups see through it
-        needed.update(_variables(together))
-        done.append(together)
-        numbers.append(sources[group[-1]])
+    for group in reversed(body.groups):
+        together = body.together(group)
+        if together is not None:
+            done.append(together)
+            numbers.append(sources[group[-1]])
     return Fused(jaxpr.replace(eqns=done[::-1]), numbers[::-1])
+
+
+class _Body:
+    """The equations of one jaxpr, in groups; these are put together from the last to the first."""
+
+    def __init__(self, whole: Jaxpr, eqns: Sequence[JaxprEqn], places: Sequence[Hashable]) -> None:
+        self._whole, self._eqns, self._places = whole, eqns, places
+        self._maker = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
+        own = [_key(eqn) for eqn in eqns]
+        keys = [key and (key, place) for key, place in zip(own, places, strict=True)]
+        reads = [self._read_by(eqn, key is not None) for eqn, key in zip(eqns, keys, strict=True)]
+        for earlier, later in pairwise(n for n, eqn in enumerate(eqns) if eqn.effects):
+            reads[later].append(earlier)
+        self.groups = grouped(reads, keys)
+        group_of = {n: g for g, group in enumerate(self.groups) for n in group}
+        self._needed = {atom for atom in whole.outvars if isinstance(atom, Var)}
+        stored = {self.source(var) for var in self._needed}
+        for eqn, key in zip(eqns, keys, strict=True):
+            if key is None and not is_unit_view(eqn):
+                stored.update(eqn.outvars, map(self.source, variables_read(eqn)))
+
+        def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
+            # What nobody else needs is not stored in place of something as narrow.
+            own, makers = group_of[self._maker[var]], [self._maker.get(leaf) for leaf in leaves if leaf not in stored]
+            others = all(number is None or group_of[number] != own for number in makers)
+            return sum(leaves.values()) < width + others
+
+        self._repeated = Repeated(eqns, self._maker, stored, self.source, is_worth_it)
+
+    def _read_by(self, eqn: JaxprEqn, sees_through_views: bool) -> list[int]:
+        """The equations that one must follow: those that make its operands, or what these are views of."""
+        read = map(self.source, variables_read(eqn)) if sees_through_views else variables_read(eqn)
+        return [self._maker[var] for var in read if var in self._maker]
+
+    def source(self, atom: Var) -> Var:
+        """What a value is a view of, but for dimensions of size 1."""
+        while atom in self._maker and is_unit_view(self._eqns[self._maker[atom]]):
+            (atom,) = variables_read(self._eqns[self._maker[atom]])
+        return atom
+
+    def together(self, group: Sequence[int]) -> JaxprEqn | None:
+        """The one equation for a group; None where nothing needs it."""
+        members = [self._eqns[n] for n in group]
+        is_alone, is_elementwise = len(group) == 1, _key(members[0]) is not None
+        if is_alone and (not is_elementwise or not self._reads_repeated(group[0])):
+            (eqn,) = members
+            if not self._needed.intersection(eqn.outvars) and (is_elementwise or is_unit_view(eqn)):
+                return None  # groups see through it, or repeat it
+            made = eqn
+        else:
+            results = [var for eqn in members for var in eqn.outvars if var in self._needed]
+            if not results:
+                return None
+            made = self._fused(group, results)
+        self._needed.update(variables_read(made))
+        return made
+
+    def _reads_repeated(self, number: int) -> bool:
+        return any(self._repeats(self.source(var), number) for var in variables_read(self._eqns[number]))
+
+    def _repeats(self, var: Var, reader: int) -> bool:
+        """Whether a reader computes a value itself: where it is made, and not far from there."""
+        return var in self._repeated and self._places[self._maker[var]] == self._places[reader]
+
+    def _fused(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
+        """One equation for a group; it has the place in the user's code of the last one that is no reduction."""
+        inner: dict[Var, Var] = {}  # in the body: operands, what is computed, and views of both
+        operands: list[Var] = []
+        body: list[JaxprEqn] = []
+
+        def read(atom: Atom) -> Atom:
+            if isinstance(atom, Literal):
+                return atom
+            if atom not in inner:
+                number = self._maker.get(atom)
+                if number is not None and (is_unit_view(self._eqns[number]) or self._repeats(atom, group[-1])):
+                    define(self._eqns[number])
+                else:
+                    operands.append(atom)
+                    inner[atom] = Var(atom.aval)
+            return inner[atom]
+
+        def define(eqn: JaxprEqn) -> None:
+            invars, (out,) = [read(atom) for atom in eqn.invars], eqn.outvars
+            inner[out] = Var(out.aval)
+            body.append(eqn.replace(invars=invars, outvars=[inner[out]]))
+
+        members = [self._eqns[n] for n in group]
+        for eqn in members:
+            if eqn.outvars[0] not in inner:
+                define(eqn)
+        jaxpr = part_of(self._whole, [inner[var] for var in operands], [inner[var] for var in results], body)
+        params = {"jaxpr": jaxpr, "name": _title(members)}
+        place = [eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members
+        return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), place[-1].source_info)
 
 
 def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -140,15 +227,17 @@ def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 def _key(eqn: JaxprEqn) -> Hashable | None:
     """What equations of a group have in common; None for one that cannot be in a group."""
-    if eqn.primitive.name not in _FUSIBLE or len(eqn.outvars) != 1 or eqn.effects:
+    is_reduction, operands = eqn.primitive.name in MONOIDS, list(variables_read(eqn))
+    if not (is_reduction or eqn.primitive.name in _FUSIBLE) or len(eqn.outvars) != 1 or eqn.effects or not operands:
         return None
-    shape, variables = shape_of(eqn.outvars[0]), list(_variables(eqn))
-    fits = all(shape_of(var) == shape for var in variables)
-    plain = all(_is_plain(atom.aval) for atom in (*variables, *eqn.outvars))
+    shape = shape_of(operands[0] if is_reduction else eqn.outvars[0])
+    fits = all(shape_of(var) == shape for var in operands)
+    plain = all(_is_plain(atom.aval) for atom in (*operands, *eqn.outvars))
     scalars = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
+    reduces = not is_reduction or (prod(shape) > 0 and any(shape[d] != 1 for d in eqn.params["axes"]))
     name = stage_name(eqn)  # of which the stage does not matter: its place does
     apart = name.is_backward, name.is_recomputed
-    return (index_space(shape), apart) if fits and plain and scalars and variables else None
+    return (index_space(shape), apart) if fits and plain and scalars and reduces else None
 
 
 def _is_plain(aval: Any) -> bool:
@@ -156,64 +245,11 @@ def _is_plain(aval: Any) -> bool:
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended) and aval.dtype != jax.dtypes.float0
 
 
-def _variables(eqn: JaxprEqn) -> Iterable[Var]:
-    return (atom for atom in eqn.invars if isinstance(atom, Var))
-
-
-def _reads(eqn: JaxprEqn, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> list[int]:
-    """The equations that one must follow: those that make its operands, or what these are views of."""
-    sources = (_source(atom, maker, eqns) if _key(eqn) is not None else atom for atom in _variables(eqn))
-    return [maker[var] for var in sources if var in maker]
-
-
-def _source(atom: Var, maker: dict[Var, int], eqns: Sequence[JaxprEqn]) -> Var:
-    """What a value is a view of, but for dimensions of size 1."""
-    while atom in maker and is_unit_view(eqns[maker[atom]]):
-        (source, *_) = eqns[maker[atom]].invars
-        assert isinstance(source, Var)
-        atom = source
-    return atom
-
-
 def is_unit_view(eqn: JaxprEqn) -> bool:
     """Whether an equation adds or drops dimensions of size 1, and nothing else."""
     if eqn.primitive.name not in _UNIT_VIEWS or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
         return False
     return index_space(shape_of(eqn.invars[0])) == index_space(shape_of(eqn.outvars[0]))
-
-
-def _together(
-    whole: Jaxpr, members: Sequence[JaxprEqn], maker: dict[Var, int], eqns: Sequence[JaxprEqn], needed: set[Var]
-) -> JaxprEqn:
-    """One equation for a group; it has the last one's place in the user's code."""
-    inner: dict[Var, Var] = {}  # in the body: operands, what is computed, and views of both
-    operands: list[Var] = []
-    body: list[JaxprEqn] = []
-
-    def read(atom: Atom) -> Atom:
-        if isinstance(atom, Literal):
-            return atom
-        if atom in inner:
-            return inner[atom]
-        if atom in maker and is_unit_view(eqns[maker[atom]]):
-            view = eqns[maker[atom]]
-            body.append(view.replace(invars=[read(view.invars[0])], outvars=[define(atom)]))
-        else:
-            operands.append(atom)
-            define(atom)
-        return inner[atom]
-
-    def define(var: Var) -> Var:
-        inner[var] = Var(var.aval)
-        return inner[var]
-
-    for eqn in members:
-        invars = [read(atom) for atom in eqn.invars]
-        body.append(eqn.replace(invars=invars, outvars=[define(eqn.outvars[0])]))
-    results = [eqn.outvars[0] for eqn in members if eqn.outvars[0] in needed]
-    jaxpr = part_of(whole, [inner[var] for var in operands], [inner[var] for var in results], body)
-    params = {"jaxpr": jaxpr, "name": _title(members)}
-    return new_jaxpr_eqn(operands, results, fused_p, params, set(), members[-1].source_info)
 
 
 def _title(members: Sequence[JaxprEqn]) -> str:

@@ -13,17 +13,12 @@ from collections import Counter
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
-from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, everywhere, rewritten_params
 
 
 def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr with transposed products computed the other way round."""
-
-    @once
-    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
-        return _swapped(body, inside)
-
-    return inside(jaxpr)
+    return everywhere(_swapped)(jaxpr)
 
 
 def _swapped(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:

@@ -373,6 +373,11 @@ class _PipelineLowering:
             push(view, stack, value, self._counter(builder), builder.body, name)
             self.accumulators[number, place] = stack
             return
+        shared = self._shared_accumulator(number, builder.ipu) if kind in ("sum", "mean") else None
+        if shared is not None:
+            self.accumulators[number, place] = shared
+            self.ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, shared)
+            return
         dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
         held = self.accumulators[number, place] = self.ipus.like(value, builder.ipu, f"{name}/{kind}", dtype)
         if kind == "last":
@@ -383,6 +388,13 @@ class _PipelineLowering:
         self.prog.add(Copy(zero.broadcast_in_dim(held.shape, ()), held, f"{name}/zero", self.ipus.graph.origin))
         values = [held, value, *([self._counter(builder)] if kind == "running_mean" else [])]
         self.ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, held)
+
+    def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
+        """What another stage on the same IPU adds its term of a result to, as those of a tied weight are."""
+        home = {
+            place: self.ipus.home(held.variables()[0]) for (n, place), held in self.accumulators.items() if n == number
+        }
+        return next((self.accumulators[number, place] for place, other in home.items() if other == ipu), None)
 
     def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], builder: PartBuilder) -> None:
         """Replaces the states that a stage holds, all at once."""
@@ -459,7 +471,8 @@ class _PipelineLowering:
         if kind == "carry":
             return self.states[body.invars[self.spec.states[number]]]
         home = self.staged.home(terms)
-        parts = [self.accumulators[number, place] for place in range(len(terms))]
+        held = (self.accumulators[number, place] for place in range(len(terms)))
+        parts = list({part.node: part for part in held}.values())
         if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
             return parts[0]
         brought = [self.ipus.bring(part, home, self.prog) for part in parts]

@@ -20,16 +20,14 @@ from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_code
 from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
-    joined,
     memory_of,
-    parts,
     place_operand,
-    repeated,
     result_variable,
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
+from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
@@ -179,19 +177,20 @@ def _extents(
 
 
 def _in_steps(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
-    """Maps the operands, adds all steps of a plan and joins their results, in the layout `params.out`."""
+    """Maps the operands and adds all steps of a plan; the result is in the layout `params.out`."""
     plan, params = planned.plan, planned.params
+    over_batch = plan.step_axis == BATCH
     _map_operands(graph, x, w, plan, params)
     if plan.steps == 1:
         return _step(graph, x, w, planned, prog, name)
-    over_batch = plan.step_axis == BATCH
-    inputs = parts(x, params.lhs.batch, plan.steps) if over_batch else [x] * plan.steps
-    weights = [w] * plan.steps if over_batch else parts(w, params.rhs.batch, plan.steps)
-    results = [
-        _step(graph, one, weight, planned, prog, f"{name}/step{number}")
-        for number, (one, weight) in enumerate(zip(inputs, weights, strict=True))
-    ]
-    return joined(graph, results, params.out.batch if over_batch else params.out.channel, prog, name)
+
+    def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
+        return _step(graph, part if over_batch else x, w if over_batch else part, planned, body, name)
+
+    operand, layout = (x, params.lhs) if over_batch else (w, params.rhs)
+    out_dim = params.out.batch if over_batch else params.out.channel
+    rest = (out_dim, params.out.channel, plan.is_loop, prog, name)
+    return in_steps(graph, operand, layout.batch, layout.channel, plan.steps, add_step, *rest)
 
 
 def _step(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: ProgramSequence, name: str) -> Tensor:
@@ -308,10 +307,14 @@ def _add_vertices(graph: Graph, x: Tensor, w: Tensor, planned: _Planned, prog: P
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps operands that have no mapping: weights where they are used, activations where most of their use is."""
     rank = len(plan.spec.in_field)
-    cuts, tile = repeated(plan.grid(), plan.step_axis, plan.steps)
+    cuts, tile = list(plan.grid().cuts), plan.grid().tile
+    over_batch, is_one = plan.step_axis == BATCH, plan.steps == 1  # what steps divide is placed to be sliced
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
-    place_operand(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+    if is_one or over_batch:
+        place_operand(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+    if not is_one and over_batch:
+        return
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
     field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
     x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)

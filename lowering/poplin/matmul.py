@@ -18,16 +18,14 @@ from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
-    joined,
     memory_of,
-    parts,
     place_operand,
-    repeated,
     result_variable,
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
+from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.cache import remembered
@@ -135,19 +133,22 @@ def _in_steps(
     graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str
 ) -> Tensor:
     """Maps the operands and adds all steps of a plan."""
-    step_axis = _N if plan.step_axis == OUT_CHANNELS else _M
-    cuts, tile = repeated(_grid(plan), step_axis, plan.steps)
-    place_operand(graph, a, plan, [cuts[axis] for axis in (_G, _M, _K)], tile)
-    place_operand(graph, b, plan, [cuts[axis] for axis in (_G, _K, _N)], np.transpose(tile, (_G, _K, _N, _M)))
-    if plan.steps == 1:
+    grid, by_columns = _grid(plan), plan.step_axis == OUT_CHANNELS
+    is_one = plan.steps == 1
+    if is_one or by_columns:
+        place_operand(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
+    if is_one or not by_columns:
+        columns = np.transpose(grid.tile, (_G, _K, _N, _M))
+        place_operand(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
+    if is_one:
         return _step(graph, a, b, plan, precision, prog, name)
-    rows = parts(a, 1, plan.steps) if step_axis == _M else [a] * plan.steps
-    columns = parts(b, 2, plan.steps) if step_axis == _N else [b] * plan.steps
-    results = [
-        _step(graph, left, right, plan, precision, prog, f"{name}/step{number}")
-        for number, (left, right) in enumerate(zip(rows, columns, strict=True))
-    ]
-    return joined(graph, results, 1 if step_axis == _M else 2, prog, name)
+
+    def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
+        left, right = (a, part) if by_columns else (part, b)
+        return _step(graph, left, right, plan, precision, body, name)
+
+    operand, dim, out_dim = (b, 2, 2) if by_columns else (a, 1, 1)
+    return in_steps(graph, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop, prog, name)
 
 
 def _step(graph: Graph, a: Tensor, b: Tensor, plan: Plan, precision: Any, prog: ProgramSequence, name: str) -> Tensor:

@@ -14,12 +14,11 @@ from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
 from ipujax.lowering.poputil import GROUP_CHANNELS, MemoryOrder, linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Copy, Dim, Graph, Sequence as ProgramSequence, Term
+from ipujax.runtime.graph import Dim, Graph, Sequence as ProgramSequence, Term
 from ipujax.runtime.tensor import (
     MIN_BYTES_PER_TILE,
     Blocked,
     Tensor,
-    concat,
     element_bytes,
     even_cuts,
     frozen,
@@ -164,32 +163,6 @@ def _result_mapping(grid: Grid, kept: tuple[int, ...], reduced: tuple[int, ...],
     boxes = np.transpose(grid.tile, (*reduced, *kept, *uncut)).reshape(-1, *(len(c) - 1 for c in cuts))
     slots = len(boxes)
     return held.mapping(cuts, boxes[0]) if slots == 1 else held.mapping([even_cuts(slots, slots), *cuts], boxes)
-
-
-def repeated(grid: Grid, axis: int, steps: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Boundaries and tiles of several equal steps along one axis: the same tiles again and again."""
-    cut, whole = grid.cuts[axis], list(grid.cuts)
-    whole[axis] = np.append((cut[:-1] + cut[-1] * np.arange(steps)[:, None]).ravel(), cut[-1] * steps)
-    return whole, np.concatenate([grid.tile] * steps, axis)
-
-
-def parts(tensor: Tensor, dim: int, steps: int) -> list[Tensor]:
-    """Views of equal parts of a tensor along one dimension."""
-    length, limits = tensor.shape[dim] // steps, list(tensor.shape)
-    result = []
-    for step in range(steps):
-        starts = [step * length if d == dim else 0 for d in range(tensor.ndim)]
-        limits[dim] = (step + 1) * length
-        result.append(tensor.slice(starts, limits))
-    return result
-
-
-def joined(graph: Graph, results: Sequence[Tensor], dim: int, prog: ProgramSequence, name: str) -> Tensor:
-    """Copies the results of steps to one variable, which any view can be taken of."""
-    whole = concat(results, dim)
-    out = graph.add_variable(whole.shape, whole.dtype, name, linear_mapping(graph, whole.size, whole.dtype))
-    prog.add(Copy(whole, out, f"{name}/join", graph.origin))
-    return out
 
 
 def zeros(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:

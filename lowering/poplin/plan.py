@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from math import log, prod
+from math import ceil, log, log2, prod
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
+from ipujax.lowering.poputil import GROUP_CHANNELS
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.memory import INSTRUCTION_BYTES
@@ -84,6 +85,7 @@ class Plan:
         memory_binds: whether a larger proportion would give a faster plan.
         steps: how often it is done, one after the other; everything else is of one step.
         step_axis: position in `Dims` of the dimension that steps divide evenly.
+        is_loop: whether steps are a loop, of less code, or follow one another, of fewer cycles.
         join_cycles: expected cycles of bringing the results of the steps together.
         pieces: contiguous parts, at least, in which a tile receives operands that lie somewhere, in a step.
         lays_linearly: whether the operands it places are spread evenly over its tiles, else block by block.
@@ -100,6 +102,7 @@ class Plan:
     memory_binds: bool
     steps: int = 1
     step_axis: int = 0
+    is_loop: bool = True
     join_cycles: int = 0
     lays_linearly: bool = False
     pieces: int = 0
@@ -208,6 +211,7 @@ def plan_convolution(
     target: Target,
     available_memory_proportion: float | None = None,
     step_axes: tuple[int, ...] = (BATCH, OUT_CHANNELS),
+    is_loop: bool = True,
 ) -> Plan:
     """Finds the fastest split of a convolution within a memory bound.
 
@@ -219,6 +223,7 @@ def plan_convolution(
         target: the machine.
         available_memory_proportion: of a tile's memory, default the target's; 0 asks for the least memory.
         step_axes: positions in `Dims` of dimensions that steps may divide; of the field only one with windows of 1.
+        is_loop: whether steps are a loop, which needs memory for what it slices and stacks.
 
     Raises:
         ArgumentError: a negative proportion.
@@ -229,12 +234,16 @@ def plan_convolution(
     best = _plan_step(spec, target, share)
     for axis in step_axes:
         for steps in _STEPS:
-            if not best.memory_binds or share == 0 or list(spec.extents)[axis] % steps:
+            if not best.memory_binds or share == 0 or not _divides(list(spec.extents)[axis], steps, axis):
                 break
-            plan = _plan_step(_one_step(spec, axis, steps), target, share)
-            join = _join_cycles(spec, target)
-            plan = replace(plan, steps=steps, step_axis=axis, join_cycles=join)
-            best = min(best, plan, key=lambda p: (_doublings(p, share * target.bytes_per_tile), p.total_cycles))
+            stacks = _stack_bytes(spec, axis, target) if is_loop else 0
+            left = share - stacks / target.bytes_per_tile
+            plan = _plan_step(_one_step(spec, axis, steps), target, left if left > 0 else share)
+            plan = replace(plan, steps=steps, step_axis=axis, is_loop=is_loop, join_cycles=_join_cycles(spec, target))
+            fits = plan.temp_bytes + stacks <= share * target.bytes_per_tile
+            binds, met = plan.memory_binds or not fits, plan.memory_bound_met and fits
+            plan = replace(plan, temp_bytes=plan.temp_bytes + stacks, memory_binds=binds, memory_bound_met=met)
+            best = min(best, plan, key=lambda p: (_excess(p, share * target.bytes_per_tile), p.total_cycles))
             if not plan.memory_binds:
                 break
     return best
@@ -262,6 +271,8 @@ def contenders(
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
     plans = [best]
+    if best.steps > 1:
+        plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
     piece_cycles = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
     for in_groups in (False, True):
         plans += _frugal(spec, target, best, bound, in_groups, piece_cycles)
@@ -276,7 +287,8 @@ def _frugal(
     spec: ConvSpec, target: Target, best: Plan, bound_bytes: float, in_groups: bool, piece_cycles: float
 ) -> list[Plan]:
     """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
-    how, most = arithmetic(spec, target), int(_LITTLE_SLOWER * best.total_cycles)
+    how, worst = arithmetic(spec, target), best.total_cycles + best.steps * piece_cycles * best.pieces
+    most = int(_LITTLE_SLOWER * worst)  # in more cycles no plan is cheaper, even with one piece
     plans = [
         _plan(candidates, *choice)
         for candidates in (Candidates.of(kind, spec, target, in_groups) for kind in KINDS if kind.applies(spec, how))
@@ -287,8 +299,9 @@ def _frugal(
     def priced(plan: Plan) -> float:
         return plan.cost.total_cycles + piece_cycles * plan.pieces
 
+    dearest = _LITTLE_SLOWER * min(map(priced, plans), default=0.0)
     for plan in sorted(plans, key=lambda plan: (priced(plan), *_rank(plan), plan.tiles_used)):
-        if not front or plan.tiles_used < front[-1].tiles_used:
+        if priced(plan) <= dearest and (not front or plan.tiles_used < front[-1].tiles_used):
             front.append(plan)
     steps = {int(log(priced(plan)) / _RELATIVE_STEP): plan for plan in front}
     return list(steps.values())
@@ -297,6 +310,17 @@ def _frugal(
 def _doublings(plan: Plan, bound_bytes: float) -> int:
     """How often the memory bound must be doubled for a plan to meet it."""
     return next(n for n in count() if plan.temp_bytes <= bound_bytes * 2**n)
+
+
+def _divides(extent: int, steps: int, axis: int) -> bool:
+    """Whether a dimension can be done in equal steps, which keep groups of channels whole."""
+    in_groups = axis == OUT_CHANNELS and extent % GROUP_CHANNELS == 0
+    return extent % (steps * GROUP_CHANNELS if in_groups else steps) == 0
+
+
+def _excess(plan: Plan, bound_bytes: float) -> int:
+    """By how much a plan exceeds the memory bound, in quarters of a doubling."""
+    return max(0, ceil(4 * log2(max(1, plan.temp_bytes) / max(1.0, bound_bytes))))
 
 
 def _one_step(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:
@@ -313,6 +337,15 @@ def of_all_steps(plan: Plan) -> ConvSpec:
     extents[plan.step_axis] *= plan.steps
     in_field = (extents[FIELD],) if plan.steps > 1 and plan.step_axis == FIELD else plan.spec.in_field
     return replace(plan.spec, extents=Dims.of(extents), in_field=in_field)
+
+
+def _stack_bytes(spec: ConvSpec, axis: int, target: Target) -> int:
+    """What a tile has of the operand that steps divide, in the order in which it is sliced, and of all results."""
+    e = spec.extents
+    inputs = e.batch * prod(spec.in_field) * e.groups * e.in_channels * element_bytes(spec.lhs_dtype)
+    weights = e.groups * e.in_channels * e.out_channels * prod(e.kernel) * element_bytes(spec.rhs_dtype)
+    results = e.batch * e.groups * e.out_channels * prod(e.field) * element_bytes(spec.out_dtype)
+    return int(ceil_div((weights if axis == OUT_CHANNELS else inputs) + results, target.tiles_per_ipu))
 
 
 def _join_cycles(spec: ConvSpec, target: Target) -> int:

@@ -94,7 +94,7 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
     """The multiples in which each dimension is split; with `in_groups` channels in whole groups if they can be."""
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
-    outs, ins = (_group(n) if in_groups else 1 for n in (extents.out_channels, extents.in_channels))
+    outs, ins = _group(extents.out_channels), _group(extents.in_channels) if in_groups else 1
     if not kind.uses_amp:
         return replace(ones, out_channels=outs, in_channels=ins)
     assert how.precision is not None, "AMP kinds apply to half and float only"
@@ -110,7 +110,7 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
 
 
 def _group(channels: int) -> int:
-    return GROUP_CHANNELS if channels % GROUP_CHANNELS == 0 else 1
+    return GROUP_CHANNELS if channels > GROUP_CHANNELS and channels % GROUP_CHANNELS == 0 else 1
 
 
 def _useful_kernel(spec: ConvSpec, block: Block) -> tuple[Count, ...]:

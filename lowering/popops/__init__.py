@@ -19,7 +19,13 @@ from ipujax.lowering.popops.dynamic import (
 from ipujax.lowering.popops.elementwise import immediate_of as immediate_of
 from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS, total_elements as total_elements
 from ipujax.lowering.popops.gather import GatherSpec as GatherSpec, Mode as Mode, fill_of as fill_of, signed as signed
-from ipujax.lowering.popops.kernel import Op as Op, Step as Step, freeze as freeze, thawed as thawed
+from ipujax.lowering.popops.kernel import (
+    Op as Op,
+    Reduction as Reduction,
+    Step as Step,
+    freeze as freeze,
+    thawed as thawed,
+)
 from ipujax.lowering.popops.loop_state import (
     advance as advance,
     advance_around as advance_around,
@@ -30,6 +36,7 @@ from ipujax.lowering.popops.loop_state import (
     push as push,
     set_aside as set_aside,
     slot_of as slot_of,
+    slots_first as slots_first,
 )
 from ipujax.lowering.popops.partials import (
     kept_slots as kept_slots,
@@ -37,7 +44,7 @@ from ipujax.lowering.popops.partials import (
     reduce_partials as reduce_partials,
     reduce_partials_in_place as reduce_partials_in_place,
 )
-from ipujax.lowering.popops.reducers import neutral as neutral
+from ipujax.lowering.popops.reducers import MONOIDS as MONOIDS, neutral as neutral
 from ipujax.lowering.popops.row_functions import (
     RowFunction as RowFunction,
     each_row as each_row,

@@ -117,7 +117,8 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
 
 def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_price: float) -> np.ndarray:
     """Cycles of an operation with what follows; infinite for grids that are dearer than another without that."""
-    cycles = work.cycles(grids, target) + _piece_cycles(work, grids, target, byte_price)
+    code_bytes = _piece_code_bytes(work, grids, target)
+    cycles = work.cycles(grids, target) + byte_price * (code_bytes + work.placed_bytes(grids))
     if after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
@@ -130,13 +131,13 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_
     return total
 
 
-def _piece_cycles(work: Work, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
-    """What the code that moves operands and results in pieces is worth, of a result as if its reader took one block."""
+def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
+    """Code that moves operands and results in pieces, of a result as if its reader took one block."""
     runs = np.zeros(grids.blocks.shape[1:])
     for spans, field, source in zip(work.fields, work.codelet.fields, work.sources, strict=True):
         if field.is_written or source == "elsewhere":
             runs = runs + fewest_runs(spans, grids.lengths)
-    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES * byte_price
+    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:

@@ -10,40 +10,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from math import prod
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
-from ipujax.lowering.popops.blocks import place_operand, row_boxes
-from ipujax.lowering.popops.kernel import Frozen, Input, Kernel, Op, Step, freeze, kernel_codelet, thawed
-from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil import (
-    MemoryOrder,
-    layout_like,
-    linear_mapping,
-    map_alike,
-    map_linearly,
-    memory_order,
+from ipujax.lowering.popops.add_vertices import add_vertices
+from ipujax.lowering.popops.elementwise_layout import choose_layout, grid_of, narrow_view, place_operands
+from ipujax.lowering.popops.kernel import (
+    Frozen,
+    Input,
+    Kernel,
+    Op,
+    Reduction,
+    Step,
+    freeze,
+    kernel_codelet,
+    thawed,
 )
-from ipujax.runtime.cache import remembered
+from ipujax.lowering.popops.partial_results import num_slots, partial_results
+from ipujax.lowering.popops.partials import reduce_partials_in_place
+from ipujax.lowering.popops.reduce import reduce
+from ipujax.lowering.poputil import MemoryOrder, map_alike, map_linearly, memory_order
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import access_traffic, receive_cycles
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    Copy,
-    Execute,
-    Graph,
-    Sequence as ProgramSequence,
-    VertexGroup,
-    element,
-)
-from ipujax.runtime.memory import INSTRUCTION_BYTES
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes, is_key_dtype
+from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
+from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes, is_key_dtype
 
 
 def elementwise(
@@ -81,8 +72,9 @@ def apply_steps(
     prog: ProgramSequence,
     name: str,
     outs: Sequence[Tensor | None],
+    reductions: Sequence[Reduction] = (),
 ) -> list[Tensor]:
-    """Applies several operations in one vertex a tile.
+    """Applies several operations in one vertex a tile, and reduces what they compute.
 
     Args:
         graph: graph to add to.
@@ -93,51 +85,127 @@ def apply_steps(
         prog: program the compute set is added to.
         name: debug name.
         outs: for each result what it is written to, as `elementwise` has it, or None.
+        reductions: what to reduce and return.
 
     Returns:
-        For each result a new tensor of `shape`, or what is given for it.
+        For each result a new tensor of `shape`, or what is given for it; then for each reduction a new tensor of the
+        shape without its axes.
     """
     held = _order(operands, outs, shape)
-    operands = [held.of_variable(x) for x in operands]
     turned = [None if out is None else held.of_variable(out) for out in outs]
-    found = _apply_steps(graph, steps, results, operands, held.variable_shape, prog, name, turned)
-    return [held.of_view(x) if out is None else out for x, out in zip(found, outs, strict=True)]
+    inside = [replace(r, axes=tuple(n for n, d in enumerate(held.view_dims) if d in r.axes)) for r in reductions]
+    space = _IndexSpace(graph, held.variable_shape, prog, name)
+    made = space.add(steps, results, [held.of_variable(x) for x in operands], turned, inside)
+    found = [held.of_view(x) if out is None else out for x, out in zip(made, outs, strict=False)]
+    reduced = zip(reductions, made[len(outs) :], strict=True)
+    return [*found, *(held.without(reduction.axes).of_view(x) for reduction, x in reduced)]
 
 
-def _apply_steps(
-    graph: Graph,
-    steps: Sequence[Step],
-    results: Sequence[int],
-    operands: Sequence[Tensor],
-    shape: tuple[int, ...],
-    prog: ProgramSequence,
-    name: str,
-    outs: Sequence[Tensor | None],
-) -> list[Tensor]:
-    """`apply_steps` with the dimensions in the order that is given."""
-    steps, values, operands = _with_immediates(steps, results, operands)
-    if not all(isinstance(value, int) for value in values):
-        return _with_constants(graph, steps, values, operands, shape, prog, name, outs)
-    results = tuple(value for value in values if isinstance(value, int))
-    narrow = [_narrow(x) for x in operands]
-    flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
-    layout = _layout(graph, flat, operands, narrow, outs, shape)
-    _place(graph, operands, narrow, layout, shape)
-    for out in outs:
-        if out is not None:
-            map_alike(graph, out.reshape(layout.shape), layout.mapping)
-    found = [
-        graph.add_variable(layout.shape, dtype, name, layout.mapping).reshape(shape) if out is None else out
-        for out, dtype in zip(outs, flat.result_dtypes, strict=True)
-    ]
-    grid = _grid(layout, operands, narrow, found, shape)
-    inputs = tuple(Input(read.tensor.dtype, read.axes) for read in grid.inputs)
-    codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs))
-    compute_set = graph.add_compute_set(name)
-    accesses = tuple(Access(view.tensor, tuple(map(element, view.axes))) for view in (*grid.inputs, *grid.results))
-    graph.add_vertices(compute_set, VertexGroup(codelet, grid.axes, accesses, grid.tile, origin=graph.origin))
-    prog.add(Execute(compute_set))
-    return found
+@dataclass(frozen=True, slots=True)
+class _IndexSpace:
+    """An index space in the order of dimensions in memory, and the program that operations over it are added to.
+
+    Its methods take and return what `apply_steps` does.
+    """
+
+    graph: Graph
+    shape: tuple[int, ...]
+    prog: ProgramSequence
+    name: str
+
+    def add(
+        self,
+        steps: Sequence[Step],
+        results: Sequence[int],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """Adds operations: of constants at compile time, the others in vertices."""
+        wanted = [*results, *(reduction.value for reduction in reductions)]
+        left, values, kept = _with_immediates(steps, wanted, operands)
+        places: list[Tensor | None] = [*outs, *(None for _ in reductions)]
+        folded: list[Reduction | None] = [*(None for _ in outs), *reductions]
+        rows = list(enumerate(zip(values, places, folded, strict=True)))
+        stored = {n: (value, out) for n, (value, out, r) in rows if isinstance(value, int) and r is None}
+        reduced = {n: replace(r, value=value) for n, (value, _, r) in rows if isinstance(value, int) and r is not None}
+        found = {n: self._constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
+        if stored or reduced:
+            numbers, into = tuple(v for v, _ in stored.values()), [out for _, out in stored.values()]
+            made = self._in_vertices(left, numbers, kept, into, list(reduced.values()))
+            found.update(zip((*stored, *reduced), made, strict=True))
+        return [found[n] for n in range(len(values))]
+
+    def _constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
+        constant = self.graph.add_constant(thawed(value), self.name).broadcast_in_dim(self.shape, ())
+        if reduction is not None:
+            return self._reduced(constant, reduction)
+        return constant if out is None else _copied(self.graph, constant, out, self.prog, self.name)
+
+    def _reduced(self, x: Tensor, how: Reduction) -> Tensor:
+        return reduce(self.graph, x, how.axes, how.monoid, self.prog, self._name_of(how))
+
+    def _name_of(self, reduction: Reduction) -> str:
+        return f"{self.name}/{reduction.monoid}"
+
+    def _in_vertices(
+        self,
+        steps: tuple[Step, ...],
+        results: tuple[int, ...],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """Adds operations in the layout that is cheapest."""
+        graph, shape = self.graph, self.shape
+        narrow = [narrow_view(x) for x in operands]
+        flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
+        layout = choose_layout(graph, flat, operands, narrow, outs, shape, reductions)
+        is_sized = bool(results) or any(view.is_whole for view in narrow)
+        if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
+            return self._reduced_apart(steps, results, operands, outs, reductions)
+        place_operands(graph, operands, narrow, layout, shape)
+        for out in outs:
+            if out is not None:
+                map_alike(graph, out.reshape(layout.shape), layout.mapping)
+        found = [
+            graph.add_variable(layout.shape, dtype, self.name, layout.mapping).reshape(shape) if out is None else out
+            for out, dtype in zip(outs, flat.result_dtypes, strict=True)
+        ]
+        grid = grid_of(layout, operands, narrow, found, shape)
+        inside = tuple(replace(r, axes=grid.axes_of(r.axes, shape)) for r in reductions)
+        placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
+        partials = [
+            partial_results(graph, placement, r.axes, flat.dtype_of(r.value), r.monoid, self._name_of(r))
+            for r in inside
+        ]
+        inputs = tuple(Input(read.tensor.dtype, read.axes) for read in grid.inputs)
+        codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=inside))
+        reduced = {axis for reduction in inside for axis in reduction.axes}
+        axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(grid.axes)]
+        accesses = [Access(view.tensor, tuple(map(element, view.axes))) for view in (*grid.inputs, *grid.results)]
+        accesses += [access for _, access in partials]
+        add_vertices(graph, codelet, axes, accesses, grid.tile, self.prog, self.name)
+        combined = [
+            reduce_partials_in_place(graph, out, self.prog, self.name) if num_slots(placement, r.axes) > 1 else out
+            for (out, _), r in zip(partials, inside, strict=True)
+        ]
+        return [*found, *combined]
+
+    def _reduced_apart(
+        self,
+        steps: tuple[Step, ...],
+        results: tuple[int, ...],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """The same with what is reduced stored first, where it lies in no boxes whose sides are dimensions."""
+        values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
+        stored, places = (*results, *values), [*outs, *(None for _ in values)]
+        made = self._in_vertices(steps, stored, operands, places, ()) if stored else []
+        of_value = {**dict(enumerate(operands)), **dict(zip(values, made[len(outs) :], strict=True))}
+        return [*made[: len(outs)], *(self._reduced(of_value[r.value], r) for r in reductions)]
 
 
 def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
@@ -203,185 +271,3 @@ def _with_immediates(
             folded = step.op.fun(*(thawed(x) for x in given if not isinstance(x, int)))
         values.append(freeze(np.asarray(folded, step.op.out_dtype)))
     return tuple(left), [values[x] for x in results], kept
-
-
-def _with_constants(
-    graph: Graph,
-    steps: Sequence[Step],
-    values: Sequence[int | Frozen],
-    operands: Sequence[Tensor],
-    shape: tuple[int, ...],
-    prog: ProgramSequence,
-    name: str,
-    outs: Sequence[Tensor | None],
-) -> list[Tensor]:
-    """The results where some of them are known constants."""
-    computed = {n: value for n, value in enumerate(values) if isinstance(value, int)}
-    found = dict[int, Tensor]()
-    if computed:
-        places = [outs[n] for n in computed]
-        tensors = _apply_steps(graph, steps, list(computed.values()), operands, shape, prog, name, places)
-        found.update(zip(computed, tensors, strict=True))
-    for number, (value, out) in enumerate(zip(values, outs, strict=True)):
-        if not isinstance(value, int):
-            constant = graph.add_constant(thawed(value), name).broadcast_in_dim(shape, ())
-            found[number] = constant if out is None else _copied(graph, constant, out, prog, name)
-    return [found[number] for number in range(len(values))]
-
-
-class _View(NamedTuple):
-    """A tensor, and the dimensions of an index space that its own run along."""
-
-    tensor: Tensor
-    axes: tuple[int, ...]
-    is_whole: bool = True
-
-
-def _narrow(tensor: Tensor) -> _View:
-    """The elements that a tensor repeats, once, and the dimensions of the tensor that they run along."""
-    affine = tensor.affine
-    repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _repeats(group)]
-    if not repeated or not tensor.size:
-        return _View(tensor, tuple(range(tensor.ndim)))
-    axes = tuple(d for d in range(tensor.ndim) if d not in repeated)
-    limits = [1 if d in repeated else n for d, n in enumerate(tensor.shape)]
-    first = tensor.slice([0] * tensor.ndim, limits)
-    return _View(first.reshape(tuple(tensor.shape[d] for d in axes)), axes, is_whole=False)
-
-
-def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
-    return bool(group) and all(stride == 0 for _, stride in group)
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------------
-
-
-_MOST_LAYOUTS = 8  # assumed: those in which most operands lie; a sum of hundreds would charge each for all others
-
-
-class _Layout(NamedTuple):
-    """A shape of as many elements as the index space has, and a mapping of it."""
-
-    shape: tuple[int, ...]
-    mapping: TileMapping
-
-
-def _layout(
-    graph: Graph,
-    kernel: Kernel,
-    operands: Sequence[Tensor],
-    narrow: Sequence[_View],
-    outs: Sequence[Tensor | None],
-    shape: tuple[int, ...],
-) -> _Layout:
-    """The layout to compute in: of a mapped tensor that results go to, or of an operand, or a linear one."""
-    linear = _Layout(shape, linear_mapping(graph, prod(shape), kernel.result_dtypes[0]))
-    given = [out for out in outs if out is not None and graph.is_mapped(out)]
-    whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
-    homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]
-    most = {home for home, _ in Counter(homes).most_common(_MOST_LAYOUTS)}
-    homes = [home for home in homes if home in most] + ([] if given and homes else [linear])
-    repeats = len(whole) < len(operands)
-    layouts = list(dict.fromkeys(_in_rows(home) if repeats and home.shape == shape else home for home in homes))
-    if len(layouts) == 1:
-        return layouts[0]
-
-    def rank(layout: _Layout) -> tuple[float, int, int]:
-        spread = _spread(layout.mapping, graph.target.num_tiles)
-        cycles = _compute_cycles(kernel, layout.mapping, graph.target)
-        return cycles + _exchange_price(graph, operands, narrow, layout, shape), spread.worst, -spread.tiles
-
-    return min(layouts, key=rank)
-
-
-def _layout_of(graph: Graph, tensor: Tensor) -> _Layout | None:
-    found = layout_like(graph, tensor)
-    return None if found is None else _Layout(*found)
-
-
-def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
-    worst, _, pieces = _spread(mapping, target.num_tiles)  # a vertex for each piece, one after the other
-    block = (np.asarray(-(-worst // pieces)),)
-    fields = len(kernel.inputs) + len(kernel.results)
-    return pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
-
-
-def _exchange_price(
-    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[_View], layout: _Layout, shape: tuple[int, ...]
-) -> float:
-    """Cycles to receive the operands that lie somewhere, and what the code for that is worth."""
-    target, grid = graph.target, _grid(layout, operands, narrow, (), shape)
-    receiving, fragments = np.zeros(target.num_tiles, np.int64), np.zeros(target.num_tiles, np.int64)
-    for view in grid.inputs:
-        if graph.is_mapped(view.tensor):
-            moved = access_traffic(grid.axes, grid.tile, Access(view.tensor, tuple(map(element, view.axes))), graph)
-            cycles = receive_cycles(moved.received_bytes, moved.shared_bytes, moved.fragments, target)
-            receiving, fragments = receiving + cycles, fragments + moved.fragments
-    code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
-    startup = target.exchange_startup_cycles if receiving.any() else 0
-    return startup + float(receiving.max()) + graph.byte_price_cycles * code_bytes
-
-
-class _Spread(NamedTuple):
-    """Spread of a mapping: elements of the fullest tile, tiles in use, most pieces on one tile."""
-
-    worst: int
-    tiles: int
-    pieces: int
-
-
-@remembered
-def _spread(mapping: TileMapping, num_tiles: int) -> _Spread:
-    counts = mapping.elements_per_tile(num_tiles)
-    pieces = np.bincount(mapping.tile.ravel() if isinstance(mapping, Blocked) else mapping.tiles)
-    return _Spread(int(counts.max(initial=0)), int(np.count_nonzero(counts)), int(pieces.max(initial=1)))
-
-
-def _in_rows(layout: _Layout) -> _Layout:
-    """The same layout in boxes, where it is whole rows: then what is repeated along rows is read once."""
-    if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
-        return layout
-    return _Layout(layout.shape, row_boxes(layout.mapping, layout.shape) or layout.mapping)
-
-
-def _place(
-    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[_View], layout: _Layout, shape: tuple[int, ...]
-) -> None:
-    """Puts operands that lie nowhere yet where they are used."""
-    mapping = layout.mapping
-    for tensor, own in zip(operands, narrow, strict=True):
-        if own.is_whole:
-            map_alike(graph, tensor.reshape(layout.shape), mapping)
-        elif isinstance(mapping, Blocked) and layout.shape == shape:
-            place_operand(graph, own.tensor, spans(own.tensor.shape, own.axes), mapping)
-        map_linearly(graph, tensor)
-
-
-# --- vertices ---------------------------------------------------------------------------------------------------------
-
-
-class _Grid(NamedTuple):
-    """Axes and tiles of vertices, and what they read and write over these axes."""
-
-    axes: tuple[Axis, ...]
-    tile: np.ndarray
-    inputs: tuple[_View, ...]
-    results: tuple[_View, ...]
-
-
-def _grid(
-    layout: _Layout,
-    operands: Sequence[Tensor],
-    narrow: Sequence[_View],
-    results: Sequence[Tensor],
-    shape: tuple[int, ...],
-) -> _Grid:
-    """One vertex a box of a layout."""
-    mapping = layout.mapping
-    if isinstance(mapping, Flat):
-        bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
-        read, written = (tuple(_View(x.flatten(), (0,)) for x in tensors) for tensors in (operands, results))
-        return _Grid((Axis("element", bounds),), mapping.tiles, read, written)
-    axes, dims = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts)), tuple(range(len(layout.shape)))
-    read, written = (tuple(_View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
-    return _Grid(axes, mapping.tile, tuple(narrow) if layout.shape == shape else read, written)

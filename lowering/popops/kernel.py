@@ -1,13 +1,16 @@
-"""Kernels: elementwise operations over one index space as data, computed by one vertex.
+"""Kernels: elementwise operations over one index space as data, and reductions of them, computed by one vertex.
 
-    kernel ::= inputs, steps, results
-    input  ::= dtype, the axes of the index space that it runs along (along the others it is repeated)
-    step   ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
+    kernel    ::= inputs, steps, results, reductions
+    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated)
+    step      ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
+    reduction ::= number of a value, monoid, the axes it is reduced over
 
 Values are numbered, inputs first. What is no result is never stored. Every step rounds to its own dtype.
 
-Input: operations and operands. Output: a codelet with one field for each input and result.
+Input: operations and operands. Output: a codelet with one field for each input, result and reduction.
 Source: PopLibs' `popops::map`, which makes one codelet of an expression (`popops/ExpressionGenerator.cpp`).
+Limits: PopLibs' expressions have no reductions. What one costs here is what a vertex that only reduces costs, without
+its launch: an accumulation is in one bundle with a load there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from jax import lax
 from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
+from ipujax.lowering.popops.reduce_cycles import LAUNCH_CYCLES, reduce_cycles
+from ipujax.lowering.popops.reducers import REDUCERS
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
@@ -30,6 +35,7 @@ from ipujax.runtime.tensor import dtype_name
 
 _CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
 _CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for what is left over
+_CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only reduces
 _STATE_BYTES = 16  # as `Codelet.state_bytes`, with up to
 _USUAL_FIELDS = 3
 _POINTER_BYTES = 4  # assumed: of each further field
@@ -86,25 +92,41 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """A value by number, reduced over some axes of the index space by a monoid of `REDUCERS`."""
+
+    value: int
+    monoid: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
-    """Elementwise operations over an index space of `rank` dimensions.
+    """Elementwise operations over an index space of `rank` dimensions, and reductions of what they compute.
 
     Args:
         rank: dimensions of the index space.
         inputs: what is read.
         steps: the operations, in order.
         results: the numbers of the values that are stored.
+        reductions: what is reduced and stored.
     """
 
     rank: int
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
+    reductions: tuple[Reduction, ...] = ()
 
     @property
     def result_dtypes(self) -> tuple[Any, ...]:
         """The dtype of each result."""
         return tuple(self.dtype_of(number) for number in self.results)
+
+    @property
+    def reduced_dtypes(self) -> tuple[Any, ...]:
+        """The dtype of each reduction."""
+        return tuple(self.dtype_of(reduction.value) for reduction in self.reductions)
 
     def dtype_of(self, value: int | Frozen) -> Any:
         """The dtype of a value or a constant."""
@@ -114,7 +136,7 @@ class Kernel:
         return self.inputs[value].dtype if value < known else self.steps[value - known].op.out_dtype
 
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
-        """The results on a block, step by step.
+        """The results and reductions on a block, step by step.
 
         Args:
             arrays: the block of each input.
@@ -127,7 +149,8 @@ class Kernel:
         for step in self.steps:
             operands = (values[x] if isinstance(x, int) else lax.full(shape, thawed(x)) for x in step.operands)
             values.append(step.op.fun(*operands))
-        return [values[number] for number in self.results]
+        reduced = [REDUCERS[r.monoid](values[r.value], axes=r.axes) for r in self.reductions]
+        return [*(values[number] for number in self.results), *reduced]
 
 
 def _filled_out(x: jax.Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> jax.Array:
@@ -136,7 +159,10 @@ def _filled_out(x: jax.Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
 
 @remembered
 def kernel_codelet(kernel: Kernel) -> Codelet:
-    """The codelet of a kernel: a field for each input, then one for each result."""
+    """The codelet of a kernel: a field for each input, then one for each result, then one for each reduction.
+
+    The elements of a block are those of an input that is as large, or of a result: there must be one of them.
+    """
     whole = [n for n, given in enumerate(kernel.inputs) if len(given.axes) == kernel.rank]
 
     def compute(*arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()) -> Any:
@@ -145,25 +171,38 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         return results[0] if len(results) == 1 else tuple(results)
 
     counts = tuple(_count(kernel, step) for step in kernel.steps)
-    dtypes, written = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
+    dtypes, stored = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
     read = tuple(given.dtype for given in kernel.inputs if given.axes)
-    scalars = len(dtypes) - len(read)
+    scalars, is_mapped = len(dtypes) - len(read), bool(kernel.steps or stored)
+    sized, first_reduced = (whole or [len(dtypes)])[0], len(dtypes) + len(stored)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return kernel_cycles(counts, read, written, total_elements(shapes[-1]), target, scalars)
+        elements, total = total_elements(shapes[sized]), np.asarray(0)
+        if is_mapped:
+            total = total + kernel_cycles(counts, read, stored, elements, target, scalars)
+        for reduction, dtype, shape in zip(
+            kernel.reductions, kernel.reduced_dtypes, shapes[first_reduced:], strict=True
+        ):
+            outputs = total_elements(shape)
+            reduced = elements // np.maximum(1, outputs)
+            total = total + reduce_cycles(reduction.monoid, dtype, outputs, reduced, target)
+        launches = is_mapped + len(kernel.reductions)
+        return total - (launches - 1) * LAUNCH_CYCLES
 
+    written = (*stored, *kernel.reduced_dtypes)
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
     fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
+    code = _CODE_BYTES + _CODE_BYTES_PER_STEP * max(0, len(kernel.steps) - 1)
     return Codelet(
         _title(kernel, counts),
         tuple(fields),
         compute,
         cycles,
         state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _USUAL_FIELDS),
-        code_bytes=_CODE_BYTES + _CODE_BYTES_PER_STEP * (len(kernel.steps) - 1),
+        code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
         takes=() if whole else ("shapes",),
-        moves=all(kind_of(step.op.name) == "move" for step in kernel.steps),
+        moves=not kernel.reductions and all(kind_of(step.op.name) == "move" for step in kernel.steps),
     )
 
 
@@ -179,8 +218,9 @@ def _count(kernel: Kernel, step: Step) -> OpCount:
 
 def _title(kernel: Kernel, counts: Sequence[OpCount]) -> str:
     names = [step.op.name.title().replace("_", "") for step in kernel.steps]
-    dtype = dtype_name(counts[-1].dtype)
-    if len(names) == 1:
+    names += [f"Reduce{reduction.monoid.title()}" for reduction in kernel.reductions]
+    dtype = dtype_name(counts[-1].dtype if counts else kernel.inputs[-1].dtype)
+    if len(names) == 1 and not kernel.reductions:
         return f"popops::{names[0]}<{dtype}>"
     shown = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else names
     return f"popops::Map<{dtype}>({', '.join(shown)})"

@@ -7,6 +7,7 @@ dimension whole on every tile, so that no slice moves between tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -136,9 +137,7 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
     """
     if slot is None:
         return stack.reshape(stack.shape[1:])
-    held = memory_order(stack)
-    if held is None or held.view_dims[:1] != [0] or len(held.sizes[0]) > 1:
-        held = MemoryOrder.own(stack.shape)
+    held = slots_first(stack) or MemoryOrder.own(stack.shape)
     seen = held.of_variable(stack)
     layout = layout_like(graph, seen)
     own = seen.shape if layout is None else layout[0]
@@ -147,6 +146,16 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
     part = dynamic_slice(graph, seen.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
     one = held.without([0])
     return one.of_view(part.reshape(one.variable_shape))
+
+
+def slots_first(stack: Tensor) -> MemoryOrder | None:
+    """How a stack is kept, if its slots lie one behind the other; None otherwise."""
+    held = memory_order(stack)
+    if held is None or len(held.sizes[0]) > 1:
+        return None
+    singles = [d for d in held.order if held.variable_shape[held.order.index(d)] == 1 and d != 0]
+    order = (*(d for d in held.order if d not in singles), *singles)  # what is of size 1 may be anywhere
+    return replace(held, order=(0, *singles, *order[1 : len(order) - len(singles)])) if order[0] == 0 else None
 
 
 def new_stack(graph: Graph, value: Tensor, slots: int, prog: ProgramSequence, name: str) -> Tensor:

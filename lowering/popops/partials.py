@@ -143,7 +143,8 @@ def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequen
         else:
             part = np.zeros(1, np.int64)
         first, depth = slot_cuts[:-1, None], np.diff(slot_cuts)[:, None]
-        slot = first + part % depth
+        # Not always the first tile of those that hold a part: what small reductions take would add up there.
+        slot = first + (part + graph.next_tile) % depth
         shape = [len(slot), *[1] * len(cuts)]
         if cuts:
             shape[1 + parts.dim] = len(part)

@@ -7,8 +7,7 @@ lies nowhere yet is placed in these boxes. Partials are combined in one to three
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,14 @@ import numpy as np
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.blocks import along, place_operand, placed_axes
 from ipujax.lowering.popops.choice import choose, source_of
+from ipujax.lowering.popops.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.lowering.popops.work import Work, spans
 from ipujax.lowering.poputil import Grids, map_linearly, mapping_like, memory_order
-from ipujax.runtime.graph import (
-    Access,
-    Axis,
-    Dim,
-    Graph,
-    Sequence as ProgramSequence,
-    Term,
-    element,
-)
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor, blocked_mapping, even_cuts
+from ipujax.runtime.tensor import Blocked, Flat, Tensor
 
 
 def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:
@@ -63,10 +55,11 @@ def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: Prog
 
     def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         place_operand(graph, x, read, placement)
-        out = _result(graph, x, axes, placement, monoid, name)
-        _add_stage(graph, x, axes, placement, out, monoid, prog, name)
-        slots = prod(len(placement.cuts[d]) - 1 for d in axes)
-        return reduce_partials_in_place(graph, out, prog, name) if slots > 1 else out
+        out, written = partial_results(graph, placement, axes, x.dtype, monoid, name)
+        grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
+        accesses = (along(x, range(x.ndim)), written)
+        add_vertices(graph, codelet, grid, accesses, placement.tile, prog, name)
+        return reduce_partials_in_place(graph, out, prog, name) if num_slots(placement, axes) > 1 else out
 
     after = _Combination(axes, x.dtype, monoid)
     placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=after)
@@ -94,37 +87,6 @@ def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple
             sizes.append(size)
             kinds.append(d in axes)
     return x.reshape(tuple(sizes)), tuple(d for d, kind in enumerate(kinds) if kind)
-
-
-def _result(graph: Graph, x: Tensor, axes: Sequence[int], placement: Blocked, monoid: str, name: str) -> Tensor:
-    """The result, or partial results with one slot for each box along what is reduced, where they are computed."""
-    kept = [d for d in range(x.ndim) if d not in axes]
-    shape, cuts = tuple(x.shape[d] for d in kept), tuple(placement.cuts[d] for d in kept)
-    slots = prod(len(placement.cuts[d]) - 1 for d in axes)
-    boxes = np.transpose(placement.tile, [*axes, *kept]).reshape([slots, *(len(cut) - 1 for cut in cuts)])
-    if slots == 1:
-        return graph.add_variable(shape, x.dtype, name, blocked_mapping(cuts, boxes[0]))
-    placed = blocked_mapping((even_cuts(slots, slots), *cuts), boxes)
-    return graph.add_variable((slots, *shape), x.dtype, f"{name}/partials", placed, monoid)
-
-
-def _add_stage(
-    graph: Graph,
-    x: Tensor,
-    axes: tuple[int, ...],
-    placement: Blocked,
-    out: Tensor,
-    monoid: str,
-    prog: ProgramSequence,
-    name: str,
-) -> None:
-    split = [d for d in axes if len(placement.cuts[d]) > 2]
-    grid_axes = [Axis(a.name, a.cuts, "reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
-    weights = [prod(len(placement.cuts[d]) - 1 for d in split[i + 1 :]) for i in range(len(split))]
-    slot = (Dim(tuple(Term(d, w, "block") for d, w in zip(split, weights, strict=True))),) if split else ()
-    kept = [element(d) for d in range(x.ndim) if d not in axes]
-    accesses = (along(x, range(x.ndim)), Access(out, (*slot, *kept)))
-    add_vertices(graph, reduce_codelet(monoid, x.dtype, axes), grid_axes, accesses, placement.tile, prog, name)
 
 
 @dataclass(frozen=True, slots=True)

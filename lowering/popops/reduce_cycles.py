@@ -16,7 +16,7 @@ from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
 
-_SUPERVISOR_CYCLES = 33
+LAUNCH_CYCLES = 33  # of the supervisor, once a vertex
 _WORKER_CYCLES = 20
 _OUTER_LOOP_CYCLES = 8  # 7 to 10 in the source
 _CONTINUOUS_OUTPUT_CYCLES = 12
@@ -44,9 +44,9 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
     accumulators = 2 * vector
     loads = accumulators // vector
     rows = ceil_div(ceil_div(outputs, accumulators), workers)
-    strided = _SUPERVISOR_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * each * reduced + _OUTER_LOOP_CYCLES))
+    strided = LAUNCH_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * each * reduced + _OUTER_LOOP_CYCLES))
     along = -(-reduced // vector) * each
     by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + along)
     by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-along // workers)) + workers
-    continuous = _SUPERVISOR_CYCLES + workers * (_CONTINUOUS_CYCLES + np.minimum(by_output, by_part))
+    continuous = LAUNCH_CYCLES + workers * (_CONTINUOUS_CYCLES + np.minimum(by_output, by_part))
     return np.minimum(strided, continuous)

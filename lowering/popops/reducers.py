@@ -69,6 +69,12 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "signed_add": reduce_signed_add,
 }
 
+MONOIDS = {  # of the primitives of reductions
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    **{f"reduce_{name}": name for name in ("max", "min", "and", "or", "xor")},
+}
+
 
 def neutral(monoid: str, dtype: Any) -> np.ndarray:
     """The neutral element of a monoid, a scalar."""

@@ -90,6 +90,15 @@ class Work:
         exchange = exchange_cycles(self._receiving(grids, inner, target), self._sent_bytes(grids), target)
         return np.broadcast_to(computing + exchange + target.internal_sync_cycles, grids.blocks.shape[1:])
 
+    def placed_bytes(self, grids: Grids) -> np.ndarray:
+        """Bytes that the fullest tile holds of the operands that this operation places, int64[candidates]."""
+        total = np.zeros(grids.blocks.shape[1:], np.int64)
+        for read, width, source in self._read():
+            if source == "free":
+                needed = total_elements([span.lengths(grids.lengths) for span in read])
+                total = total + needed * width // shares_of(read, grids, width).parts
+        return total
+
     def compute_cycles(self, lengths: np.ndarray, target: Target) -> np.ndarray:
         """Cycles of one vertex on blocks of some lengths of the index space."""
         shapes = [tuple(span.lengths(lengths) for span in field) for field in self.fields]

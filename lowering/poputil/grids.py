@@ -58,8 +58,10 @@ def even_grids(shape: tuple[int, ...], order: tuple[int, ...], most_blocks: int)
     cuttable = [d for d in order if shape[d] > 1]
     limit = _CANDIDATES.get(max(1, len(cuttable)), _FEWEST_CANDIDATES)
     options = [np.ones(1, np.int64)] * len(shape)
-    for d in cuttable:
-        options[d] = split_candidates(shape[d], 1, limit)
+    left = limit ** len(cuttable)  # grids; what short dimensions leave of it, long ones get
+    for number, d in enumerate(sorted(cuttable, key=lambda d: shape[d])):
+        options[d] = split_candidates(shape[d], 1, int(left ** (1 / (len(cuttable) - number)) + 1e-9))
+        left //= len(options[d])
     blocks = grids(options, most_blocks)
     return Grids(shape, blocks, -(-np.array(shape, np.int64)[:, None] // blocks))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, shape_of
 from ipujax.lowering.passes import index_space, is_unit_view
-from ipujax.lowering.popops import OP_COSTS, Op, RowFunction, Step, each_row, freeze
+from ipujax.lowering.popops import MONOIDS, OP_COSTS, Op, Reduction, RowFunction, Step, each_row, freeze
 from ipujax.lowering.popops.elementwise import apply_steps, elementwise
 from ipujax.lowering.popops.kernel import Frozen
 from ipujax.lowering.rules.context import Context, Rule
@@ -62,9 +62,11 @@ def unchanged_operand(eqn: JaxprEqn) -> int | None:
 
 
 def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -> Sequence[Tensor]:
-    """Elementwise equations over one index space, in one vertex a tile."""
+    """Elementwise equations over one index space and reductions of their results, in one vertex a tile."""
     body = jaxpr.jaxpr
-    space = index_space(ctx.out_avals[0].shape)
+    reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}
+    mapped = next(eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS)
+    space = index_space(shape_of(mapped.outvars[0]))
     number: dict[Var, int] = {var: n for n, var in enumerate(body.invars)}
     steps: list[Step] = []
 
@@ -78,24 +80,38 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
             source = eqn.invars[unchanged]
             assert isinstance(source, Var)
             number[eqn.outvars[0]] = number[source]
-            continue
-        steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
-        number[eqn.outvars[0]] = len(operands) + len(steps) - 1
-    results = [number[var] for var in body.outvars if isinstance(var, Var)]
+        elif eqn.outvars[0] not in reduced:
+            steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
+            number[eqn.outvars[0]] = len(operands) + len(steps) - 1
     tensors = [x.reshape(space) for x in operands]
-    stored = {n: value for n, value in enumerate(results) if value >= len(operands)}
-    outs = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
-    title = ctx.name.removesuffix(ctx.primitive.name) + name
-    made = apply_steps(ctx.graph, steps, list(stored.values()), tensors, space, ctx.prog, title, outs)
-    computed = dict(zip(stored, made, strict=True))
+    outs, title = (
+        [var for var in body.outvars if isinstance(var, Var)],
+        ctx.name.removesuffix(ctx.primitive.name) + name,
+    )
+    stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
+    reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
+    places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
+    values, folded = list(stored.values()), list(reductions.values())
+    made = apply_steps(ctx.graph, steps, values, tensors, space, ctx.prog, title, places, folded)
+    computed = dict(zip((*stored, *reductions), made, strict=True))
 
-    def result(number: int, value: int, shape: tuple[int, ...]) -> Tensor:
-        place = ctx.into_tensors[number]
-        if number not in computed:
-            return tensors[value].reshape(shape)
-        return computed[number].reshape(shape) if place is None else place
+    def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
+        place = ctx.into_tensors[n]
+        if n not in computed:
+            return tensors[number[var]].reshape(shape)
+        return computed[n].reshape(shape) if place is None or n in reductions else place
 
-    return [result(n, value, ctx.out_avals[n].shape) for n, value in enumerate(results)]
+    return [result(n, var, ctx.out_avals[n].shape) for n, var in enumerate(outs)]
+
+
+def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
+    """A reduction in the index space, in which there are no dimensions of size 1."""
+    (source,) = eqn.invars
+    assert isinstance(source, Var)
+    shape = shape_of(source)
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    axes = tuple(n for n, d in enumerate(dims) if d in eqn.params["axes"])
+    return Reduction(number[source], MONOIDS[eqn.primitive.name], axes)
 
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.popops import reduce_by_function
+from ipujax.lowering.popops import MONOIDS, reduce_by_function
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.rules.context import Context, Rule, bound
 from ipujax.runtime.tensor import Tensor
@@ -38,6 +38,5 @@ def reduce_by_function_rule(
     return reduce_by_function(ctx.graph, arrays, starts, axes, fun, len(jaxpr.eqns), ctx.prog, ctx.name)
 
 
-_MONOIDS = {"sum": "add", "prod": "mul", **{name: name for name in ("max", "min", "and", "or", "xor")}}
-RULES: dict[str, Rule] = {f"reduce_{name}": partial(reduce_rule, monoid=monoid) for name, monoid in _MONOIDS.items()}
+RULES: dict[str, Rule] = {name: partial(reduce_rule, monoid=monoid) for name, monoid in MONOIDS.items()}
 RULES["reduce"] = reduce_by_function_rule

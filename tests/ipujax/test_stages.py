@@ -120,7 +120,7 @@ def test_arguments_are_named_as_the_user_writes_them() -> None:
 
 def test_timings_name_every_pass() -> None:
     lowered = ipu.jit(step, device=DEVICE).lower(*arguments())
-    passes = ["inline", "shard_map", "merge_collectives", "dce", "swap_products", "outline", "fuse"]
+    passes = ["inline", "shard_map", "merge_collectives", "narrow", "dce", "swap_products", "outline", "fuse"]
     assert list(lowered.timings) == ["trace", *passes, "lower"]
     timings = lowered.compile().timings
     assert list(timings) == [*lowered.timings, "verify", "cost", "memory", "clocks"]

@@ -234,7 +234,7 @@ def test_bytes_of_the_state_fall_as_one_over_the_replicas(replicas: int) -> None
 
 
 def test_tiles_have_that_memory_back() -> None:
-    """What exchanges of shards take in buffers and code is less than two thirds of what they save.
+    """What exchanges of shards take in buffers and code is less than half of what they save.
 
     Shards are of parameters by rows, products keep these with columns in groups: they move in small pieces. A fused
     update has no intermediate values in memory that a shard of it could save too.
@@ -256,7 +256,7 @@ def test_tiles_have_that_memory_back() -> None:
     saved = total_bytes(optax.adam(1e-3), averaged) - total_bytes(shard(optax.adam(1e-3)), jax.value_and_grad(loss))
     parameters = 256 * 512 + 512 * 64
     elsewhere = 2 * 4 * parameters * 3 / 4  # two moments, of which three of four parts are on other replicas
-    assert elsewhere / 3 < saved < elsewhere
+    assert elsewhere / 2 < saved < elsewhere
 
 
 def test_gradients_travel_together() -> None:

@@ -61,7 +61,7 @@ def outlined(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     after = run_passes(jax.jit(fun).trace(*args).jaxpr)
     check_jaxpr(after["outline"].jaxpr)
     leaves = jax.tree.leaves(args)
-    for got, want in zip(op_by_op(after["outline"], leaves), op_by_op(after["dce"], leaves), strict=True):
+    for got, want in zip(op_by_op(after["outline"], leaves), op_by_op(after["swap_products"], leaves), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
     return after["outline"]

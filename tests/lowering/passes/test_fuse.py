@@ -57,7 +57,7 @@ def test_what_needs_something_between_is_not_in_one_group() -> None:
         y = jnp.exp(x) + 1
         return y / y.sum() * 2
 
-    assert groups(after(fun, X)) == [["exp", "add"], ["div", "mul"]]
+    assert groups(after(fun, X)) == [["exp", "add", "reduce_sum"], ["div", "mul"]]
     check(fun, X, tiles=(1, 7), rtol=1e-5, atol=1e-6)
 
 
@@ -211,3 +211,65 @@ def test_a_scalar_is_loaded_once() -> None:
     tensor = ipu.jit(lambda x, y, scale: scale * x + y, device=device).lower(vector, vector, scalar)
     cycles = [lowered.compile().profile.phase_cycles["compute"] for lowered in (constant, tensor)]
     assert cycles[1] - cycles[0] == 6
+
+
+# --- reductions and what is computed again ----------------------------------------------------------------------------
+
+
+def test_what_is_reduced_is_not_stored() -> None:
+    """Two sums of squares and products: one group, whose vertices write partial sums alone."""
+
+    def fun(x: Any, y: Any) -> Any:
+        z = x * y
+        return z.sum(0), jnp.square(z).max()
+
+    assert groups(after(fun, X, Y)) == [["mul", "reduce_sum", "square", "reduce_max"]]
+    program = lowered(fun, [X, Y], small_target(4))
+    first = next(iter(program.graph.groups.values()))[0]
+    assert all(f.is_read or a.tensor.size < X.size for f, a in zip(first.codelet.fields, first.accesses, strict=True))
+    check(fun, X, Y, tiles=(1, 4, 7), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.prod])
+def test_reductions_of_a_group(reduce: Any, axes: tuple[int, ...]) -> None:
+    x = RNG.uniform(0.5, 1.5, (3, 8, 5)).astype(np.float32)
+
+    def fun(x: Any, row: Any) -> Any:
+        y = jnp.tanh(x) * row
+        return y, reduce(y, axes), reduce(y + 1, axes, keepdims=True)
+
+    check(fun, x, x[0, 0], tiles=(1, 4, 16), rtol=1e-5, atol=1e-5)
+
+
+def test_cheap_values_are_computed_again() -> None:
+    """A cast that two groups read is in both, and the wide array nowhere."""
+    half = X.astype(np.float16)
+
+    def fun(x: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return wide - wide.mean(1, keepdims=True)
+
+    assert [group.count("convert_element_type") for group in groups(after(fun, half))] == [1, 1]
+    program = lowered(fun, [half], small_target(4))
+    wide = [v for v in program.graph.variables if v.dtype == np.float32 and v.size == X.size]
+    assert len(wide) == 1  # the result
+    check(fun, half, tiles=(1, 4, 7), rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_product_reads_too_is_computed_once() -> None:
+    def fun(x: Any, w: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return wide @ w, wide - wide.max()
+
+    counts = [group.count("convert_element_type") for group in groups(after(fun, X.astype(np.float16), X.T))]
+    assert sum(counts) <= 1
+    check(fun, X.astype(np.float16), X.T, tiles=(1, 4), rtol=1e-4, atol=1e-4)
+
+
+def test_what_takes_many_instructions_is_stored() -> None:
+    def fun(x: Any) -> Any:
+        y = jnp.exp(x)
+        return y / y.sum()
+
+    assert sum(group.count("exp") for group in groups(after(fun, X))) == 1

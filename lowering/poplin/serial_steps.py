@@ -1,0 +1,103 @@
+"""What does not fit at once is done in several steps, one after the other: in a loop, or each with code of its own.
+
+Input: an operand that steps divide along one dimension, and a function that adds one step. An iteration slices its part
+out of the operand where that lies, and writes its result to a slot of a stack. An operand of which tiles do not hold
+the same share of each part is spread so first. Without a loop nothing is sliced; results are copied to one variable.
+Source: serial splits of PopLibs' plans (`poplin/ConvPlan.cpp`), a loop with dynamic slices too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ipujax.lowering.popops import advance, map_for_slicing, new_counter, new_stack, push, slot_of, slots_first
+from ipujax.lowering.poputil import MemoryOrder, linear_mapping, mapping_like
+from ipujax.runtime.graph import Copy, Graph, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Blocked, Tensor, concat
+
+
+def in_steps(
+    graph: Graph,
+    operand: Tensor,
+    dim: int,
+    channel: int,
+    steps: int,
+    add_step: Callable[[Tensor, ProgramSequence], Tensor],
+    out_dim: int,
+    out_channel: int,
+    is_loop: bool,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Adds the steps over equal parts of an operand.
+
+    Args:
+        graph: graph to add to.
+        operand: what steps divide.
+        dim: the dimension along which they do, a multiple of `steps`.
+        channel: the dimension of its channels.
+        steps: how many.
+        add_step: adds one to a program, from its part of the operand to its result.
+        out_dim: the dimension of the result along which those of steps follow one another.
+        out_channel: the dimension of the result's channels.
+        is_loop: whether they are a loop.
+        prog: program to add to.
+        name: debug name.
+    """
+    if not is_loop:
+        results = [add_step(part, prog) for part in _parts(graph, operand, dim, steps)]
+        return _joined(graph, results, out_dim, out_channel, prog, name)
+    stack, body = _stack_of(graph, operand, dim, channel, steps, prog, name), ProgramSequence()
+    counter = new_counter(graph, 0, prog, name)
+    result = add_step(slot_of(graph, stack, counter, body, name), body)
+    stacked = new_stack(graph, result, steps, prog, name)
+    push(graph, stacked, result, counter, body, name)
+    advance(graph, counter, 1, body, name)
+    prog.add(Repeat(steps, body, graph.origin))
+    order = [*range(1, out_dim + 1), 0, *range(out_dim + 1, stacked.ndim)]
+    shape = tuple(steps * n if d == out_dim else n for d, n in enumerate(result.shape))
+    return stacked.transpose(order).reshape(shape)
+
+
+def _stack_of(
+    graph: Graph, operand: Tensor, dim: int, channel: int, steps: int, prog: ProgramSequence, name: str
+) -> Tensor:
+    """The parts of an operand as a stack that is sliced without exchange."""
+    stack = _divided(graph, operand, dim, steps)
+    held = slots_first(stack)
+    mapping = None if held is None else mapping_like(graph, held.of_variable(stack))
+    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:
+        return stack
+    part = MemoryOrder.with_channels(stack.shape[1:], channel)
+    spread = new_stack(
+        graph, part.of_view(graph.add_variable(part.variable_shape, operand.dtype, f"{name}/part")), steps, prog, name
+    )
+    prog.add(Copy(stack, spread, f"{name}/parts", graph.origin))
+    return spread
+
+
+def _divided(graph: Graph, operand: Tensor, dim: int, steps: int) -> Tensor:
+    """The parts of an operand in a leading dimension; what lies nowhere is placed so that each is spread evenly."""
+    shape = operand.shape
+    divided = operand.reshape((*shape[:dim], steps, shape[dim] // steps, *shape[dim + 1 :]))
+    stack = divided.transpose([dim, *(d for d in range(divided.ndim) if d != dim)])
+    map_for_slicing(graph, stack, (0,))
+    return stack
+
+
+def _parts(graph: Graph, operand: Tensor, dim: int, steps: int) -> list[Tensor]:
+    stack = _divided(graph, operand, dim, steps)
+    limits = stack.shape[1:]
+    return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
+
+
+def _joined(
+    graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Copies the results of steps to one variable, which any view can be taken of."""
+    whole = concat(results, dim)
+    held = MemoryOrder.with_channels(whole.shape, channel)
+    mapping = linear_mapping(graph, whole.size, whole.dtype)
+    out = graph.add_variable(held.variable_shape, whole.dtype, name, mapping)
+    prog.add(Copy(held.of_variable(whole), out, f"{name}/join", graph.origin))
+    return held.of_view(out)

@@ -1,0 +1,83 @@
+"""Pass `narrow`: what gradients keep of the forward pass, and that the numbers stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var, jaxpr_as_fun, shape_of
+from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.passes import narrow
+from tests.lowering.helpers import check
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(8, 24)).astype(np.float16)
+W = RNG.normal(size=(24, 24)).astype(np.float16)
+
+
+def layer_norm(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def loss(w: Any, x: Any) -> Any:
+    return (layer_norm(x @ w) ** 2 * x).sum().astype(jnp.float32)
+
+
+def kept_bytes(jaxpr: ClosedJaxpr) -> int:
+    """Bytes of the arrays as large as X that the forward pass makes and the gradient reads."""
+    made = {v for eqn in jaxpr.eqns if not stage_name(eqn).is_backward for v in eqn.outvars}
+    read = {v for eqn in jaxpr.eqns if stage_name(eqn).is_backward for v in eqn.invars if isinstance(v, Var)}
+    found: list[Any] = [var.aval for var in made & read if shape_of(var) == X.shape]
+    return sum(aval.size * aval.dtype.itemsize for aval in found)
+
+
+def test_gradients_keep_the_narrow_form() -> None:
+    wide = jax.make_jaxpr(jax.grad(loss))(W, X)
+    slim = narrow(wide)
+    assert kept_bytes(slim) <= kept_bytes(wide) // 2
+    for got, wanted in zip(jaxpr_as_fun(slim)(W, X), jaxpr_as_fun(wide)(W, X), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    check(jax.grad(loss), W, X, tiles=(1, 4), rtol=2e-2, atol=2e-2)
+
+
+def test_what_takes_more_bytes_is_not_kept_instead() -> None:
+    """A sum of two arrays is as narrow as can be."""
+
+    def fun(x: Any, y: Any) -> Any:
+        return (jnp.sin(x + y) ** 2).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(fun))(*(X.astype(np.float32),) * 2)
+    assert kept_bytes(narrow(jaxpr)) == kept_bytes(jaxpr)
+
+
+def test_stashes_of_pipelines_are_narrow() -> None:
+    """Of a normalisation a stage keeps the half-precision array alone."""
+    params = {"a": W, "b": W}
+    batch = RNG.normal(size=(16, 24)).astype(np.float16)
+
+    def staged(params: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            h = layer_norm(x @ params["a"])
+        with ipu.stage(1):
+            return (layer_norm(h @ params["b"]) ** 2).sum().astype(jnp.float32)
+
+    optimizer = optax.sgd(0.1)
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, grads = ipu.pipeline(jax.value_and_grad(staged), micro_batches=2)(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    args = params, optimizer.init(params), batch
+    compiled = ipu.jit(step, device=ipu.IPUModel(num_ipus=2)).lower(*args).compile()
+    stacks = [v for v in compiled.executable.graph.variables if v.name.endswith("/stack") and v.size >= X.size]
+    assert stacks and all(v.dtype == np.float16 for v in stacks)
+    for got, wanted in zip(jax.tree.leaves(compiled(*args)), jax.tree.leaves(jax.jit(step)(*args)), strict=True):
+        np.testing.assert_allclose(np.float32(got), np.float32(wanted), rtol=2e-2, atol=2e-2)
