@@ -19,7 +19,7 @@ from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.graph.program import Repeat
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.tensor.mapping import owners
-from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, no_stage, parameters
+from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
 
 TILES = 3
@@ -300,6 +300,21 @@ def test_several_stages_on_an_ipu() -> None:
     program = compare(fun, *arguments(4, 4))
     used = {tile // TILES for m in program.graph.mappings.values() for tile in owners(m).tolist()}
     assert used == {0, 1}
+
+
+@pytest.mark.parametrize(("mapping", "accumulators"), [([0, 1, 0], 1), ([0, 1, 2], 2)])
+def test_stages_on_one_ipu_add_to_one_accumulator(mapping: list[int], accumulators: int) -> None:
+    """The table of `tied` has gradients in its first and in its last stage."""
+
+    def fun(stage: Any) -> Any:
+        settings = {} if stage is no_stage else {"device_mapping": mapping}
+        return ipu.pipeline(
+            jax.value_and_grad(MODELS["tied"](3, stage)), micro_batches=4, rng_argnums=1, reduce="sum", **settings
+        )
+
+    program = compare(fun, *arguments(3, 4))
+    sizes = [np.prod(v.shape) for v in program.graph.variables if v.name.endswith("/sum")]
+    assert sizes.count(WORDS * WIDTH) == accumulators
 
 
 def test_prints_come_in_the_order_of_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:

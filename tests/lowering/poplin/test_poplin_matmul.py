@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,10 +12,11 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.poplin import matmul, plan_matmul
+from ipujax.lowering.poplin.matmul import _in_steps
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import HostStream, Sequence, StreamIn, StreamOut
+from ipujax.runtime.graph.program import HostStream, Repeat, Sequence, StreamIn, StreamOut
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
@@ -135,6 +137,29 @@ def test_in_steps(shape):
     assert plan_matmul(groups, m, k, n, "float32", target, available_memory_proportion=share).steps > 1
     for got in run_everywhere(a, b, target, available_memory_proportion=share):
         close(got, reference(a, b, np.float32))
+
+
+@pytest.mark.parametrize("is_loop", [True, False], ids=["loop", "in a row"])
+@pytest.mark.parametrize("shape", [(1, 256, 64, 32), (1, 32, 64, 256)], ids=["rows", "columns"])
+def test_steps_are_a_loop_or_follow_one_another(shape, is_loop):
+    """The same numbers, of rows and of columns in steps."""
+    groups, m, k, n = shape
+    a, b = values((groups, m, k), "float32", 0), values((groups, k, n), "float32", 1)
+    target = small(4)
+    share = 0.6 * plan_matmul(groups, m, k, n, "float32", target).temp_bytes / target.bytes_per_tile
+    plan = replace(plan_matmul(groups, m, k, n, "float32", target, available_memory_proportion=share), is_loop=is_loop)
+    assert plan.steps > 1
+    graph, prog, product = Graph(target), Sequence(), Sequence()
+    operands = [graph.add_variable(v.shape, v.dtype, name) for name, v in (("a", a), ("b", b))]
+    out = _in_steps(graph, *operands, plan, None, product, "dot")
+    streams = [HostStream(t.variables()[0].name, t.shape, t.dtype) for t in (*operands, out)]
+    for stream, tensor in zip(streams, operands, strict=False):
+        prog.add(StreamIn(stream, tensor))
+    prog.add(product)
+    prog.add(StreamOut(out, streams[-1]))
+    verify(graph, prog)
+    close(interpret(graph, prog, dict(zip(streams, (a, b), strict=False)))[streams[-1]], reference(a, b, np.float32))
+    assert is_loop == any(isinstance(step, Repeat) for step in product.children())
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 500, 30), (3, 40, 500, 30)], ids=str)

@@ -12,8 +12,8 @@ import pytest
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
-from ipujax.lowering.poplin.plan import contenders
-from ipujax.lowering.poplin.spec import Dims, arithmetic
+from ipujax.lowering.poplin.plan import _divides, contenders
+from ipujax.lowering.poplin.spec import BATCH, OUT_CHANNELS, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.lowering.poputil import map_linearly
 from ipujax.lowering.poputil.grids import grids, split_candidates
@@ -294,3 +294,11 @@ def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
     """Else the search would stop too early."""
     _, rows = charged_plans
     assert all(charged >= plan.likely_least_cycles for row in rows.values() for plan, charged in row)
+
+
+@pytest.mark.parametrize(
+    ("extent", "steps", "axis", "expected"),
+    [(64, 4, OUT_CHANNELS, True), (64, 8, OUT_CHANNELS, False), (40, 8, OUT_CHANNELS, True), (64, 8, BATCH, True)],
+)
+def test_steps_keep_groups_of_channels_whole(extent, steps, axis, expected):
+    assert _divides(extent, steps, axis) == expected
