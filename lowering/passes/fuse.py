@@ -35,6 +35,7 @@ from ipujax.lowering.jax_compat import (
     Var,
     jaxpr_as_fun,
     make_primitive,
+    name_stack,
     new_jaxpr_eqn,
     part_of,
     shape_of,
@@ -202,9 +203,9 @@ class _Body:
             if eqn.outvars[0] not in inner:
                 define(eqn)
         jaxpr = part_of(self._whole, [inner[var] for var in operands], [inner[var] for var in results], body)
-        params = {"jaxpr": jaxpr, "name": _title(members)}
-        place = [eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members
-        return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), place[-1].source_info)
+        place = ([eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members)[-1]
+        params = {"jaxpr": jaxpr, "name": _title(members, place)}
+        return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), place.source_info)
 
 
 def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
@@ -252,7 +253,10 @@ def is_unit_view(eqn: JaxprEqn) -> bool:
     return index_space(shape_of(eqn.invars[0])) == index_space(shape_of(eqn.outvars[0]))
 
 
-def _title(members: Sequence[JaxprEqn]) -> str:
-    """The first few operations of a group."""
-    names = list(dict.fromkeys(eqn.primitive.name for eqn in members))
-    return "+".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+def _title(members: Sequence[JaxprEqn], place: JaxprEqn) -> str:
+    """The first few operations of a group; those of another scope than its place have their own before them."""
+    names: dict[str, None] = {}
+    for eqn in members:
+        scope = name_stack(eqn)
+        names["/".join(([scope] if scope != name_stack(place) else []) + [eqn.primitive.name])] = None
+    return "+".join([*list(names)[:_NAMED], *(["…"] if len(names) > _NAMED else [])])

@@ -27,9 +27,8 @@ from ipujax.runtime.memory.packing import (
 
 _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of their peak no other order is tried
 _NEARLY = 0.02  # assumed: share by which tiles may differ that are packed together
-_PLACEMENTS = 4_000  # assumed: placements of items with which a sequence is looked for, for many tiles
-_PLACEMENTS_FULLEST = 20_000  # assumed: the same for tiles that are packed on their own
-_SEQUENCES = 64  # assumed: sequences that are tried at most
+_PLACEMENTS = 2_000  # assumed: items that are placed anew, at most, to find a better sequence
+_MOST_SEQUENCES = 64  # assumed: sequences that are tried at most
 _FULLEST_AT_ONCE = 8  # assumed: tiles that are packed on their own at first, twice as many each time
 
 
@@ -82,32 +81,36 @@ class Chip:
     items: Sequence[Item]
     interleaved_bytes: int
 
-    def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, placements: int) -> Arena:
+    def sequences(self, least: int) -> int:
+        """How many sequences are tried, of few items more than of many."""
+        return min(_MOST_SEQUENCES, max(least, _PLACEMENTS // max(1, len(self.items))))
+
+    def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
         """The least arena of each of some tiles that was found.
 
         Args:
             tiles: their numbers, int64[tiles].
             enough: bytes with which no other sequence is tried, float64[tiles].
             tolerance: share by which tiles may differ that are packed as one.
-            placements: items that are placed at most, over all sequences that are tried; the first always is.
+            sequences: how many are tried at most.
         """
         if not self.items:
             return Arena(np.zeros(len(tiles), np.int64), np.zeros(len(tiles), np.int64))
         held = self._rows([(item.first, item.values) for item in self.items])
         spans, sizes = [item.spans for item in self.items], held[:, tiles - self.tiles.start]
-        sequences = [in_order(held, spans, order) for order in ORDERS]
+        next_in = [in_order(held, spans, order) for order in ORDERS]
         best = Arena(np.full(len(tiles), np.iinfo(np.int64).max), np.zeros(len(tiles), np.int64))
-        for attempt in range(np.clip(placements // len(held), 1, _SEQUENCES)):
+        for attempt in range(sequences):
             large = np.flatnonzero(best.size > enough)
             if not len(large):
                 break
-            sequence = sequences[attempt % len(ORDERS)]
+            sequence = next_in[attempt % len(ORDERS)]
             end = self._ends(sizes[:, large], sequence, tolerance)
             size, wide = end.max(0, initial=0), end[self._is_wide].max(0, initial=0)
             better = size < best.size[large]
             best.size[large[better]], best.wide[large[better]] = size[better], wide[better]
             on_top = end[:, size.argmax()].argmax()
-            sequences[attempt % len(ORDERS)] = first(on_top, sequence)
+            next_in[attempt % len(ORDERS)] = first(on_top, sequence)
         return best
 
     def _ends(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
@@ -147,7 +150,7 @@ def pack_all(chips: Sequence[Chip], peak: np.ndarray) -> Arena:
     """
     enough = peak * (1 + _GAP_TO_ACCEPT)
     return _joined(
-        [chip.pack_best(np.array(chip.tiles), enough[chip.tiles], 0.0, _PLACEMENTS_FULLEST) for chip in chips]
+        [chip.pack_best(np.array(chip.tiles), enough[chip.tiles], 0.0, chip.sequences(len(ORDERS))) for chip in chips]
     )
 
 
@@ -162,7 +165,7 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
     accepted = peak * (1 + _GAP_TO_ACCEPT)
     roughly = accepted * (1 + _NEARLY)
     packed = _joined(
-        [chip.pack_best(np.array(chip.tiles), roughly[chip.tiles], _NEARLY, _PLACEMENTS) for chip in chips]
+        [chip.pack_best(np.array(chip.tiles), roughly[chip.tiles], _NEARLY, chip.sequences(1)) for chip in chips]
     )
     done, full, count = np.zeros(len(peak), bool), (always + peak).max(initial=0), _FULLEST_AT_ONCE
     while len(fuller := np.flatnonzero((always + packed.size > full) & ~done)):
@@ -171,8 +174,9 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
         for chip in chips:
             here = tiles[(tiles >= chip.tiles.start) & (tiles < chip.tiles.stop)]
             if len(here):
-                own = chip.pack_best(here, enough[here], 0.0, _PLACEMENTS_FULLEST)
-                packed.size[here], packed.wide[here] = own.size, own.wide
+                own = chip.pack_best(here, enough[here], 0.0, len(ORDERS))
+                better = own.size < packed.size[here]
+                packed.size[here[better]], packed.wide[here[better]] = own.size[better], own.wide[better]
         done[tiles] = True
         full, count = max(full, (always + packed.size)[done].max()), 2 * count
     return packed

@@ -224,7 +224,7 @@ def test_the_error_takes_less_time_than_the_compilation() -> None:
     memory, compiled = lowered.compile().memory_analysis(), process_time()
     with pytest.raises(ipu.TileMemoryError):
         check_memory(memory)
-    assert process_time() - compiled < (compiled - start) / 2
+    assert process_time() - compiled < compiled - start
 
 
 @pytest.mark.usefixtures("climbs_to_four")
