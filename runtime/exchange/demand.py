@@ -89,6 +89,9 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
     mappings = mappings_of(destination, graph)
     if not isinstance(destination.node, Affine):
         return None
+    fine = [size for dim in destination.node.dims for size, _ in dim]
+    source, destination = source.reshape(fine), destination.reshape(fine)
+    assert isinstance(destination.node, Affine)
     order = _memory_order(destination.node)
     source, destination = source.transpose(order), destination.transpose(order)
     node = destination.node

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from ipujax.runtime.tensor import (
     Tensor,
     TileMapping,
     Variable,
+    concat,
     element_bytes,
     padded,
     surely_disjoint,
@@ -91,10 +93,52 @@ def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
     """
     if source.size == 0:
         return _nothing(graph.target.num_tiles)
+    parts = _independent_parts(source, destination)
+    if len(parts) > 1:
+        return _sum([copy_traffic(*part, graph) for part in parts])
+    source, destination = _not_reshaped(source, destination)
     grid = copy_grid(source, destination, graph)
     if grid is not None:
         return _traffic(*grid, graph, False)
     return _element_traffic(source, destination, graph)
+
+
+def _independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """A copy of concatenated parts as copies of which no two read one variable."""
+    one, other = source.node, destination.node
+    if not (isinstance(one, Concat) and isinstance(other, Concat)):
+        return []
+    if one.axis != other.axis:
+        return []
+    cuts = sorted(set(one.bounds).intersection(other.bounds))
+
+    def pieces(x: Tensor) -> list[Tensor]:
+        return [x.slice(low, high, axis=one.axis) for low, high in pairwise(cuts)]
+
+    sources, destinations = pieces(source), pieces(destination)
+    together: list[tuple[set[Variable], list[int]]] = []
+    for number, piece in enumerate(sources):
+        variables, numbers = set(piece.variables()), [number]
+        for group in [group for group in together if not variables.isdisjoint(group[0])]:
+            together.remove(group)
+            variables, numbers = variables | group[0], [*group[1], *numbers]
+        together.append((variables, numbers))
+    return [
+        (concat([sources[n] for n in numbers], one.axis), concat([destinations[n] for n in numbers], one.axis))
+        for _, numbers in together
+    ]
+
+
+def _not_reshaped(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
+    """Both without a reshape that they share, so that they may be boxes."""
+    one, other = source.node, destination.node
+    if isinstance(one, Reshaped) and isinstance(other, Reshaped) and one.source.shape == other.source.shape:
+        return source.reshape(one.source.shape), destination.reshape(one.source.shape)
+    return source, destination
+
+
+def _sum(parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(*(np.sum([getattr(part, field.name) for part in parts], axis=0) for field in fields(Traffic)))
 
 
 def _buses(graph: Graph) -> Buses:

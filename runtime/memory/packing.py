@@ -174,6 +174,8 @@ def groups_of(sizes: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarr
         int64[tiles].
     """
     example, of_tile = classes_of(sizes)
+    if not tolerance:
+        return sizes[:, example], of_tile
     kind, of_item = classes_of(sizes.T)  # few, as most items are spread alike
     held, count = sizes[np.ix_(kind, example)].T, np.bincount(of_item, minlength=len(kind))
     total, most, of_class, groups = held @ count, np.zeros_like(held), np.zeros(len(held), np.int64), 0
