@@ -151,7 +151,7 @@ class _Picking:
     index_dtype: Any
     monoid: str
 
-    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         slots = grids.blocks[self.axis]
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]

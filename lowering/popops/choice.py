@@ -28,8 +28,8 @@ _CROWDED_CYCLES = 1e12  # more than anything takes
 
 # Adds the operation by a placement to a graph and a program.
 Add = Callable[[Graph, ProgramSequence, Blocked], object]
-# Cycles of what follows on a grid, such as the combination of partial results: float[candidates].
-After = Callable[[Grids, Target], np.ndarray]
+# Cycles of what follows on a grid at a price of a byte, such as the combination of partial results: float[candidates].
+After = Callable[[Grids, Target, float], np.ndarray]
 
 
 def source_of(graph: Graph, tensor: Tensor) -> Source:
@@ -127,7 +127,7 @@ def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_
         some = order[start : start + _COSTED_AT_ONCE]
         if cycles[some[0]] > total.min():
             break
-        total[some] = cycles[some] + after(grids.of(some), target)
+        total[some] = cycles[some] + after(grids.of(some), target, byte_price)
     return total
 
 

@@ -97,7 +97,7 @@ def choose_layout(
     def rank(layout: Layout) -> tuple[float, int, int]:
         found = _evenness(layout.mapping, graph.target.num_tiles)
         cycles = _compute_cycles(kernel, layout.mapping, graph.target)
-        cycles += sum(_combining_cycles(kernel.dtype_of(r.value), r, layout, shape, graph.target) for r in reductions)
+        cycles += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
         return cycles + _exchange_price(graph, operands, narrow, layout, shape), found.worst, -found.tiles
 
     return min(layouts, key=rank)
@@ -132,13 +132,14 @@ def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int
     return pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
 
 
-def _combining_cycles(dtype: Any, reduction: Reduction, layout: Layout, shape: tuple[int, ...], target: Target) -> int:
+def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: Layout, shape: tuple[int, ...]) -> int:
     """Cycles in which partial results of a reduction are combined; 0 where it does not run in this layout."""
     if not isinstance(layout.mapping, Blocked) or layout.shape != shape:
         return 0
     kept = [d for d in range(len(shape)) if d not in reduction.axes]
     longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in kept)
-    return combined_cycles(num_slots(layout.mapping, reduction.axes), longest, dtype, reduction.monoid, target)
+    slots = num_slots(layout.mapping, reduction.axes)
+    return combined_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_price_cycles)
 
 
 def _exchange_price(

@@ -199,10 +199,10 @@ class _After:
     dtype: Any
     rank: int
 
-    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
         rows = zip(slots.tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
-        cycles = [combined_cycles(n, tuple(longest), self.dtype, "only", target) for n, longest in rows]
+        cycles = [combined_cycles(n, tuple(longest), self.dtype, "only", target, byte_price) for n, longest in rows]
         return np.array(cycles, np.float64)
 
 

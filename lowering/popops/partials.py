@@ -12,7 +12,7 @@ Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -33,6 +33,7 @@ from ipujax.runtime.graph import (
     Term,
     element,
 )
+from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     Blocked,
@@ -135,7 +136,7 @@ def reduce_partials_in_place(graph: Graph, partials: Tensor, prog: ProgramSequen
     for keep in kept_slots(partials.shape[0]):
         slots, cuts, owners = partials.shape[0], list(mapping.cuts[1:]), mapping.tile
         longest = tuple(int(np.diff(cut).max()) for cut in cuts)
-        parts = stage_parts(slots, keep, longest, partials.dtype, monoid, graph.target)
+        parts = stage_parts(slots, keep, longest, partials.dtype, monoid, graph.target, graph.byte_price_cycles)
         slot_cuts = even_cuts(slots, keep)
         if cuts:
             cuts[parts.dim], block, part = cut_again(cuts[parts.dim], parts.count)
@@ -213,7 +214,9 @@ class Parts:
     cycles: int
 
 
-def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> int:
+def combined_cycles(
+    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, byte_price: float
+) -> int:
     """Cycles of `reduce_partials_in_place` for partials that each lie on a tile of their own.
 
     Args:
@@ -222,29 +225,43 @@ def combined_cycles(slots: int, longest: tuple[int, ...], dtype: Any, monoid: st
         dtype: of the partials.
         monoid: how they combine.
         target: the machine.
+        byte_price: cycles that a byte of exchange code is worth when parts are chosen.
     """
-    return combined(slots, longest, dtype, monoid, target)[0]
+    return combined(slots, longest, dtype, monoid, target, byte_price)[0]
 
 
 @remembered
 def combined(
-    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
+    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, byte_price: float
 ) -> tuple[int, tuple[int, ...]]:
     """`combined_cycles`, to which the arguments go, and the lengths of the largest box in which results then lie."""
     total = 0
     for keep in kept_slots(slots):
-        parts = stage_parts(slots, keep, longest, dtype, monoid, target)
+        parts = stage_parts(slots, keep, longest, dtype, monoid, target, byte_price)
         total, slots, longest = total + parts.cycles, keep, parts.longest
     return total, longest
 
 
 @remembered
-def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target) -> Parts:
-    """The cheapest number of parts for one stage: at most one for each partial that is combined."""
-    dim = int(np.argmax(longest)) if longest else 0
-    depth, width = -(-slots // keep), element_bytes(dtype)
-    size = prod(longest)
-    extent = longest[dim] if longest else 1
+def stage_parts(
+    slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, byte_price: float
+) -> Parts:
+    """The cheapest dimension and number of parts for one stage: at most one for each partial that is combined."""
+    options = [
+        option
+        for dim in range(max(1, len(longest)))
+        for option in _parts_along(dim, slots, keep, longest or (1,), dtype, monoid, target)
+    ]
+    piece = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
+    best, _ = min(options, key=lambda option: option[0].cycles + piece * option[1])
+    return best if longest else replace(best, longest=())
+
+
+def _parts_along(
+    dim: int, slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
+) -> list[tuple[Parts, int]]:
+    """Numbers of parts along a dimension, each with the pieces that a tile then receives."""
+    depth, width, size, extent = -(-slots // keep), element_bytes(dtype), prod(longest), longest[dim]
     most = max(1, min(slots // keep, extent, -(-size * width * depth // _MIN_RECEIVED_BYTES)))
     count = np.unique(np.minimum(most, 2 ** np.arange(most.bit_length() + 1)))
     length, shortest = -(-extent // count), extent // count
@@ -257,8 +274,11 @@ def stage_parts(slots: int, keep: int, longest: tuple[int, ...], dtype: Any, mon
     # A tile that combines no part itself sends all it has.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     payload = np.ceil(np.maximum((depth - 1) * elements * width, sent) / target.exchange_bytes_per_cycle)
-    work = np.maximum(payload, (depth - 1) * runs * target.exchange_fragment_cycles)
+    pieces = (depth - 1) * runs
+    work = np.maximum(payload, pieces * target.exchange_fragment_cycles)
     cycles = target.internal_sync_cycles + target.exchange_startup_cycles + work + copied + compute
-    best = int(np.argmin(cycles))
-    lengths = tuple(int(length[best]) if d == dim else n for d, n in enumerate(longest))
-    return Parts(dim, int(count[best]), lengths, int(cycles[best]))
+    found = []
+    for n, part in enumerate(length):
+        lengths = tuple(int(part) if d == dim else whole for d, whole in enumerate(longest))
+        found.append((Parts(dim, int(count[n]), lengths, int(cycles[n])), int(pieces[n])))
+    return found

@@ -97,9 +97,10 @@ class _Combination:
     dtype: Any
     monoid: str
 
-    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         kept = [d for d in range(len(grids.shape)) if d not in self.axes]
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
         rows = zip(slots.tolist(), grids.lengths[kept].T.tolist(), strict=True)
-        cycles = [combined_cycles(n, tuple(longest), self.dtype, self.monoid, target) for n, longest in rows]
+        rest = self.dtype, self.monoid, target, byte_price
+        cycles = [combined_cycles(n, tuple(longest), *rest) for n, longest in rows]
         return np.array(cycles, np.float64)

@@ -339,14 +339,14 @@ class _After:
     steps: int
     table: Literal["neutral", "constant", "free", "elsewhere"]  # what parts are combined with last
 
-    def __call__(self, grids: Grids, target: Target) -> np.ndarray:
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         # Code has a part of a tile's memory of its own.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
         if self.monoid is None:
             return crowding
         rows = zip(grids.blocks[self.rank].tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
-        made = [combined(n, tuple(longest), self.dtype, self.monoid, target) for n, longest in rows]
+        made = [combined(n, tuple(longest), self.dtype, self.monoid, target, byte_price) for n, longest in rows]
         cycles = np.array([charged for charged, _ in made], np.float64)
         if self.table == "neutral":
             return crowding + cycles

@@ -109,7 +109,7 @@ class Chip:
             size, wide = end.max(0, initial=0), end[self._is_wide].max(0, initial=0)
             better = size < best.size[large]
             best.size[large[better]], best.wide[large[better]] = size[better], wide[better]
-            on_top = end[:, size.argmax()].argmax()
+            on_top = int(end[:, size.argmax()].argmax())
             next_in[attempt % len(ORDERS)] = first(on_top, sequence)
         return best
 

@@ -175,7 +175,7 @@ def test_partials_combined_in_place_are_charged_what_the_plan_expects(slots: int
             partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
             charged = charged_cycles(graph, lambda g, p, t=partials: reduce_partials_in_place(g, t, p, "sum"))
             longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
-            assert charged == combined_cycles(slots, longest, np.dtype(dtype), "add", target)
+            assert charged == combined_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_price_cycles)
 
 
 def test_a_tall_column_is_combined_in_several_stages() -> None:
