@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from ipujax import poplar, popops
+from ipujax import poplar, poplin, popops
 from ipujax.poplar.engine.options import ENVIRONMENT, EngineOptions
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileTrue, Sequence
 from ipujax.runtime.compile import compile
@@ -250,6 +250,22 @@ def test_out_of_memory_unless_allowed():
         poplar.Engine(graph, prog)
     engine = loaded(graph, prog, {"debug.allowOutOfMemory": "true"})
     assert engine.profile.memory.max_tile_bytes > graph.target.bytes_per_tile
+
+
+def test_a_mapping_by_hand_that_leaves_no_room_for_a_product():
+    """The operand stays where it was put; the error says what lies there, on which line, and what else it could be."""
+    graph = new_graph()
+    x, w = graph.add_variable(poplar.FLOAT, [1024, 512], "x"), graph.add_variable(poplar.FLOAT, [512, 64], "w")
+    graph.set_tile_mapping(x, 0)
+    graph.set_tile_mapping(w, 1)
+    prog = Sequence()
+    graph.create_host_read("out", poplin.mat_mul(graph, x, w, prog, "product"))
+    facts = (
+        r"2,097,152 B +Variable\(x: float32\[1024, 512\]\) \(variable\), test_engine.py",
+        "x: .* on more tiles, if you map",
+    )
+    with pytest.raises(TileMemoryError, match=r"(.|\n)*".join(facts)):
+        poplar.Engine(graph, prog)
 
 
 # --- wrong use ---
