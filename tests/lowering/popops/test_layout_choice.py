@@ -213,7 +213,7 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
         grids = even_grids(tuple(shape), tuple(order), tiles)
         estimates = work.cycles(grids, graph.target)
         if after is not None:
-            estimates = estimates + after(grids, graph.target)
+            estimates = estimates + after(grids, graph.target, graph.byte_price_cycles)
         count = len(estimates)
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))
