@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil import linear_mapping, map_linearly, mapping_like
+from ipujax.lowering.layout import linear_mapping, map_linearly, mapping_like
 from ipujax.poplar.graph import Graph as PoplarGraph
 from ipujax.poplar.library import check_arguments, check_tensors, registrar
 from ipujax.public import public_names

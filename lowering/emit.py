@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import Var
+from ipujax.lowering.layout import check_may_place, map_linearly
 from ipujax.lowering.passes import traced
-from ipujax.lowering.poputil import check_may_place, map_linearly
 from ipujax.lowering.rules import Lowering
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence

@@ -20,10 +20,10 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import has_stages
-from ipujax.lowering.layout import grouped_inputs
+from ipujax.lowering.layout import MemoryOrder, map_linearly
 from ipujax.lowering.merge import merge_compute_sets
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
-from ipujax.lowering.poputil import MemoryOrder, map_linearly
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (

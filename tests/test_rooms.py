@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n", "```\n<!-- end of rooms -->"
 MAX_FILES = 16
 FOR_ALL = {"runtime.errors", "runtime.cache"}
-# Until layouts are assigned for the whole program, planners lie beside their operations.
+# One file an operation or primitive family.
 LARGE = {"lowering.rules", "lowering.popops", "lowering.poplin"}
 
 # Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
@@ -54,13 +54,13 @@ ROOMS: dict[str, str] = {
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
-    "lowering.poputil": "runtime.compile runtime.graph runtime.memory runtime.tensor",
+    "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops": (
-        "lowering.jax_compat lowering.poputil runtime.exchange runtime.graph runtime.memory runtime.target"
+        "lowering.jax_compat lowering.layout runtime.exchange runtime.graph runtime.memory runtime.target"
         " runtime.tensor"
     ),
     "lowering.gcl": (
-        "lowering.jax_compat lowering.popops lowering.poputil runtime.cost runtime.graph runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.popops lowering.layout runtime.cost runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat",
@@ -68,29 +68,28 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas runtime.graph runtime.tensor"
     ),
     "lowering.ipus": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poputil runtime.graph runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
-    "lowering.poplin": "lowering.popops lowering.poputil runtime.graph runtime.memory runtime.target runtime.tensor",
+    "lowering.poplin": "lowering.popops lowering.layout runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
-    "lowering.layout": "lowering.jax_compat lowering.popops",
     "lowering.rules": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.poplin"
-        " lowering.popops lowering.poprand lowering.poputil runtime.graph runtime.host runtime.options runtime.target"
+        " lowering.popops lowering.poprand runtime.graph runtime.host runtime.options runtime.target"
         " runtime.tensor"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
-        " lowering.poputil lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
+        " lowering.layout lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.pipelining lowering.poputil"
+        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes lowering.pipelining"
         " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.emit": (
-        "lowering.jax_compat lowering.passes lowering.poputil lowering.rules runtime.graph runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.layout lowering.rules runtime.graph runtime.tensor"
     ),
     "lowering": "",
     "ipujax.device": "runtime.target",
@@ -140,22 +139,22 @@ ROOMS: dict[str, str] = {
         " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.poplar.library": (
-        "lowering.emit lowering.poputil runtime.graph runtime.signatures runtime.target runtime.tensor"
+        "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.popops": (
         "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
-        " lowering.poputil runtime.graph runtime.tensor"
+        " lowering.layout runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
-        "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.poputil"
+        "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.layout"
         " runtime.graph runtime.target runtime.tensor"
     ),
     "ipujax.popnn": (
-        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.poputil"
+        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.layout"
         " runtime.graph runtime.tensor"
     ),
     "ipujax.poputil": (
-        "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.poputil runtime.graph"
+        "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.layout runtime.graph"
         " runtime.tensor"
     ),
     "ipujax.poprand": (

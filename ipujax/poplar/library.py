@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 
 from ipujax.lowering.emit import emit, placing
-from ipujax.lowering.poputil import add_like
+from ipujax.lowering.layout import add_like
 from ipujax.runtime.errors import GraphError, shortened, user_line
 from ipujax.runtime.graph import Copy, Graph, Sequence as Program
 from ipujax.runtime.signatures import check_call

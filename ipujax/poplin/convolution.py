@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.emit import placing
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.poplin import convolution as _convolution
-from ipujax.lowering.poputil import map_linearly
 from ipujax.poplar.library import add
 from ipujax.poplin.operands import Options, settings, where_used
 from ipujax.runtime.errors import GraphError

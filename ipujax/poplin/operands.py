@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.layout import map_linearly
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import nearest

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.layout import map_linearly
 from ipujax.poplar.library import add
 from ipujax.popops.scaled import scaled_add_to
 from ipujax.runtime.errors import GraphError

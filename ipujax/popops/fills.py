@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.emit import placing
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.layout import map_linearly
 from ipujax.poplar.arguments import held
 from ipujax.poplar.library import add, check_tensors
 from ipujax.runtime.errors import GraphError

@@ -20,7 +20,7 @@ from ipujax.lowering.gcl import rounds, stacked
 from ipujax.lowering.gcl.cheapest import choose
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
 from ipujax.lowering.gcl.rounds import Part
-from ipujax.lowering.poputil import add_like, map_linearly
+from ipujax.lowering.layout import add_like, map_linearly
 from ipujax.runtime.graph import Collective, Copy, Graph, Sequence as Program, substituted
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 

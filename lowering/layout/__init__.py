@@ -1,3 +1,35 @@
-"""Where values lie and how they are kept, decided for a whole jaxpr before anything is lowered."""
+"""Where values lie, and in what order tiles keep them: what is proposed, charged, chosen and placed."""
 
-from ipujax.lowering.layout.channel_groups import grouped_inputs as grouped_inputs
+from ipujax.lowering.layout.counts import Count as Count, ceil_div as ceil_div, total_elements as total_elements
+from ipujax.lowering.layout.digits import view_digits as view_digits
+from ipujax.lowering.layout.grids import (
+    Grids as Grids,
+    cut_again as cut_again,
+    even_grids as even_grids,
+    split_candidates as split_candidates,
+)
+from ipujax.lowering.layout.mapping import (
+    check_may_place as check_may_place,
+    first_tile as first_tile,
+    layout_like as layout_like,
+    linear_mapping as linear_mapping,
+    map_alike as map_alike,
+    map_by_plan as map_by_plan,
+    map_linearly as map_linearly,
+    mapping_like as mapping_like,
+    tile_balance as tile_balance,
+    variable_dims as variable_dims,
+)
+from ipujax.lowering.layout.memory_order import (
+    GROUP_CHANNELS as GROUP_CHANNELS,
+    MemoryOrder as MemoryOrder,
+    add_like as add_like,
+    map_like as map_like,
+    memory_order as memory_order,
+    variable_like as variable_like,
+)
+from ipujax.lowering.layout.trial import (
+    charged_cycles as charged_cycles,
+    charged_price as charged_price,
+    least_charged as least_charged,
+)

@@ -13,9 +13,9 @@ from typing import Any
 
 from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut

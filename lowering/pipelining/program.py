@@ -28,6 +28,7 @@ import numpy as np
 
 from ipujax.lowering.ipus import Ipus, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, is_float0
+from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
 from ipujax.lowering.pipelining.parts import StagePart
@@ -45,7 +46,6 @@ from ipujax.lowering.popops import (
     set_aside,
     slot_of,
 )
-from ipujax.lowering.poputil import map_linearly, mapping_like
 from ipujax.lowering.schedules import SchedulePlan, Slot
 from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat

@@ -19,13 +19,13 @@ from jax import lax
 
 from ipujax.lowering.ipus import MakeLowering, value_bytes, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.pipelining.layers import into_shards, spec_of_shards
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.segments import find_segments, is_backward, layer_loops
 from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
 from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import mapping_like
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.plan import Grid, Plan, PlanCost
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
-from ipujax.lowering.poputil import mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.target import Target

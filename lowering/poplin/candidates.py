@@ -14,6 +14,8 @@ from math import prod
 
 import numpy as np
 
+from ipujax.lowering.layout import split_candidates
+from ipujax.lowering.layout.grids import grids
 from ipujax.lowering.poplin.cycles import Count, ceil_div, copy_cycles, product
 from ipujax.lowering.poplin.partials import partials_cost
 from ipujax.lowering.poplin.spec import BATCH, FIELD, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Memory, arithmetic
@@ -26,8 +28,6 @@ from ipujax.lowering.poplin.vertex_kinds import (
     output_lengths,
     weight_lengths,
 )
-from ipujax.lowering.poputil import split_candidates
-from ipujax.lowering.poputil.grids import grids
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, element_bytes
 

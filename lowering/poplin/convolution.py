@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import MemoryOrder, linear_mapping
 from ipujax.lowering.poplin.bounds import report_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import (
@@ -32,7 +33,6 @@ from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_C
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.lowering.popops.elementwise import immediate_of
-from ipujax.lowering.poputil import MemoryOrder, linear_mapping
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import Count as Count, ceil_div as ceil_div, total_elements
+from ipujax.lowering.layout import Count as Count, ceil_div as ceil_div, total_elements
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.target import Target
 

@@ -9,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import (
+    GROUP_CHANNELS,
+    MemoryOrder,
+    cut_again,
+    linear_mapping,
+    map_by_plan,
+    map_linearly,
+    view_digits,
+)
 from ipujax.lowering.poplin.partials import combine, monoid_of
 from ipujax.lowering.poplin.plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
-from ipujax.lowering.poputil import GROUP_CHANNELS, MemoryOrder, linear_mapping, map_by_plan, map_linearly, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Dim, Graph, Sequence as ProgramSequence, Term
 from ipujax.runtime.tensor import (
@@ -88,10 +96,10 @@ def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.n
     wanted = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
     finer, index, parts = [], [], 1
     for dim, cut in enumerate(cuts):
-        bounds, part = _spread(cut, wanted // parts)
+        # As many parts of every block as the shortest allows.
+        bounds, block, part = cut_again(cut, max(1, min(wanted // parts, int(np.diff(cut).min()))))
         count = int(part.max()) + 1
-        finer.append(frozen(bounds, np.int64))
-        block = np.repeat(np.arange(len(cut) - 1), count)
+        finer.append(bounds)
         index.append((dim, block, part, count))
         parts *= count
     shape = [-1 if d == 0 else 1 for d in range(rank)]
@@ -103,18 +111,6 @@ def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.n
         blocks.append(block.reshape(along))
     user = which * users.shape[-1] // parts
     map_by_plan(graph, operand, finer, frozen(users[(*blocks, user)], np.int32))
-
-
-def _spread(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts every block again in as many parts as all of them allow, at most `parts`.
-
-    Returns:
-        The finer boundaries, and for each finer block its number within its block.
-    """
-    starts, lengths = cuts[:-1], np.diff(cuts)
-    parts = max(1, min(parts, int(lengths.min())))
-    finer = starts[:, None] + np.arange(parts) * lengths[:, None] // parts
-    return np.append(finer.ravel(), cuts[-1]), np.tile(np.arange(parts), len(starts))
 
 
 def result_variable(

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import GROUP_CHANNELS
 from ipujax.lowering.poplin.candidates import Candidates, output_order
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
@@ -36,7 +37,6 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
-from ipujax.lowering.poputil import GROUP_CHANNELS
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.memory import INSTRUCTION_BYTES

@@ -1,7 +1,9 @@
 """Operations on tensors: elementwise, reductions, slices, windows, sorting."""
 
-from ipujax.lowering.popops.add_vertices import add_vertices as add_vertices
-from ipujax.lowering.popops.blocks import (
+from ipujax.lowering.layout import total_elements as total_elements
+from ipujax.lowering.layout.box_charge import Source as Source, Work as Work, spans as spans
+from ipujax.lowering.layout.choose import choose as choose, source_of as source_of
+from ipujax.lowering.layout.place import (
     along as along,
     mapped_variable as mapped_variable,
     place_operand as place_operand,
@@ -9,7 +11,7 @@ from ipujax.lowering.popops.blocks import (
     tile_grid as tile_grid,
     whole_axis as whole_axis,
 )
-from ipujax.lowering.popops.choice import choose as choose, source_of as source_of
+from ipujax.lowering.popops.add_vertices import add_vertices as add_vertices
 from ipujax.lowering.popops.dynamic import (
     dynamic_slice as dynamic_slice,
     dynamic_update_slice as dynamic_update_slice,
@@ -17,7 +19,7 @@ from ipujax.lowering.popops.dynamic import (
     map_for_slicing as map_for_slicing,
 )
 from ipujax.lowering.popops.elementwise import immediate_of as immediate_of
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS, total_elements as total_elements
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS
 from ipujax.lowering.popops.gather import GatherSpec as GatherSpec, Mode as Mode, fill_of as fill_of, signed as signed
 from ipujax.lowering.popops.kernel import (
     Op as Op,
@@ -64,4 +66,3 @@ from ipujax.lowering.popops.windows import (
     reduce_window as reduce_window,
     scatter_by_functions as scatter_by_functions,
 )
-from ipujax.lowering.popops.work import Source as Source, Work as Work, spans as spans

@@ -19,13 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import Grids, mapping_like, total_elements
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
-from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil import Grids, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles, receive_cycles
 from ipujax.runtime.graph import (

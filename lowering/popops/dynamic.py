@@ -16,8 +16,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import (
+from ipujax.lowering.layout import map_linearly, mapping_like, total_elements
+from ipujax.lowering.layout.box_charge import spans
+from ipujax.lowering.layout.place import (
     along,
     follow,
     mapped_variable,
@@ -28,10 +29,8 @@ from ipujax.lowering.popops.blocks import (
     tile_grid,
     whole_axis,
 )
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.indexing_cycles import slice_cycles
-from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil import map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     BlockShapes,

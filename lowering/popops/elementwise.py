@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
+from ipujax.lowering.layout import MemoryOrder, map_alike, map_linearly, memory_order
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.elementwise_layout import choose_layout, grid_of, narrow_view, place_operands
 from ipujax.lowering.popops.kernel import (
@@ -31,7 +32,6 @@ from ipujax.lowering.popops.kernel import (
 from ipujax.lowering.popops.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.poputil import MemoryOrder, map_alike, map_linearly, memory_order
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
 from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes, is_key_dtype

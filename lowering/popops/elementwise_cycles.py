@@ -12,16 +12,15 @@ Known limit: data dependent costs (transcendentals) are the averages of that sou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.emulation import Width, emulation, kind_of
 from ipujax.runtime.target import Target
 
-Count = Any  # an int, or an int64 array over any grid: the arithmetic is the same
 Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
 
 
@@ -182,16 +181,3 @@ def elementwise_cycles(
     once = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
     return once + target.worker_contexts * (start + iterations * (means.factor * cycles + means.cast_cycles * vector))
-
-
-def ceil_div(number: Count, divisor: Count) -> Count:
-    """Quotients rounded up."""
-    return -(-number // divisor)
-
-
-def total_elements(shape: Sequence[Count]) -> Count:
-    """Elements of a block from the lengths of its dimensions, over the grid."""
-    total: Count = np.int64(1)
-    for length in shape:
-        total = total * length
-    return total

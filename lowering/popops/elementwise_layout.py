@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ipujax.lowering.popops.blocks import place_operand, row_boxes, spread
+from ipujax.lowering.layout import layout_like, linear_mapping, map_alike, map_linearly
+from ipujax.lowering.layout.box_charge import spans
+from ipujax.lowering.layout.place import place_operand, row_boxes, spread
 from ipujax.lowering.popops.kernel import Kernel, Reduction, kernel_codelet
 from ipujax.lowering.popops.partial_results import num_slots
 from ipujax.lowering.popops.partials import combined_cycles
-from ipujax.lowering.popops.work import spans
-from ipujax.lowering.poputil import layout_like, linear_mapping, map_alike, map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import access_traffic, receive_cycles
 from ipujax.runtime.graph import Access, Axis, Graph, element

@@ -20,16 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import Grids, total_elements
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, place_operand, placed_axes, whole_axis
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.kernel import Frozen, thawed
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import nothing
-from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil import Grids
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,

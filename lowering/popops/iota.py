@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose
+from ipujax.lowering.layout.place import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, mapped_variable, placed_axes
-from ipujax.lowering.popops.choice import choose
-from ipujax.lowering.popops.work import Work, spans
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target

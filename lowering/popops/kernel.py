@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.emulation import kind_of
 from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
 from ipujax.lowering.popops.reduce_cycles import LAUNCH_CYCLES, reduce_cycles

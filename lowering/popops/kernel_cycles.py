@@ -25,7 +25,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, ceil_div, elementwise_cycles
+from ipujax.lowering.layout import ceil_div
+from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, elementwise_cycles
 from ipujax.lowering.popops.emulation import emulation, kind_of
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes

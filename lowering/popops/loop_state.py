@@ -14,10 +14,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
-from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.popops.kernel import Op
-from ipujax.lowering.poputil import (
+from ipujax.lowering.layout import (
     MemoryOrder,
     add_like,
     layout_like,
@@ -28,6 +25,9 @@ from ipujax.lowering.poputil import (
     memory_order,
     variable_like,
 )
+from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place
+from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.popops.kernel import Op
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, WriteUndef
 from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, even_cuts, on_one_tile

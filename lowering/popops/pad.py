@@ -14,14 +14,14 @@ import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, scalar
-from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.elementwise import immediate_of
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.kernel import Frozen, freeze, thawed
-from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import cut_again, mapping_like
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.reducers import reduce_codelet
-from ipujax.lowering.poputil import cut_again, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import (

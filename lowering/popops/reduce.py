@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_order
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, place_operand, placed_axes
-from ipujax.lowering.popops.choice import choose, source_of
 from ipujax.lowering.popops.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.partials import combined_cycles, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
-from ipujax.lowering.popops.work import Work, spans
-from ipujax.lowering.poputil import Grids, map_linearly, mapping_like, memory_order
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Flat, Tensor

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import ceil_div
+from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.emulation import Kind, emulation
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.emulation import emulation
 from ipujax.lowering.popops.rows import by_rows
 from ipujax.runtime.cache import remembered

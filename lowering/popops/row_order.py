@@ -1,6 +1,6 @@
 """Look-ups and scatters over the dimensions of a table's variable, where these are in another order than the table's.
 
-Input: a gather or scatter, and a table whose rows are kept in groups of columns (`poputil.memory_order`). Output: the
+Input: a gather or scatter, and a table whose rows are kept in groups of columns (`layout.memory_order`). Output: the
 same over the dimensions of its variable; what is looked up, and what updates it, is then kept as the table is, with
 all look-ups where the table has its rows.
 Limits: dimensions that are indexed or batched are not cut; those that are cut are taken whole.
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops.gather import GatherSpec
 from ipujax.lowering.popops.scatter_vertex import ScatterSpec
-from ipujax.lowering.poputil import MemoryOrder
 
 
 @dataclass(frozen=True, slots=True)

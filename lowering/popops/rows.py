@@ -16,8 +16,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import (
+from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import (
     along,
     mapped_variable,
     place_operand,
@@ -26,11 +28,8 @@ from ipujax.lowering.popops.blocks import (
     tile_grid,
     whole_axis,
 )
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.emulation import emulation
-from ipujax.lowering.popops.work import Source, Span, Work
-from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target

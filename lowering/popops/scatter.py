@@ -29,18 +29,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import Grids, charged_price, least_charged, map_by_plan, map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
+from ipujax.lowering.layout.choose import choose, crowding_cycles, estimated_cycles, grid_of, source_of
+from ipujax.lowering.layout.operand_parts import fewest_runs
+from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import along, mapped_variable, place_operand, placed_axes, whole_axis
-from ipujax.lowering.popops.choice import choose, crowding_cycles, estimated_cycles, grid_of, source_of
 from ipujax.lowering.popops.elementwise import elementwise, immediate_of
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles, total_elements
+from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.kernel import Op, freeze
-from ipujax.lowering.popops.operand_parts import fewest_runs
 from ipujax.lowering.popops.partials import combined, reduce_partials_in_place
 from ipujax.lowering.popops.reducers import neutral
 from ipujax.lowering.popops.scatter_vertex import SCATTERS as SCATTERS, ScatterSpec as ScatterSpec, scatter_codelet
-from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil import Grids, charged_price, least_charged, map_by_plan, map_linearly
 from ipujax.runtime.exchange import exchange_cycles, receive_cycles
 from ipujax.runtime.graph import (
     Access,

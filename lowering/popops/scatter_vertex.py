@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.emulation import Kind
 from ipujax.lowering.popops.gather import Mode, signed
 from ipujax.lowering.popops.indexing_cycles import scatter_cycles, vectors

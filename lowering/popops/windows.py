@@ -22,8 +22,10 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
-from ipujax.lowering.popops.add_vertices import add_vertices
-from ipujax.lowering.popops.blocks import (
+from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import (
     along,
     block_mapping,
     mapped_variable,
@@ -33,12 +35,9 @@ from ipujax.lowering.popops.blocks import (
     tile_grid,
     whole_axis,
 )
-from ipujax.lowering.popops.choice import choose, source_of
-from ipujax.lowering.popops.elementwise_cycles import total_elements
+from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.reduce_cycles import reduce_cycles
 from ipujax.lowering.popops.select_and_scatter import functions_of, select_and_scatter_block
-from ipujax.lowering.popops.work import Source, Span, Work, spans
-from ipujax.lowering.poputil import map_linearly
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
+from ipujax.lowering.layout import add_like, map_like, map_linearly, variable_like
 from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.poputil import add_like, map_like, map_linearly, variable_like
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.rules.codelet_call_primitive import Outs
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.errors import GraphError

@@ -11,7 +11,8 @@ from typing import Any
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
-from ipujax.lowering.layout import grouped_inputs
+from ipujax.lowering.layout import add_like, map_linearly, memory_order
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.popops import (
     Op,
     advance,
@@ -25,7 +26,6 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.poputil import add_like, map_linearly, memory_order
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
 from ipujax.runtime.tensor import Tensor

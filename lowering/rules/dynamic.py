@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import charged_price, map_linearly
 from ipujax.lowering.popops import dynamic_slice, dynamic_update_slice, immediate_of, signed
-from ipujax.lowering.poputil import charged_price, map_linearly
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence

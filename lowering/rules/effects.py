@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.random import key_data
 
-from ipujax.lowering.poputil import map_linearly
+from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.runtime.graph import StreamIn, StreamOut

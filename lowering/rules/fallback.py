@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.lowering.layout import linear_mapping, map_linearly
 from ipujax.lowering.popops import (
     Work,
     along,
@@ -35,7 +36,6 @@ from ipujax.lowering.popops import (
     total_elements,
     whole_axis,
 )
-from ipujax.lowering.poputil import linear_mapping, map_linearly
 from ipujax.lowering.rules.context import Context
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, VertexGroup

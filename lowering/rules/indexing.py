@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.lowering.popops import (
     SCATTERS,
     GatherSpec,
@@ -26,7 +27,6 @@ from ipujax.lowering.popops import (
 from ipujax.lowering.popops.elementwise import immediate_of
 from ipujax.lowering.popops.gather import gather
 from ipujax.lowering.popops.row_order import gather_in_order, scatter_in_order
-from ipujax.lowering.poputil import MemoryOrder, memory_order
 from ipujax.lowering.rules.composed import composed
 from ipujax.lowering.rules.context import Context, Rule
 from ipujax.lowering.rules.fallback import fallback

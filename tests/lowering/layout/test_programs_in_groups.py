@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops import ScatterSpec
 from ipujax.lowering.popops.gather import GatherSpec
 from ipujax.lowering.popops.row_order import gather_in_order, scatter_in_order
-from ipujax.lowering.poputil import MemoryOrder
 from tests.lowering.helpers import check, lowered, small_target
 
 RNG = np.random.default_rng(0)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.lowering.layout import memory_order
 from ipujax.lowering.popops.elementwise import elementwise, immediate_of
 from ipujax.lowering.popops.kernel import Op
-from ipujax.lowering.poputil import memory_order
 from ipujax.runtime.cost import compute_set_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph

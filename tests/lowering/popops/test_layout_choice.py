@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.lowering.layout.box_charge import Work
+from ipujax.lowering.layout.choose import choose
+from ipujax.lowering.layout.grids import even_grids
+from ipujax.lowering.layout.trial import charged_cycles
 from ipujax.lowering.popops import arg_reduce, gather, pad, reduce as reduce_module, rows, scatter, windows
-from ipujax.lowering.popops.choice import choose
 from ipujax.lowering.popops.reduce import reduce
-from ipujax.lowering.popops.work import Work
-from ipujax.lowering.poputil.grids import even_grids
-from ipujax.lowering.poputil.trial import charged_cycles
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.profile.profile import Profile

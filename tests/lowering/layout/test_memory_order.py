@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ipujax.lowering.poputil import MemoryOrder, add_like, map_like, memory_order, variable_like
+from ipujax.lowering.layout import MemoryOrder, add_like, map_like, memory_order, variable_like
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tensor.mapping import even_cuts, grid, linear, owners

@@ -6,7 +6,7 @@ of an optimiser), moves between tiles in fewer pieces if all of it is kept alike
 Input: a jaxpr. Output: for each of its inputs whether it is one of these. Values are in one class if an equation maps
 elements of one to the same elements of the other, hands one to a jaxpr inside as the other, looks up or updates rows of
 one by the other, or transposes the matrices of one: each is then kept with its own columns in groups.
-Source of groups: as `poputil.memory_order`.
+Source of groups: as `layout.memory_order`.
 Limits: a class ends at views, loops of unknown length and branches; nothing is weighed.
 """
 

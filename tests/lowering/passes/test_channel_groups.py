@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.lowering.layout import grouped_inputs
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 
 MATRIX = jax.ShapeDtypeStruct((32, 64), jnp.float32)
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ipujax.lowering.poputil.mapping import (
+from ipujax.lowering.layout.mapping import (
     linear_mapping,
     map_by_plan,
     map_linearly,

@@ -9,7 +9,7 @@ elsewhere it is what the cost model charges.
 Limits: of an operand that lies elsewhere all is taken to be received, in as few fragments as can be; halos are those of
 a typical block. Where several tiles read a block that is shared out unevenly, or some buses reach from one block to the
 next, the charge was up to 4 % less on the grids that were compared. Grids are taken to start at a tile 0, small ones
-may start in the middle of a bus (`poputil.first_tile`).
+may start in the middle of a bus (`mapping.first_tile`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Literal
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES, fewest_runs, part_of, shares_of
-from ipujax.lowering.popops.span import Span as Span, spans as spans
-from ipujax.lowering.poputil import Grids
+from ipujax.lowering.layout.counts import total_elements
+from ipujax.lowering.layout.grids import Grids
+from ipujax.lowering.layout.index_map import Span as Span, spans as spans
+from ipujax.lowering.layout.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES, fewest_runs, part_of, shares_of
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles
 from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target

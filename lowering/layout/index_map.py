@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.poputil import Grids
+from ipujax.lowering.layout.grids import Grids
 
 
 @dataclass(frozen=True, slots=True)

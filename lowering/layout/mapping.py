@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ipujax.lowering.poputil.digits import boxes_of_variable, view_digits
+from ipujax.lowering.layout.digits import boxes_of_variable, view_digits
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipujax.lowering.popops.blocks import follow, nowhere
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.operand_parts import fewest_runs
-from ipujax.lowering.popops.work import Source, Work
-from ipujax.lowering.poputil import Grids, charged_price, even_grids, first_tile, least_charged, view_digits
+from ipujax.lowering.layout.box_charge import Source, Work
+from ipujax.lowering.layout.counts import total_elements
+from ipujax.lowering.layout.digits import view_digits
+from ipujax.lowering.layout.grids import Grids, even_grids
+from ipujax.lowering.layout.mapping import first_tile
+from ipujax.lowering.layout.operand_parts import fewest_runs
+from ipujax.lowering.layout.place import follow, nowhere
+from ipujax.lowering.layout.trial import charged_price, least_charged
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import INSTRUCTION_BYTES

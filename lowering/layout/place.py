@@ -1,6 +1,6 @@
 """Boxes of an operation's index space on tiles, and the boxes of its operands and results that go with them.
 
-Operations ask `choice` for a placement of their index space. Here is what follows from it: where operands are put,
+Operations ask `choose` for a placement of their index space. Here is what follows from it: where operands are put,
 where results lie, what axes and accesses a vertex group gets; and the other way round, the placement in which an
 operand that lies somewhere already need not move.
 
@@ -14,8 +14,9 @@ from math import prod
 
 import numpy as np
 
-from ipujax.lowering.popops.work import MOST_SHARED_BYTES, Span, spans
-from ipujax.lowering.poputil import cut_again, even_grids, map_by_plan, map_linearly, mapping_like
+from ipujax.lowering.layout.box_charge import MOST_SHARED_BYTES, Span, spans
+from ipujax.lowering.layout.grids import cut_again, even_grids
+from ipujax.lowering.layout.mapping import map_by_plan, map_linearly, mapping_like
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Access, Axis, Graph, element
 from ipujax.runtime.tensor import (
@@ -144,7 +145,7 @@ def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray
 
 
 def _shared_out(cuts: tuple[np.ndarray, ...], users: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cuts blocks along their outermost dimension for the tiles that read them, as `work` expects."""
+    """Cuts blocks along their outermost dimension for the tiles that read them, as `box_charge` expects."""
     dim = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
     parts = min(users.shape[-1], int(np.diff(cuts[dim]).min()))
     finer, block, part = cut_again(cuts[dim], parts)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.popops.elementwise_cycles import total_elements
-from ipujax.lowering.popops.span import Span
-from ipujax.lowering.poputil import Grids
+from ipujax.lowering.layout.counts import total_elements
+from ipujax.lowering.layout.grids import Grids
+from ipujax.lowering.layout.index_map import Span
 from ipujax.runtime.target import Target
 
 # A block that many tiles read is placed on one of them up to this size (assumed: 1/40 of a tile), else shared out.

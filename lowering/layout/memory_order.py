@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.poputil.mapping import layout_like, linear_mapping, map_alike, mapping_like
+from ipujax.lowering.layout.mapping import layout_like, linear_mapping, map_alike, mapping_like
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, frozen
 
