@@ -12,7 +12,7 @@ Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -247,26 +247,18 @@ def stage_parts(
     slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, byte_price: float
 ) -> Parts:
     """The cheapest dimension and number of parts for one stage: at most one for each partial that is combined."""
+    depth, width, size = -(-slots // keep), element_bytes(dtype), prod(longest)
     options = [
-        option
-        for dim in range(max(1, len(longest)))
-        for option in _parts_along(dim, slots, keep, longest or (1,), dtype, monoid, target)
+        (dim, count)
+        for dim, extent in enumerate(longest or (1,))
+        for count in _part_counts(min(slots // keep, extent, -(-size * width * depth // _MIN_RECEIVED_BYTES)))
+        if count > 1 or dim == 0
     ]
-    piece = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
-    best, _ = min(options, key=lambda option: option[0].cycles + piece * option[1])
-    return best if longest else replace(best, longest=())
-
-
-def _parts_along(
-    dim: int, slots: int, keep: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target
-) -> list[tuple[Parts, int]]:
-    """Numbers of parts along a dimension, each with the pieces that a tile then receives."""
-    depth, width, size, extent = -(-slots // keep), element_bytes(dtype), prod(longest), longest[dim]
-    most = max(1, min(slots // keep, extent, -(-size * width * depth // _MIN_RECEIVED_BYTES)))
-    count = np.unique(np.minimum(most, 2 ** np.arange(most.bit_length() + 1)))
+    dim, count = np.array(options, np.int64).T
+    extent, before = np.array(longest or (1,))[dim], np.cumprod((1, *longest))[dim]
     length, shortest = -(-extent // count), extent // count
     inner = size // extent
-    runs = np.where(count > 1, prod(longest[:dim]), 1)
+    runs = np.where(count > 1, before, 1)
     elements = length * inner
     compute = reduce_cycles(monoid, dtype, elements, np.asarray(depth), target)
     # A tile puts the part it has itself between those that arrive; no two tiles receive the same.
@@ -277,8 +269,13 @@ def _parts_along(
     pieces = (depth - 1) * runs
     work = np.maximum(payload, pieces * target.exchange_fragment_cycles)
     cycles = target.internal_sync_cycles + target.exchange_startup_cycles + work + copied + compute
-    found = []
-    for n, part in enumerate(length):
-        lengths = tuple(int(part) if d == dim else whole for d, whole in enumerate(longest))
-        found.append((Parts(dim, int(count[n]), lengths, int(cycles[n])), int(pieces[n])))
-    return found
+    code_bytes = pieces * target.exchange_fragment_cycles * INSTRUCTION_BYTES
+    best = int(np.argmin(cycles + byte_price * code_bytes))
+    lengths = tuple(int(length[best]) if d == dim[best] else n for d, n in enumerate(longest))
+    return Parts(int(dim[best]), int(count[best]), lengths, int(cycles[best]))
+
+
+def _part_counts(most: int) -> list[int]:
+    """Powers of two up to a number, and that number, at least 1."""
+    most = max(1, most)
+    return sorted({min(most, 2**n) for n in range(most.bit_length() + 1)})
