@@ -71,6 +71,7 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
+    "lowering.recomputation": "",
     "lowering.poplin": "lowering.popops lowering.layout runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (

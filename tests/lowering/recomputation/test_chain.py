@@ -1,0 +1,215 @@
+"""Plans of recomputation against all orders of a few steps, and against an exact integer program of more."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
+
+from ipujax.lowering.recomputation import ChainStep, peak_bytes, plan_recompute, trade_off
+from ipujax.runtime.errors import ArgumentValueError
+
+
+@st.composite
+def chains(draw, most=4):
+    """A chain of different steps, and the bytes of its result."""
+    number, small = draw(st.integers(1, most)), st.integers(0, 2)
+    inputs = [*(draw(st.integers(1, 4)) for _ in range(number)), draw(st.integers(0, 3))]
+    return [
+        ChainStep(
+            forward_cycles=draw(st.integers(1, 5)),
+            backward_cycles=draw(st.integers(1, 9)),
+            input_bytes=own,
+            saved_bytes=after + draw(st.integers(0, 5)),
+            forward_temp_bytes=draw(small),
+            backward_temp_bytes=draw(small),
+        )
+        for own, after in pairwise(inputs)
+    ], inputs[-1]
+
+
+def like_each_other(number: int) -> list[ChainStep]:
+    return [ChainStep(1, 1, 1, 1) for _ in range(number)]
+
+
+def fewest_cycles(steps: list[ChainStep], result_bytes: int, budget_bytes: int) -> int | None:
+    """Of all orders, by Dijkstra's algorithm over what is held; None if none keeps the budget."""
+    inputs = [*(step.input_bytes for step in steps), result_bytes]
+    queue = [(0, (frozenset({0}), frozenset(), len(steps)))]
+    seen = set()
+    while queue:
+        cycles, state = heapq.heappop(queue)
+        if state in seen:
+            continue
+        seen.add(state)
+        held, saved, gradient = state
+        if gradient == 0:
+            return cycles
+        base = sum(inputs[n] for n in held if n - 1 not in saved) + inputs[gradient]
+        free = budget_bytes - base - sum(steps[n].saved_bytes for n in saved)
+        for n in held:
+            if n >= gradient:
+                continue
+            step = steps[n]
+            after = held | {n + 1} if n + 1 < len(steps) else held
+            if free >= inputs[n + 1] + step.forward_temp_bytes and n + 1 < len(steps):
+                heapq.heappush(queue, (cycles + step.forward_cycles, (after, saved, gradient)))
+            if n not in saved and free >= step.saved_bytes + step.forward_temp_bytes:
+                heapq.heappush(queue, (cycles + step.forward_cycles, (after, saved | {n}, gradient)))
+        last = gradient - 1
+        if last in saved and last in held and free >= inputs[last] + steps[last].backward_temp_bytes:
+            kept = frozenset(n for n in held if n < last)
+            heapq.heappush(queue, (cycles + steps[last].backward_cycles, (kept | {0}, saved - {last}, last)))
+        for n in held - {0}:
+            heapq.heappush(queue, (cycles, (held - {n}, saved, gradient)))
+        for n in saved:
+            heapq.heappush(queue, (cycles, (held - {n + 1}, saved - {n}, gradient)))
+    return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains(), st.integers(3, 34))
+def test_it_fits_whenever_any_order_does_and_costs_hardly_more(drawn, budget):
+    steps, result_bytes = drawn
+    best = fewest_cycles(steps, result_bytes, budget)
+    if best is None:
+        with pytest.raises(ArgumentValueError, match="no order of recomputation keeps the budget"):
+            plan_recompute(steps, result_bytes, budget)
+        return
+    plan = plan_recompute(steps, result_bytes, budget)
+    assert best <= plan.cycles <= 1.25 * best
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(most=7), st.integers(0, 60))
+def test_a_plan_runs_every_part_in_order_within_the_budget(drawn, more):
+    steps, result_bytes = drawn
+    budget = trade_off(steps, result_bytes)[0][0] + more
+    plan = plan_recompute(steps, result_bytes, budget)
+    assert plan.peak_bytes <= budget
+    assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions)
+    held, saved, gradient, cycles = {0}, set(), len(steps), 0
+    for action, n in plan.actions:
+        assert n in held
+        if action == "backward":
+            assert n in saved and gradient == n + 1
+            gradient, cycles = n, cycles + steps[n].backward_cycles
+            saved.discard(n)
+            continue
+        held.add(n + 1)
+        saved |= {n} if action == "save" else set()
+        held -= {n} if action == "forward" else set()
+        cycles += steps[n].forward_cycles
+    assert gradient == 0 and cycles == plan.cycles
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(most=7))
+def test_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn):
+    steps, result_bytes = drawn
+    curve = trade_off(steps, result_bytes)
+    assert all(few < many and slow > fast for (few, slow), (many, fast) in pairwise(curve))
+    assert curve[-1][1] == sum(step.forward_cycles + step.backward_cycles for step in steps)
+    for budget, cycles in curve:
+        assert plan_recompute(steps, result_bytes, budget).cycles == cycles
+
+
+def test_what_could_be_met_is_said():
+    with pytest.raises(ArgumentValueError, match=r"expected: at least 5 bytes(.|\n)*got: 3"):
+        plan_recompute(like_each_other(5), 0, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"forward_cycles": -1}, {"input_bytes": -4}])
+def test_numbers_below_zero(wrong):
+    step = ChainStep(**{"forward_cycles": 1, "backward_cycles": 1, "input_bytes": 1, "saved_bytes": 1, **wrong})
+    with pytest.raises(ArgumentValueError, match=next(iter(wrong))):
+        plan_recompute([step], 1, 9)
+
+
+def test_no_steps():
+    with pytest.raises(ArgumentValueError, match="no steps"):
+        plan_recompute([], 1, 9)
+
+
+# --- the exact program ------------------------------------------------------------------------------------------------
+
+
+def exact_cycles(number: int, budget: int) -> int | None:
+    """Checkmate's integer program of a chain of equal steps: values and gradients of one byte, parts of one cycle.
+
+    Node n < number is the result of step n, the others are gradients, last step first; a gradient reads the one before
+    it and the results of its step and of the step before.
+    """
+    nodes = 2 * number
+    reads = {n: [n - 1] if n else [] for n in range(number)}
+    for back in range(number):
+        step = number - 1 - back
+        reads[number + back] = sorted({number + back - 1, step, *([step - 1] if step else [])} - {-1})
+    edges = [(i, k) for k in range(nodes) for i in reads[k]]
+    readers = {i: [k for j, k in edges if j == i] for i in range(nodes)}
+    size = nodes * nodes
+    after = 2 * size + nodes * len(edges)
+
+    def run(t: int, i: int) -> int:
+        return t * nodes + i
+
+    def kept(t: int, i: int) -> int:
+        return size + t * nodes + i
+
+    def free(t: int, e: int) -> int:
+        return 2 * size + t * len(edges) + e
+
+    def used(t: int, k: int) -> int:
+        return after + t * nodes + k
+
+    total = after + size
+    rows: list[tuple[dict[int, float], float, float]] = []
+    upper, integral = np.ones(total), np.ones(total)
+    upper[after:], integral[after:] = budget, 0
+    lower = np.zeros(total)
+    for t in range(nodes):
+        lower[run(t, t)] = 1
+        for i in range(nodes):
+            if i > t:
+                upper[run(t, i)] = 0
+            if i >= t:
+                upper[kept(t, i)] = 0
+            if t + 1 < nodes:
+                rows.append(({kept(t + 1, i): 1, kept(t, i): -1, run(t, i): -1}, -np.inf, 0))
+        rows += [({run(t, k): 1, run(t, i): -1, kept(t, i): -1}, -np.inf, 0) for i, k in edges]
+        first = {used(t, 0): 1, run(t, 0): -1, **{kept(t, i): -1 for i in range(nodes)}}
+        rows.append((first, 0, 0))
+        for k in range(nodes - 1):
+            freed = {free(t, e): 1 for e, (_, reader) in enumerate(edges) if reader == k}
+            rows.append(({used(t, k + 1): 1, used(t, k): -1, run(t, k + 1): -1, **freed}, 0, 0))
+        for e, (i, k) in enumerate(edges):
+            later = [run(t, j) for j in readers[i] if j > k]
+            stays = [kept(t + 1, i)] if t + 1 < nodes else []
+            hazards = {**dict.fromkeys(later, 1.0), **dict.fromkeys(stays, 1.0)}
+            # Freed exactly if it runs and nobody needs it later: 1 − free ≤ hazards + 1 − run ≤ many (1 − free).
+            rows.append(({free(t, e): 1, run(t, k): -1, **hazards}, 0, np.inf))
+            many = len(hazards) + 1
+            rows.append(({run(t, k): -1, free(t, e): many, **hazards}, -np.inf, many - 1))
+    matrix = lil_array((len(rows), total))
+    for number_of_row, (row, _, _) in enumerate(rows):
+        for column, value in row.items():
+            matrix[number_of_row, column] += value
+    cost = np.zeros(total)
+    cost[:size] = 1
+    limits = LinearConstraint(matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows])
+    found = milp(cost, constraints=limits, integrality=integral, bounds=Bounds(lower, upper))
+    return round(found.fun) if found.success else None
+
+
+@pytest.mark.parametrize(("number", "budget"), [(4, 5), (6, 5), (8, 6), (10, 6), (10, 8), (15, 9)])
+def test_against_an_integer_program(number, budget):
+    """Of the same memory: the chain's input is free there, as nothing computes it; a gradient of nothing starts it."""
+    best = exact_cycles(number, budget)
+    assert best is not None
+    plan = plan_recompute(like_each_other(number), 0, budget + 1)
+    assert plan.cycles <= 1.25 * best
