@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
-from ipujax.byte_price import BYTE_PRICES
 from ipujax.calls import (
     Compilation,
     FunctionName,
@@ -41,9 +40,11 @@ from ipujax.calls import (
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
+from ipujax.fit import Choice, first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import run_passes
+from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
@@ -404,8 +405,7 @@ class IpuFunction(Generic[_P, _R]):
         self._compilation(device).check(jaxpr)
         line, target, options = self._line or calling_line(), device.target, self._options
         plan = _Plan(self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings)
-        price = BYTE_PRICES[0] if options.byte_price is None else options.byte_price
-        lowered = plan.lowered(price)
+        lowered = plan.lowered(first_choice(options))
         self._warn_of_unused_ipus(device, lowered.graph)
         return lowered
 
@@ -422,7 +422,7 @@ class IpuFunction(Generic[_P, _R]):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Plan:
-    """What a traced function is lowered with, at one price of a byte or another.
+    """What a traced function is lowered with, in one way or another.
 
     Args:
         name: of the function.
@@ -446,10 +446,11 @@ class _Plan:
     spread: Spread | None
     timings: Mapping[str, float]
 
-    def lowered(self, price: float) -> Lowered:
-        """The function, planned at a price of a byte."""
-        signature, timings = self.signature, dict(self.timings)
-        jaxprs = {"trace": self.jaxpr, **run_passes(self.jaxpr, timings, price)}
+    def lowered(self, choice: Choice) -> Lowered:
+        """The function, planned in a way."""
+        signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
+        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades)
+        jaxprs = {"trace": self.jaxpr, **passed}
         with _timed(timings, "lower"):
             program = lower(
                 list(jaxprs.values())[-1],
@@ -457,9 +458,13 @@ class _Plan:
                 donated=[signature.donated[n] for n in self.moved],
                 names=[signature.leaf_names[n] for n in self.moved],
                 line=self.line,
-                options=replace(self.options, byte_price=price),
+                options=replace(self.options, byte_price=choice.price),
+                recomputation=choice.recomputation,
             )
-        return Lowered(self.name, signature, jaxprs, program, self.options, timings, self.lowered, self.spread)
+        trades += program.trades
+        return Lowered(
+            self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread
+        )
 
 
 @contextmanager

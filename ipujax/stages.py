@@ -17,11 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.byte_price import compile_fitting
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
+from ipujax.fit import Choice, compile_fitting
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.recomputation import ChainTrade
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
@@ -163,6 +164,8 @@ class Lowered:
         graph: variables, tile mappings and vertices.
         program: the control program of one call.
         pipelines: where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages.
+        choice: the price of a byte and what gradients compute again.
+        trades: what recomputation would save and cost in each gradient, where it finds out by itself.
         in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
         out_tree: tree of the results.
         timings: seconds spent in tracing, in each pass and in lowering.
@@ -176,11 +179,13 @@ class Lowered:
         lowered: LoweredProgram,
         options: Options,
         timings: Mapping[str, float],
-        at_price: Callable[[float], Lowered],
+        choice: Choice,
+        trades: Sequence[ChainTrade],
+        plan: Callable[[Choice], Lowered],
         spread: Spread | None = None,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
-        self._at_price = at_price
+        self.choice, self.trades, self._plan = choice, tuple(trades), plan
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
@@ -250,7 +255,7 @@ class Lowered:
 
     @cached_property
     def _compiled(self) -> Compiled:
-        return Compiled(*compile_fitting(self, self._at_price, self._options))
+        return Compiled(*compile_fitting(self, self._plan, self._options))
 
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.

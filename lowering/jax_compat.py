@@ -392,6 +392,13 @@ def in_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(name)))
 
 
+def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation in the backward part, named as what a checkpoint repeats."""
+    info = eqn.source_info
+    scope = type(info.name_stack)().transform("transpose").extend("rematted_computation")
+    return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
+
+
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
     """The equation at the line of another, under what the name stacks of several begin with, and a name if any."""
     stack = common_stack([other.source_info.name_stack for other in eqns])

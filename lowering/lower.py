@@ -24,6 +24,7 @@ from ipujax.lowering.layout import MemoryOrder, map_linearly
 from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
+from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
 from ipujax.runtime.graph import (
@@ -68,6 +69,11 @@ class LoweredProgram:
     out_dims: Dims
     pipelines: tuple[PipelineRun, ...] = ()
 
+    @property
+    def trades(self) -> tuple[ChainTrade, ...]:
+        """What recomputation saves and costs in the stages of pipelines."""
+        return tuple(trade for run in self.pipelines for trade in run.trades)
+
     def evaluate(
         self,
         operands: Sequence[jax.Array],
@@ -98,6 +104,7 @@ def lower(
     names: Sequence[str] = (),
     line: str = "",
     options: Options | None = None,
+    recomputation: Recomputation = KEEP_ALL,
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -108,6 +115,7 @@ def lower(
         names: debug name of each input.
         line: line of equations whose own line is not the user's, `file:line (function)`.
         options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
+        recomputation: what gradients of pipelines compute again; others do already.
 
     Returns:
         The graph and the program of one call.
@@ -135,16 +143,16 @@ def lower(
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
             graph = Graph(planned_for, replicas, price)
-            lowered[found.jaxpr] = _Program(whole, found, graph, make, donated, names).lowered(line)
+            lowered[found.jaxpr] = _Program(whole, found, graph, make, donated, names, recomputation).lowered(line)
         return lowered[found.jaxpr]
 
     def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
         done = program_of(found)
         return done.graph, done.program
 
-    return program_of(
-        find_stages(jaxpr, planned_for, make, whole_of, price) if has_stages(jaxpr.jaxpr) else uncut(jaxpr)
-    )
+    if not has_stages(jaxpr.jaxpr):
+        return program_of(uncut(jaxpr))
+    return program_of(find_stages(jaxpr, planned_for, make, whole_of, price, recomputation))
 
 
 def _with_less_memory(target: Target, price: float) -> Target:
@@ -167,8 +175,10 @@ class _Program:
         make: Callable[..., Lowering],
         donated: Sequence[bool],
         names: Sequence[str],
+        recomputation: Recomputation,
     ) -> None:
         self._whole, self._found, self._graph, self._make, self._names = whole, found, graph, make, names
+        self._recomputation = recomputation
         self._prog = ProgramSequence()
         self._aliases = donated_aliases(whole, donated)
         self._shards: list[tuple[Tensor, ...]] = []  # of each argument
@@ -223,7 +233,9 @@ class _Program:
         given, pipelines = [shard for shards in self._shards for shard in shards], tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
-                made, pipelines = lower_staged(graph, self._make, jaxpr, given, self._prog, self._donated())
+                made, pipelines = lower_staged(
+                    graph, self._make, jaxpr, given, self._prog, self._donated(), self._recomputation
+                )
             else:
                 made = self._make(graph, self._donated()).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()

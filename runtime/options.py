@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,7 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
 
 MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
+RECOMPUTATIONS = ("none", "all", "standard", "auto")
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
 
@@ -38,6 +40,9 @@ class Options:
         byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it makes
             programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its tiles; a
             price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
+        recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
+            or from what enters a stage; "standard" as PopART does, what lies between places with few bytes to keep;
+            "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
@@ -51,6 +56,7 @@ class Options:
     verify_undefined: bool = True
     partials: str | None = None
     byte_price: float | None = None
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
@@ -59,6 +65,7 @@ class Options:
         if self.partials is not None and self.partials not in PARTIALS:
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
             raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
+        check_recompute("Options.recompute", self.recompute)
         if self.byte_price is not None:
             object.__setattr__(self, "byte_price", _price(self.byte_price))
         if not isinstance(self.trip_counts, Mapping):
@@ -70,6 +77,26 @@ class Options:
                 raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
         counts = {str(name): int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
+
+
+def check_recompute(what: str, given: Any) -> None:
+    """Refuses what is no way of recomputation.
+
+    Args:
+        what: where it was given.
+        given: what was given.
+
+    Raises:
+        ArgumentError: with the nearest of `RECOMPUTATIONS`.
+    """
+    if not isinstance(given, str) or given not in RECOMPUTATIONS:
+        near = get_close_matches(given, RECOMPUTATIONS, 1) if isinstance(given, str) else []
+        raise ArgumentError(
+            f"{what} is no way of recomputation",
+            expected=f"one of {', '.join(map(repr, RECOMPUTATIONS))}",
+            got=repr(given),
+            hint=f"{near[0]!r}" if near else None,
+        )
 
 
 def _price(given: Any) -> float:

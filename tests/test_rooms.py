@@ -63,15 +63,16 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.popops lowering.layout runtime.cost runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
-    "lowering.jaxpr": "lowering.jax_compat",
+    "lowering.jaxpr": "lowering.jax_compat runtime.tensor",
+    "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr",
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas runtime.graph runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.recomputation lowering.replicas"
+        " runtime.graph runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
-    "lowering.recomputation": "",
     "lowering.poplin": "lowering.popops lowering.layout runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
@@ -81,13 +82,14 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
-        " lowering.layout lowering.rules lowering.schedules runtime.analysis runtime.compile runtime.graph"
-        " runtime.memory runtime.target runtime.tensor"
+        " lowering.layout lowering.recomputation lowering.rules lowering.schedules runtime.analysis"
+        " runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
         "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes lowering.pipelining"
-        " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
+        " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
+        " runtime.target runtime.tensor"
     ),
     "lowering.emit": (
         "lowering.jax_compat lowering.passes lowering.layout lowering.rules runtime.graph runtime.tensor"
@@ -105,16 +107,17 @@ ROOMS: dict[str, str] = {
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
-    "ipujax.byte_price": "runtime.compile runtime.graph runtime.memory runtime.options",
+    "ipujax.fit": "lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options",
     "ipujax.stages": (
-        "ipujax.byte_price ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
+        "ipujax.fit ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
+        " lowering.recomputation"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
         " runtime.signatures runtime.target"
     ),
     "ipujax.jit": (
-        "ipujax.byte_price ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
-        " lowering.lower lowering.passes lowering.replicas runtime.graph runtime.host runtime.options"
-        " runtime.signatures runtime.target"
+        "ipujax.fit ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
+        " lowering.lower lowering.passes lowering.recomputation lowering.replicas runtime.graph runtime.host"
+        " runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"

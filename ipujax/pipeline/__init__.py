@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -28,7 +28,7 @@ from ipujax.calls import (
     whole_number,
 )
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
-from ipujax.lowering.jaxpr import equations, named_stages, stage_scope
+from ipujax.lowering.jaxpr import equations, named_stages, recompute_scope, stage_scope
 from ipujax.lowering.pipelining import (
     REDUCTIONS,
     PipelineSpec,
@@ -40,6 +40,7 @@ from ipujax.lowering.pipelining import (
 )
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.options import check_recompute
 from ipujax.runtime.signatures import checking_calls, described
 from ipujax.runtime.target import nearest
 
@@ -63,6 +64,7 @@ def pipeline(
     carry: Mapping[int, Any] | None = None,
     reduce: Any = "mean",
     accumulate_dtype: Any = None,
+    recompute: str | None = None,
 ) -> Callable[_P, _R]:
     """Applies a function to a batch one micro-batch at a time, and reduces its results.
 
@@ -86,6 +88,8 @@ def pipeline(
             "sum", "stack" (one row a micro-batch) or "last".
         accumulate_dtype: dtype in which sums and means of floating-point results are accumulated and returned; their
             own when None.
+        recompute: which values gradients compute again in place of keeping them, as `Options.recompute`, for this
+            pipeline; what the options say when None.
 
     Returns:
         A function of the same arguments with whole batches.
@@ -96,6 +100,8 @@ def pipeline(
     """
     if not callable(fun):
         raise ArgumentTypeError("ipu.pipeline needs a function", expected="a callable", got=repr(fun))
+    if recompute is not None:
+        check_recompute("recompute of ipu.pipeline", recompute)
     settings = _Settings(
         whole_number("micro_batches of ipu.pipeline", micro_batches, 1, "a whole number of at least 1"),
         None if schedule is None else as_schedule(schedule),
@@ -106,6 +112,7 @@ def pipeline(
         _checked_carry(carry),
         _checked_reductions(reduce),
         None if accumulate_dtype is None else floating_dtype("accumulate_dtype of ipu.pipeline", accumulate_dtype),
+        recompute,
     )
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,6 +158,7 @@ class _Settings(NamedTuple):
     carry: dict[int, Path]
     reduce: Any
     dtype: Any
+    recompute: str | None
 
 
 class _Operand(NamedTuple):
@@ -181,7 +189,9 @@ class _Call:
 
         def flat(*leaves: Any) -> Any:
             args, kwargs = jax.tree.unflatten(structure, leaves)
-            return self.fun(*args, **kwargs)
+            mode = settings.recompute
+            with jax.named_scope(recompute_scope(mode)) if mode else nullcontext():
+                return self.fun(*args, **kwargs)
 
         try:
             traced, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)

@@ -8,6 +8,5 @@ from ipujax.lowering.ipus.placement import (
     homes as homes,
     named_stage as named_stage,
     place as place,
-    value_bytes as value_bytes,
-    variables as variables,
 )
+from ipujax.lowering.jaxpr import value_bytes as value_bytes, variables as variables

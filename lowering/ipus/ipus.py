@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import jax
 
 from ipujax.lowering.ipus.ipu_view import IpuView
-from ipujax.lowering.ipus.placement import variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr import variables
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted

@@ -14,15 +14,12 @@ Limits: a stage does not begin or end inside a loop or a branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.jaxpr import holds_pipeline, stage_name, stages_inside
+from ipujax.lowering.jaxpr import holds_pipeline, stage_name, stages_inside, value_bytes, variables
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.tensor import element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +223,3 @@ class _Filling:
                 weight[stage] = held + value_bytes(var.aval), has_argument or var not in self.maker
         best = max(weight, key=lambda stage: (*weight[stage], stage), default=None)
         return None if best is None or (waits and missing > weight[best][0]) else best
-
-
-def variables(atoms: Iterable[Any]) -> list[Var]:
-    """The variables among atoms."""
-    return [atom for atom in atoms if not isinstance(atom, Literal)]
-
-
-def value_bytes(aval: Any) -> int:
-    """Bytes of a value."""
-    return prod(aval.shape) * element_bytes(aval.dtype)

@@ -8,12 +8,15 @@ from ipujax.lowering.jaxpr.nested import (
     once as once,
     primitive_names as primitive_names,
     rewritten_params as rewritten_params,
+    variables as variables,
     variables_read as variables_read,
 )
 from ipujax.lowering.jaxpr.op_counts import (
+    PARTS as PARTS,
     VIEWS as VIEWS,
     Work as Work,
     elements_of as elements_of,
+    value_bytes as value_bytes,
     work_of as work_of,
     work_of_equation as work_of_equation,
 )
@@ -24,6 +27,8 @@ from ipujax.lowering.jaxpr.stage_names import (
     holds_pipeline as holds_pipeline,
     named_stages as named_stages,
     read_name as read_name,
+    recompute_mode as recompute_mode,
+    recompute_scope as recompute_scope,
     stage_name as stage_name,
     stage_scope as stage_scope,
     stages_inside as stages_inside,

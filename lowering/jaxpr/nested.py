@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -79,6 +79,11 @@ def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
         yield from equations(getattr(inner, "jaxpr", inner))
 
 
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """The variables among atoms."""
+    return [atom for atom in atoms if isinstance(atom, Var)]
+
+
 def variables_read(eqn: JaxprEqn) -> list[Var]:
     """The operands of an equation that are no literals."""
-    return [atom for atom in eqn.invars if isinstance(atom, Var)]
+    return variables(eqn.invars)

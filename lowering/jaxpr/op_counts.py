@@ -12,6 +12,7 @@ from operator import add
 from typing import Any
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.runtime.tensor import element_bytes
 
 VIEWS = frozenset(
     {"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "copy"}
@@ -21,6 +22,7 @@ _FREE = VIEWS | {
     *("name", "stop_gradient", "optimization_barrier", "dce_sink", "iota"),
 }
 _HOLDERS = frozenset((*CALLEES, "scan", "while", "cond", "function_call"))  # their work is that of the jaxprs inside
+PARTS = frozenset({"slice", "split", "unstack"})  # views of a part of one
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _PARTS = frozenset(("gather", "dynamic_slice", "dynamic_update_slice"))  # of their first operand they touch parts
 
@@ -77,3 +79,8 @@ def elements_of(atom: Atom) -> int:
     """The elements of an array."""
     aval: Any = atom.aval
     return prod(aval.shape)
+
+
+def value_bytes(aval: Any) -> int:
+    """Bytes of an array of a shape and dtype."""
+    return prod(aval.shape) * element_bytes(aval.dtype)

@@ -15,6 +15,8 @@ from ipujax.lowering.jaxpr.nested import equations, equations_inside
 from ipujax.runtime.cache import remembered
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
+_RECOMPUTE = "ipu_recompute_"
+_MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
 _RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
@@ -52,6 +54,18 @@ def read_name(stack: str) -> StageName:
 def stage_name(eqn: JaxprEqn) -> StageName:
     """What the name stack of an equation says."""
     return read_name(name_stack(eqn))
+
+
+def recompute_scope(mode: str) -> str:
+    """The name of a scope whose gradients compute values again in a way of their own."""
+    return f"{_RECOMPUTE}{mode}"
+
+
+@remembered
+def recompute_mode(stack: str) -> str | None:
+    """The way that a name stack says, the innermost."""
+    found = _MODE.findall(stack)
+    return found[-1] if found else None
 
 
 def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:

@@ -34,6 +34,7 @@ from ipujax.lowering.passes.narrow import narrow
 from ipujax.lowering.passes.outline import outline, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
+from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
@@ -44,19 +45,30 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
     ("dce", dce),
+    ("recompute", recompute),
     ("swap_products", swap_products),
     ("outline", outline),
     ("fuse", fuse),
 )
 
 
-def _at(byte_price: float) -> list[tuple[str, Pass]]:
-    """`PASSES`, with what a byte is worth to the one that weighs code."""
-    return [(name, partial(outline, byte_price=byte_price) if run is outline else run) for name, run in PASSES]
+def _at(
+    byte_price: float, recomputation: Recomputation = KEEP_ALL, trades: list[ChainTrade] | None = None
+) -> list[tuple[str, Pass]]:
+    """`PASSES`, with what a byte is worth to the one that weighs code, and with what is to be computed again."""
+    chosen: dict[Pass, Pass] = {
+        outline: partial(outline, byte_price=byte_price),
+        recompute: partial(recompute, recomputation=recomputation, trades=trades),
+    }
+    return [(name, chosen.get(run, run)) for name, run in PASSES]
 
 
 def run_passes(
-    jaxpr: ClosedJaxpr, timings: dict[str, float] | None = None, byte_price: float = BYTE_PRICE_CYCLES
+    jaxpr: ClosedJaxpr,
+    timings: dict[str, float] | None = None,
+    byte_price: float = BYTE_PRICE_CYCLES,
+    recomputation: Recomputation = KEEP_ALL,
+    trades: list[ChainTrade] | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
@@ -64,12 +76,14 @@ def run_passes(
         jaxpr: a traced function.
         timings: takes the seconds of each pass, by name.
         byte_price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
+        trades: takes what that saves and costs, of each gradient.
 
     Returns:
         The jaxpr after each pass, by name; the last one is what is lowered.
     """
     after = dict[str, ClosedJaxpr]()
-    for name, run in _at(byte_price):
+    for name, run in _at(byte_price, recomputation, trades):
         start = time.perf_counter()
         jaxpr = after[name] = run(jaxpr)
         if timings is not None:

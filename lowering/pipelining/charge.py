@@ -16,6 +16,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.recomputation import Recomputation
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut
@@ -24,7 +25,14 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
-def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering, byte_price: float) -> tuple[int, int]:
+def charged(
+    jaxpr: ClosedJaxpr,
+    number: int,
+    target: Target,
+    make: MakeLowering,
+    byte_price: float,
+    recomputation: Recomputation,
+) -> tuple[int, int]:
     """The cost of a pipeline, with the memory of arguments that it does not read.
 
     Args:
@@ -33,12 +41,13 @@ def charged(jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering,
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
         byte_price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
 
     Returns:
         Bytes of its fullest tile, and its cycles.
     """
     eqn = jaxpr.jaxpr.eqns[number]
-    staged = staged_pipeline(eqn, target, byte_price)
+    staged = staged_pipeline(eqn, target, byte_price, recomputation)
     graph = Graph(target, byte_price_cycles=byte_price)
     prog, behind = ProgramSequence(), ProgramSequence()
     ipus = Ipus(graph, make)

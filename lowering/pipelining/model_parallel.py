@@ -16,6 +16,7 @@ from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.lowering.rules import is_reduction, may_overwrite, reduce_where_they_lie
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -29,6 +30,7 @@ def lower_staged(
     operands: Sequence[Tensor],
     prog: ProgramSequence,
     donated: Mapping[Var, Tensor],
+    recomputation: Recomputation = KEEP_ALL,
 ) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
     """Lowers a jaxpr whose equations belong to stages.
 
@@ -39,6 +41,7 @@ def lower_staged(
         operands: its inputs, which no tile holds yet.
         prog: program to add to.
         donated: operands that results may be written to at once, by the variables of the results.
+        recomputation: what gradients of pipelines compute again.
 
     Returns:
         Its results, and where its pipelines run.
@@ -48,7 +51,7 @@ def lower_staged(
     """
     num_ipus = graph.target.num_ipus
     eqns, price = jaxpr.jaxpr.eqns, graph.byte_price_cycles
-    cut = {n: staged_pipeline(eqn, graph.target, price) for n, eqn in enumerate(eqns) if is_staged(eqn)}
+    cut = {n: staged_pipeline(eqn, graph.target, price, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)}
     placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
     _check_fits(jaxpr, placed, num_ipus)
     body, sources = fuse_equations(jaxpr.jaxpr, fuser(), placed)

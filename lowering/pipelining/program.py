@@ -46,6 +46,7 @@ from ipujax.lowering.popops import (
     set_aside,
     slot_of,
 )
+from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import SchedulePlan, Slot
 from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
@@ -62,12 +63,14 @@ class PipelineRun:
         plan: its schedule.
         ipus: the IPU of each stage.
         tasks: the kind of task that each function is.
+        trades: what recomputation saves and costs in its stages.
     """
 
     program: ProgramSequence
     plan: SchedulePlan
     ipus: tuple[int, ...]
     tasks: Mapping[Function, TaskKind]
+    trades: tuple[ChainTrade, ...] = ()
 
 
 # The number of a result, the place among its terms, and the term.
@@ -138,7 +141,7 @@ def lower_pipeline(
     lowering = _PipelineLowering(ipus, staged, operands, prog, name)
     results = lowering.run()
     tasks = {function: task for task, function in lowering.functions.items()}
-    return results, PipelineRun(lowering.blocks, staged.plan, staged.ipus, tasks)
+    return results, PipelineRun(lowering.blocks, staged.plan, staged.ipus, tasks, staged.trades)
 
 
 class _PipelineLowering:

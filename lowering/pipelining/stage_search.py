@@ -28,6 +28,7 @@ from ipujax.lowering.pipelining.segments import same_values
 from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
+from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
@@ -45,7 +46,12 @@ LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
 def find_stages(
-    jaxpr: ClosedJaxpr, target: Target, make: MakeLowering, whole: LowerWhole, byte_price: float
+    jaxpr: ClosedJaxpr,
+    target: Target,
+    make: MakeLowering,
+    whole: LowerWhole,
+    byte_price: float,
+    recomputation: Recomputation = KEEP_ALL,
 ) -> CutJaxpr:
     """Finds stages for the pipelines that have none.
 
@@ -55,13 +61,14 @@ def find_stages(
         make: makes what lowers equations into a graph.
         whole: lowers what is compiled, with arguments and results in shards.
         byte_price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
 
     Raises:
         ArgumentError: for stages that make no sense, or none to be found.
     """
     found = uncut(jaxpr)
     while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
-        search, outer = Search(found.jaxpr, waiting[0], target, make, byte_price), found
+        search, outer = Search(found.jaxpr, waiting[0], target, make, byte_price, recomputation), found
 
         def whole_of(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return whole(_composed(outer, inner))
@@ -85,11 +92,20 @@ class Search:
         target: the machine of one replica.
         make: makes what lowers equations into a graph.
         byte_price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
     """
 
-    def __init__(self, jaxpr: ClosedJaxpr, number: int, target: Target, make: MakeLowering, byte_price: float) -> None:
+    def __init__(
+        self,
+        jaxpr: ClosedJaxpr,
+        number: int,
+        target: Target,
+        make: MakeLowering,
+        byte_price: float,
+        recomputation: Recomputation = KEEP_ALL,
+    ) -> None:
         self._jaxpr, self._number, self._target, self._make = jaxpr, number, target, make
-        self._byte_price = byte_price
+        self._byte_price, self._recomputation = byte_price, recomputation
         self._eqn = jaxpr.jaxpr.eqns[number]
         self._spec: PipelineSpec = self._eqn.params["spec"]
         micro_batch = micro_batch_of(self._eqn)
@@ -128,7 +144,7 @@ class Search:
         if cuts not in self._charges:
             jaxpr = self.rewritten(cuts).jaxpr
             place = self._place_in(jaxpr)
-            self._charges[cuts] = charged(jaxpr, place, self._target, self._make, self._byte_price)
+            self._charges[cuts] = charged(jaxpr, place, self._target, self._make, self._byte_price, self._recomputation)
         return self._charges[cuts]
 
     def _place_in(self, jaxpr: ClosedJaxpr) -> int:

@@ -6,7 +6,7 @@ Input: an equation of the primitive of pipelines with stages. Output: `StagedPip
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,10 +15,11 @@ from ipujax.lowering.ipus import Span, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import ready
-from ipujax.lowering.pipelining.partition import Partition, TaskKind, partition
+from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
-from ipujax.lowering.schedules import BACKWARD_WEIGHT, SchedulePlan, default_schedule, schedule_plan
+from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recomputed_parts
+from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, SchedulePlan, default_schedule, schedule_plan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target import Target
@@ -34,6 +35,7 @@ class StagedPipeline:
         parts: what tasks compute, in an order in which they can run.
         plan: which task runs when.
         ipus: the IPU of each stage.
+        trades: what recomputation saves and costs in each stage that finds out by itself.
     """
 
     spec: PipelineSpec
@@ -41,6 +43,7 @@ class StagedPipeline:
     parts: tuple[StagePart, ...]
     plan: SchedulePlan
     ipus: tuple[int, ...]
+    trades: tuple[ChainTrade, ...] = ()
 
     @cached_property
     def part_of(self) -> Mapping[TaskKind, StagePart]:
@@ -110,13 +113,19 @@ def plan_of(spec: PipelineSpec, num_stages: int, training: bool, target: Target)
     return schedule_plan(schedule, num_stages, count, training)
 
 
-def staged_pipeline(eqn: JaxprEqn, target: Target, byte_price: float = BYTE_PRICE_CYCLES) -> StagedPipeline:
-    """Partitions and schedules a pipeline, and maps its stages to IPUs.
+def staged_pipeline(
+    eqn: JaxprEqn,
+    target: Target,
+    byte_price: float = BYTE_PRICE_CYCLES,
+    recomputation: Recomputation = KEEP_ALL,
+) -> StagedPipeline:
+    """Partitions and schedules a pipeline, maps its stages to IPUs, and has them compute values again.
 
     Args:
         eqn: its equation; those of its micro-batch are named after stages.
         target: the machine of one replica.
         byte_price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
 
     Raises:
         ArgumentError: for stages that make no sense, a schedule that does not work for so many micro-batches, or more
@@ -129,7 +138,36 @@ def staged_pipeline(eqn: JaxprEqn, target: Target, byte_price: float = BYTE_PRIC
         plan = plan_of(spec, cut.num_stages, cut.training, target)
     ipus = ipus_of_stages(eqn, plan, target.num_ipus, jaxpr)
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
-    return StagedPipeline(spec, cut, stage_parts(cut, split, byte_price), plan, ipus)
+    trades = list[ChainTrade]()
+    cut = _recomputed(cut, plan, ipus, recomputation, trades)
+    return StagedPipeline(spec, cut, stage_parts(cut, split, byte_price), plan, ipus, tuple(trades))
+
+
+def _recomputed(
+    cut: Partition, plan: SchedulePlan, ipus: Sequence[int], recomputation: Recomputation, trades: list[ChainTrade]
+) -> Partition:
+    """The partition with backward parts that compute again what their forward parts have computed."""
+    part_of = {part.task: part.eqns for part in cut.parts}
+    results = {var for terms in cut.results for var in variables(terms)}
+    results |= set(variables(cut.jaxpr.jaxpr.outvars))
+    for stage in range(cut.num_stages if cut.training else 0):
+        forward, backward = (stage, FORWARD), (stage, BACKWARD)
+        others = (eqns for task, eqns in part_of.items() if task not in (forward, backward))
+        sent = {var for eqns in others for eqn in eqns for var in variables(eqn.invars)}
+        made = {var for eqn in part_of[backward] for var in eqn.outvars}
+        before, after = recomputed_parts(
+            part_of[forward],
+            part_of[backward],
+            results | (sent & made),
+            recomputation,
+            trades,
+            ipu=ipus[stage],
+            in_flight=plan.in_flight(stage),
+            is_summed=True,
+            feeds_loss=stage == cut.num_stages - 1,
+        )
+        part_of |= {forward: tuple(before), backward: tuple(after)}
+    return replace(cut, parts=tuple(Part(task, eqns) for task, eqns in part_of.items()))
 
 
 def ipus_of_stages(

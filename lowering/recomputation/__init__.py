@@ -1,9 +1,17 @@
 """What a backward pass computes again in place of keeping it."""
 
 from ipujax.lowering.recomputation.chain import (
-    ChainStep as ChainStep,
+    ChainPlans as ChainPlans,
     RecomputePlan as RecomputePlan,
     peak_bytes as peak_bytes,
     plan_recompute as plan_recompute,
     trade_off as trade_off,
 )
+from ipujax.lowering.recomputation.recompute import (
+    KEEP_ALL as KEEP_ALL,
+    ChainTrade as ChainTrade,
+    Recomputation as Recomputation,
+    recompute as recompute,
+    recomputed_parts as recomputed_parts,
+)
+from ipujax.lowering.recomputation.segment_table import Action as Action, ChainStep as ChainStep

@@ -34,13 +34,21 @@ def fits(report: MemoryReport) -> bool:
     return all((least[kind] <= limit).all() for kind, limit in report.limits.items()) and not report.lacking()
 
 
-def check_memory(report: MemoryReport, prices: Sequence[float] = (), price: float = 0) -> None:
+def check_memory(
+    report: MemoryReport,
+    prices: Sequence[float] = (),
+    price: float = 0,
+    shares: Sequence[float] = (),
+    share: float = 1,
+) -> None:
     """Refuses a program that does not fit.
 
     Args:
         report: what every tile needs.
         prices: cycles of a byte at which it was planned, and did not fit either, if there are several.
         price: the one of them that the report is of.
+        shares: of the bytes that it takes to keep all for gradients, those it was planned with, if there are several.
+        share: the one of them that the report is of.
 
     Raises:
         TileMemoryError: naming the worst tiles, how many bytes they lack, what is largest there and when.
@@ -66,6 +74,11 @@ def check_memory(report: MemoryReport, prices: Sequence[float] = (), price: floa
     others = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
     if others:
         lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in others))
+    if len(shares) > 1:
+        tried = ", ".join(f"{100 * each:.0f}" for each in shares)
+        lines.append(
+            f"  keeping {tried} % of what gradients need, the rest computed again: {100 * share:.0f} % as shown"
+        )
     if prices:
         tried = ", ".join(f"{each:g}" for each in prices)
         lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")

@@ -15,8 +15,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax import byte_price
-from ipujax.byte_price import BYTE_PRICES
+from ipujax import fit
+from ipujax.fit import BYTE_PRICES
 from ipujax.runtime.graph import Call, distinct
 from ipujax.runtime.memory import check_memory
 
@@ -93,7 +93,7 @@ def test_the_numbers_are_those_of_plain_jax() -> None:
 @pytest.fixture
 def climbs_to_four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program is said to fit from the price 4 on."""
-    monkeypatch.setattr(byte_price, "fits", lambda report: report.occupancy.graph.byte_price_cycles >= 4)
+    monkeypatch.setattr(fit, "fits", lambda report: report.occupancy.graph.byte_price_cycles >= 4)
 
 
 @pytest.mark.usefixtures("climbs_to_four")
@@ -204,14 +204,14 @@ def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.Mo
             packed.append(self.least)
             return self.size
 
-    monkeypatch.setattr(byte_price, "least_bytes", lambda report: np.array([0, report.least]))
+    monkeypatch.setattr(fit, "least_bytes", lambda report: np.array([0, report.least]))
     for sizes, smallest, looked_at in (
         ([(13, 13), (10, 12), (11, 11), (14, 15)], 2, [10, 11]),
         ([(9, 12), (8, 12), (12, 12)], 0, [8, 9, 12]),
         ([(5, 5)], 0, [5]),
     ):
         packed.clear()
-        assert byte_price._smallest([Report(*each) for each in sizes]) == smallest  # type: ignore[misc]
+        assert fit._smallest([Report(*each) for each in sizes]) == smallest  # type: ignore[misc]
         assert packed == looked_at
 
 

@@ -1,0 +1,228 @@
+"""Fitting a program into its tiles: a dearer byte for the planners, or values computed again for gradients.
+
+Input: a program as planned first, and what plans it in another way. Output: the first that fits, compiled.
+
+    price of a byte    planners weigh a byte on the fullest tile against cycles; it climbs along `BYTE_PRICES`
+    recomputation      of what is kept for gradients, "auto" keeps as much less as the fullest tile lacks
+
+What is cheaper for the bytes that are lacking comes first: a price of p frees bytes for at most p cycles each, what
+recomputation takes is in its plans. A price that is given stays, and so does the first where nothing has to fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from ipujax.lowering.recomputation import ChainTrade, Recomputation
+from ipujax.runtime.compile import Executable, compile
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
+from ipujax.runtime.memory import MemoryReport, check_memory, fits, least_bytes
+from ipujax.runtime.options import Options
+
+BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
+_MOST_TIGHTENED = 6  # times that less is kept
+_MOST_MARGIN = 2.0
+_MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a program is planned.
+
+    Args:
+        price: cycles that a byte on the fullest tile is worth.
+        recomputation: what gradients compute again.
+    """
+
+    price: float
+    recomputation: Recomputation
+
+
+class Planned(Protocol):
+    """A graph and its program, and what recomputation would save and cost."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def program(self) -> Program: ...
+    @property
+    def choice(self) -> Choice: ...
+    @property
+    def trades(self) -> Sequence[ChainTrade]: ...
+
+
+P = TypeVar("P", bound=Planned)
+
+
+def first_choice(options: Options) -> Choice:
+    """How a program is planned first."""
+    price = BYTE_PRICES[0] if options.byte_price is None else options.byte_price
+    return Choice(price, Recomputation(options.recompute))
+
+
+def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> tuple[P, Executable]:
+    """Compiles a program in the first way in which it fits.
+
+    Args:
+        first: the program as `first_choice` has it.
+        plan: plans it in another way.
+        options: what the user chose.
+
+    Returns:
+        The program as it is planned, and compiled.
+
+    Raises:
+        TileMemoryError: if it fits in no way; that of the first whose fullest tile is smallest.
+    """
+    if options.allow_out_of_memory or (options.byte_price is not None and not first.trades):
+        return first, compile(first.graph, first.program, options=options)
+    start = time.perf_counter()
+    executable = compile(first.graph, first.program, options=options, check=fits)
+    if fits(executable.memory):
+        return first, executable
+    search = _Search(_Attempt(first, executable), () if options.byte_price is not None else BYTE_PRICES)
+    while (choice := search.next()) is not None:
+        seconds, planned = time.perf_counter() - start, plan(choice)
+        executable = compile(planned.graph, planned.program, options=options, check=fits)
+        attempt = _Attempt(planned, executable)
+        if fits(executable.memory):
+            cycles, first_cycles = attempt.cycles, search.attempts[0].cycles
+            tried = dict.fromkeys(each.planned.choice.price for each in search.attempts)
+            timings = {"prices": seconds, **executable.timings}
+            return planned, replace(
+                executable,
+                byte_prices=(*(price for price in tried if price != choice.price), choice.price),
+                byte_price_cost_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
+                timings=MappingProxyType(timings),
+            )
+        search.add(attempt)
+    _refuse(search.attempts)
+
+
+class _Attempt(Generic[P]):
+    """A program as planned in some way, which does not fit."""
+
+    def __init__(self, planned: P, executable: Executable) -> None:
+        self.planned, self.executable = planned, executable
+
+    @cached_property
+    def cycles(self) -> int | None:
+        """Cycles of one run; None where loops run as often as their data says."""
+        try:
+            return self.executable.timeline_of(None).cycles
+        except ProfileError:
+            return None
+
+    @cached_property
+    def lacking(self) -> np.ndarray:
+        """Bytes that the fullest tile of each IPU lacks, int64[IPUs]; before packing if it lacks some then already."""
+        target, memory = self.executable.graph.target, self.executable.memory
+        short = np.maximum(least_bytes(memory) - target.bytes_per_tile, 0)
+        if not short.any():
+            short = memory.lacking().get("memory", short)
+        return np.asarray(short.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
+
+    def more_cycles(self, other: _Attempt[P]) -> int:
+        """The cycles that another attempt takes more."""
+        return (other.cycles or 0) - (self.cycles or 0)
+
+    def freed(self, other: _Attempt[P]) -> int:
+        """The bytes that the fullest tile lacks less in another attempt."""
+        return int(self.lacking.max()) - int(other.lacking.max())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tighter:
+    """Less to keep, such that nothing is lacking, and the cycles that it is planned to take."""
+
+    recomputation: Recomputation
+    cycles: float
+
+
+class _Search(Generic[P]):
+    """Ways to plan a program, one after the other, each from the best so far.
+
+    A price that takes more cycles for the bytes it frees than recomputation would is not kept, and the next one is
+    expected to take as many. Where recomputation frees less than planned, more is asked of it the next time.
+    """
+
+    def __init__(self, first: _Attempt[P], prices: Sequence[float]) -> None:
+        self.attempts, self._at, self._prices = [first], first, list(prices)
+        self._tightened, self._margin = 0, _MARGIN
+        self._price_cycles = 0  # that the last price took which was not kept
+        self._alternative: _Tighter | None = None
+
+    def next(self) -> Choice | None:
+        """The next way, None if there is none."""
+        choice = self._at.planned.choice
+        self._prices = [price for price in self._prices if price > choice.price]
+        self._alternative = tighter = self._tighter() if self._tightened < _MOST_TIGHTENED else None
+        dearer = self._prices[0] if self._prices else None
+        lacking = int(self._at.lacking.max())
+        if tighter is not None and (dearer is None or tighter.cycles <= max(dearer * lacking, self._price_cycles)):
+            return replace(choice, recomputation=tighter.recomputation)
+        return None if dearer is None else replace(choice, price=dearer)
+
+    def add(self, attempt: _Attempt[P]) -> None:
+        """Goes on from an attempt that does not fit either, if it was worth it."""
+        self.attempts.append(attempt)
+        freed, lacking, choice = self._at.freed(attempt), int(self._at.lacking.max()), attempt.planned.choice
+        if choice.recomputation != self._at.planned.choice.recomputation:
+            self._tightened += 1
+            self._margin *= min(_MOST_MARGIN, max(1.0, lacking / max(1, freed)))
+            self._at = attempt
+            return
+        more = self._at.more_cycles(attempt)
+        if self._alternative is None or more * lacking <= self._alternative.cycles * freed:
+            self._at = attempt
+        else:
+            self._price_cycles = more
+            self._prices.remove(choice.price)
+
+    def _tighter(self) -> _Tighter | None:
+        """Less kept on the IPUs whose tiles lack memory; None where nothing less can be, or nothing is lacking."""
+        at, target = self._at, self._at.executable.graph.target
+        before, cycles = at.planned.choice.recomputation, list[float]()
+        shares = [before.share(ipu) for ipu in range(len(at.lacking))]
+        for ipu in np.flatnonzero(at.lacking).tolist():
+            own, lacking = [t for t in at.planned.trades if t.ipu in (ipu, None)], float(at.lacking[ipu])
+            planned, least = sum(t.planned.peak_bytes for t in own), sum(t.least_bytes for t in own)
+            if planned <= least:
+                return None
+            wanted = planned - self._margin * lacking * target.tiles_per_ipu
+            shares[ipu] = max(0.0, wanted / sum(t.all_bytes for t in own))
+            more = sum(t.cycles_with(shares[ipu]) - t.planned.cycles for t in own)
+            part = more / max(1, sum(t.plans.keep_all().cycles for t in own))
+            cycles.append((at.cycles or 0) * part if wanted >= least else np.inf)
+        return _Tighter(replace(before, shares=tuple(shares)), max(cycles)) if cycles else None
+
+
+def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
+    """Raises the error of the program whose fullest tile is smallest, the first of equals."""
+    reports = [attempt.executable.memory for attempt in attempts]
+    choices = [attempt.planned.choice for attempt in attempts]
+    prices = tuple(dict.fromkeys(choice.price for choice in choices))
+    shares = [min(choice.recomputation.shares, default=1.0) for choice in choices]
+    best = _smallest(reports)
+    check_memory(reports[best], prices, choices[best].price, tuple(dict.fromkeys(shares)), shares[best])
+    raise AssertionError("it does not fit")
+
+
+def _smallest(reports: Sequence[MemoryReport]) -> int:
+    """The number of the report whose fullest tile is smallest, the first of equals; as few as can be are packed."""
+    least = [int(least_bytes(report).max()) for report in reports]
+    first, *others = sorted(range(len(reports)), key=least.__getitem__)
+    best = reports[first].max_tile_bytes, first
+    for number in others:
+        if least[number] > best[0]:
+            break
+        best = min(best, (reports[number].max_tile_bytes, number))
+    return best[1]
