@@ -41,8 +41,8 @@ class Options:
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, a dtype that
-            partials cannot have, or a price that is not a number from 0 to 10¹².
+        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0 or not of a
+            name, a dtype that partials cannot have, or a price that is not a number from 0 to 10¹².
     """
 
     exact_splits: bool = False
@@ -56,19 +56,23 @@ class Options:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
-        if self.partials is not None and self.partials not in PARTIALS:
+        if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
-            raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
+            what = "Options.partials is no dtype of partials"
+            raise ArgumentError(what, expected=expected, got=repr(self.partials))
         if self.byte_price is not None:
             object.__setattr__(self, "byte_price", _price(self.byte_price))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
         for name, count in self.trip_counts.items():
+            if not isinstance(name, str):
+                expected = "the name of a loop, as 'while[0]'"
+                raise ArgumentError("Options.trip_counts has a key that is no loop", expected=expected, got=repr(name))
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
                 expected = "a whole number of iterations, at least 0"
                 raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
-        counts = {str(name): int(count) for name, count in self.trip_counts.items()}
+        counts = {name: int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
 
 

@@ -467,13 +467,25 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.Options(partials="int8"),
             ipu.ArgumentError,
-            r"Options.partials(.|\n)*'float32', 'float16' or None",
+            r"Options.partials is no dtype of partials(.|\n)*'float32', 'float16' or None(.|\n)*got: 'int8'",
+        ),
+        *(
+            (lambda given=given: ipu.Options(partials=given), ipu.ArgumentError, "is no dtype of partials")
+            for given in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
         ),
         *(
             (lambda price=price: ipu.Options(byte_price=price), ipu.ArgumentError, rf"byte_price(.|\n)*got: {price!r}")
             for price in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
         ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
+        *(
+            (
+                lambda key=key: ipu.Options(trip_counts={"1": 2, key: 3}),
+                ipu.ArgumentError,
+                rf"trip_counts has a key that is no loop(.|\n)*'while\[0\]'(.|\n)*got: {key!r}",
+            )
+            for key in (1, None)
+        ),
         (
             lambda: ipu.jit(add, DEVICE),
             ipu.ArgumentError,
