@@ -35,9 +35,9 @@ class Options:
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own.
-        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it makes
-            programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its tiles; a
-            price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
+        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it usually
+            makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
+            tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
