@@ -40,6 +40,7 @@ class Profile(Figures):
             path: the file; one that exists is replaced.
 
         Raises:
+            ArgumentTypeError: something that is no path.
             ProfileError: a path that cannot be written.
         """
         write_profile(path, saved_data(self))
@@ -52,6 +53,7 @@ class Profile(Figures):
             path: a file of `save`.
 
         Raises:
+            ArgumentTypeError: something that is no path.
             ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
         """
         data = read_profile(path)

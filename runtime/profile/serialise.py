@@ -19,7 +19,7 @@ import os
 import zlib
 from typing import IO, Any
 
-from ipujax.runtime.errors import ArgumentError, ProfileError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
@@ -72,14 +72,28 @@ def write_file(path: FilePath, content: bytes) -> None:
         content: all of it.
 
     Raises:
+        ArgumentTypeError: something that is no path.
         ProfileError: a path that cannot be written.
     """
+    name = _name(path)
     try:
         with open(path, "wb") as file:
             file.write(content)
-    except OSError as error:
-        what = f"the profile cannot be written to {os.fspath(path)!r}"
-        raise ProfileError(what, got=error.strerror, hint="a path to a file in a folder that exists") from error
+    except (OSError, ValueError) as error:
+        what, hint = f"the profile cannot be written to {name}", "a path to a file in a folder that exists"
+        raise ProfileError(what, got=_reason(error), hint=hint) from error
+
+
+def _name(path: Any) -> str:
+    """A path for messages; a number would be an open file to Python."""
+    if not isinstance(path, str | os.PathLike):
+        expected, got = "a str or an os.PathLike", type(path).__name__
+        raise ArgumentTypeError("a profile needs a path", expected=expected, got=got)
+    return repr(os.fspath(path))
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _write(content: str | bytes, where: Where) -> None:
@@ -102,6 +116,7 @@ def write_profile(path: FilePath, data: Any) -> None:
         data: JSON-able.
 
     Raises:
+        ArgumentTypeError: something that is no path.
         ProfileError: a path that cannot be written.
     """
     text = json.dumps({"format": _FORMAT, "version": VERSION, "profile": data}, allow_nan=False, separators=(",", ":"))
@@ -115,14 +130,15 @@ def read_profile(path: FilePath) -> Any:
         path: the file.
 
     Raises:
+        ArgumentTypeError: something that is no path.
         ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
     """
-    name = repr(os.fspath(path))
+    name = _name(path)
     try:
         with open(path, "rb") as file:
             content = file.read()
-    except OSError as error:
-        raise ProfileError(f"the profile {name} cannot be read", got=error.strerror) from error
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"the profile {name} cannot be read", got=_reason(error)) from error
     try:
         data = json.loads(gzip.decompress(content))
     except EOFError as error:
@@ -144,4 +160,4 @@ def read_profile(path: FilePath) -> Any:
 def not_a_profile(path: FilePath) -> ProfileError:
     """The error of a file that is no profile, or a damaged one."""
     expected = "a file that profile.save wrote"
-    return ProfileError(f"{os.fspath(path)!r} is no profile", expected=expected, hint="profile.save(path) makes one")
+    return ProfileError(f"{_name(path)} is no profile", expected=expected, hint="profile.save(path) makes one")

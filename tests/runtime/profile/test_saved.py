@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
@@ -188,3 +188,22 @@ def test_paths_that_cannot_be_used(tmp_path):
         for write in (profile.to_json, profile.save):
             with pytest.raises(ProfileError, match="cannot be written"):
                 write(path)
+
+
+@pytest.mark.parametrize("path", [None, 3.5, 99999, True, b"saved", ["saved"]], ids=repr)
+def test_what_is_no_path_is_refused(path):
+    profile = PROFILES["trained"]()
+    for use in (profile.save, Profile.load):
+        with pytest.raises(ArgumentTypeError, match=rf"(?s)needs a path.*expected: .*got: {type(path).__name__}"):
+            use(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"], ids=ascii)
+def test_paths_that_no_system_has(name, tmp_path):
+    profile, path = PROFILES["trained"](), str(tmp_path / name)
+    for write in (profile.save, profile.to_json):
+        with pytest.raises(ProfileError, match=r"(?s)cannot be written to.*got: \S"):
+            write(path)
+    with pytest.raises(ProfileError, match=r"(?s)cannot be read.*got: \S"):
+        Profile.load(path)
+    assert not list(tmp_path.iterdir())
