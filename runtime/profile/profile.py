@@ -54,12 +54,12 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: something that is no path.
-            ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+            ProfileError: a file that is not there, is no profile, is damaged, or is of another version.
         """
         data = read_profile(path)
         try:
             return SavedProfile(data)
-        except (AttributeError, IndexError, IpuError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IpuError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise not_a_profile(path) from error
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:

@@ -2,9 +2,10 @@
 
 Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is what RFC 8949 says; the package `cbor2`
 writes it, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
-of the format; another version is refused, for what it says of a program this version would say otherwise:
+of the format; another version is refused, for what it says of a program this version would say otherwise. So are
+figures that differ from those that were saved, by a checksum of their JSON without spaces:
 
-    {"format": "ipujax profile", "version": 1, "profile": …}
+    {"format": "ipujax profile", "version": 2, "sha256": …, "profile": …}
 
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
@@ -12,6 +13,7 @@ Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeT
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import io
 import json
@@ -23,9 +25,10 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
-VERSION = 1  # of saved profiles
+VERSION = 2  # of saved profiles
 _FORMAT = "ipujax profile"
 _LEVEL = 6  # of compression, gzip's own default
+_NO_SPACES = (",", ":")
 
 
 def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
@@ -119,8 +122,21 @@ def write_profile(path: FilePath, data: Any) -> None:
         ArgumentTypeError: something that is no path.
         ProfileError: a path that cannot be written.
     """
-    text = json.dumps({"format": _FORMAT, "version": VERSION, "profile": data}, allow_nan=False, separators=(",", ":"))
-    write_file(path, gzip.compress(text.encode(), _LEVEL, mtime=0))
+    write_file(path, gzip.compress(profile_text(data).encode(), _LEVEL, mtime=0))
+
+
+def profile_text(data: Any) -> str:
+    """The JSON of a saved profile.
+
+    Args:
+        data: JSON-able.
+    """
+    saved = {"format": _FORMAT, "version": VERSION, "sha256": _checksum(data), "profile": data}
+    return json.dumps(saved, allow_nan=False, separators=_NO_SPACES)
+
+
+def _checksum(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, separators=_NO_SPACES).encode()).hexdigest()
 
 
 def read_profile(path: FilePath) -> Any:
@@ -131,7 +147,7 @@ def read_profile(path: FilePath) -> Any:
 
     Raises:
         ArgumentTypeError: something that is no path.
-        ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+        ProfileError: a file that is not there, is no profile, is damaged, or is of another version.
     """
     name = _name(path)
     try:
@@ -141,10 +157,11 @@ def read_profile(path: FilePath) -> Any:
         raise ProfileError(f"the profile {name} cannot be read", got=_reason(error)) from error
     try:
         data = json.loads(gzip.decompress(content))
+        found = _checksum(data.get("profile")) if isinstance(data, dict) else None
     except EOFError as error:
         what = f"the profile {name} is cut off"
         raise ProfileError(what, got=f"{len(content):,} bytes", hint="save or copy it again") from error
-    except (gzip.BadGzipFile, zlib.error, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, RecursionError, ValueError) as error:
         raise not_a_profile(path) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise not_a_profile(path)
@@ -154,6 +171,9 @@ def read_profile(path: FilePath) -> Any:
         raise ProfileError(
             f"the profile {name} is of another version", expected=f"version {VERSION}", got=got, hint=hint
         )
+    if data.get("sha256") != found:
+        what = f"the profile {name} is damaged: its figures are not those that were saved"
+        raise ProfileError(what, hint="save or copy it again")
     return data.get("profile")
 
 
