@@ -441,6 +441,25 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.pipeline(add, micro_batches=2, schedule="1b1f"), ipu.ArgumentError, r"'1b1f'(.|\n)*try: '1f1b'"),
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="avg"), ValueError, r"got: 'avg'(.|\n)*try: 'mean'"),
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="average"), ValueError, r"'average'(.|\n)*try: 'mean'"),
+        *(
+            (lambda given=given: ipu.pipeline(add, micro_batches=2, reduce=given), ValueError, "names no reduction")
+            for given in (np.array(["a", "b"]), np.array("mean"), ("sum", np.array([1, 2])), jnp.ones(2))
+        ),
+        *(
+            (
+                lambda setting=setting, given=given: ipu.pipeline(add, **{"micro_batches": 2, setting: given}),
+                ipu.ArgumentError,
+                rf"{setting} (of|for) ipu.pipeline(.|\n)*expected: (a|the) (.|\n)*got: ",
+            )
+            for setting in ("micro_batches", "stages", "batch_argnums", "rng_argnums", "device_mapping")
+            for given in (np.array([1, 2]), jnp.array([1, 2]), np.array(["auto", "auto"]), int)
+        ),
+        (
+            lambda: ipu.jit(add, donate_argnums=np.array([0, 1])),
+            TypeError,
+            r"donate_argnums of ipu.jit(.|\n)*got: ndarray",
+        ),
+        (lambda: ipu.jit(add, replicas=np.array([1, 2])), ValueError, r"replicas of ipu.jit(.|\n)*got: array"),
         (
             lambda: ipu.jit(add, in_specs=(P(), {"b": P("replica")})),
             ipu.ArgumentError,
