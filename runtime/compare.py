@@ -16,6 +16,7 @@ from typing import Any
 from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.runtime.memory import EXCHANGE_CODE
 from ipujax.runtime.profile import Figures, StepCost
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.tensor import Origin
 
 FIGURES = ("cycles", "moved_bytes", "variable_bytes", "exchange_code_bytes")
@@ -103,6 +104,7 @@ def _ratio(before: float, after: float) -> str:
     return "same" if before == after else f"{after / before - 1:+.1%}" if before else "new"
 
 
+@checking_calls("ipu.compare")
 def compare(before: Figures, after: Figures) -> Comparison:
     """Says what changed from one profile to another, by operation and source line.
 
@@ -111,7 +113,7 @@ def compare(before: Figures, after: Figures) -> Comparison:
         after: another.
 
     Raises:
-        ArgumentTypeError: something else than a profile.
+        ArgumentTypeError: something else than two profiles.
         ProfileError: a loop whose trip count is data, is in no option and was not recorded.
     """
     for given in (before, after):

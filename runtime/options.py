@@ -37,17 +37,17 @@ class Options:
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own.
-        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it makes
-            programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its tiles; a
-            price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
+        byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it usually
+            makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
+            tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
             or from what enters a stage; "standard" as PopART does, what lies between places with few bytes to keep;
             "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
-        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0, a dtype that
-            partials cannot have, or a price that is not a number from 0 to 10¹².
+        ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0 or not of a
+            name, a dtype that partials cannot have, or a price that is not a number from 0 to 10¹².
     """
 
     exact_splits: bool = False
@@ -62,9 +62,10 @@ class Options:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
-        if self.partials is not None and self.partials not in PARTIALS:
+        if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
-            raise ArgumentError("Options.partials", expected=expected, got=repr(self.partials))
+            what = "Options.partials is no dtype of partials"
+            raise ArgumentError(what, expected=expected, got=repr(self.partials))
         check_recompute("Options.recompute", self.recompute)
         if self.byte_price is not None:
             object.__setattr__(self, "byte_price", _price(self.byte_price))
@@ -72,10 +73,13 @@ class Options:
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts is not a mapping", expected="loop name to iterations", got=kind)
         for name, count in self.trip_counts.items():
+            if not isinstance(name, str):
+                expected = "the name of a loop, as 'while[0]'"
+                raise ArgumentError("Options.trip_counts has a key that is no loop", expected=expected, got=repr(name))
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
                 expected = "a whole number of iterations, at least 0"
                 raise ArgumentError(f"Options.trip_counts[{name!r}] is no count", expected=expected, got=repr(count))
-        counts = {str(name): int(count) for name, count in self.trip_counts.items()}
+        counts = {name: int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", MappingProxyType(counts))
 
 

@@ -50,7 +50,7 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.signatures"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.compare": "runtime.memory runtime.profile runtime.tensor",
+    "runtime.compare": "runtime.memory runtime.profile runtime.signatures runtime.tensor",
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",

@@ -7,6 +7,7 @@ error that names the argument. Errors are also of the class that Python or JAX r
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,8 +69,8 @@ def as_names(setting: str, value: Any) -> tuple[str, ...]:
 def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
     single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
     items = () if value is None else (value,) if single else tuple(value)
-    read = [item.__index__() if kind is int and hasattr(item, "__index__") else item for item in items]
-    if not all(isinstance(item, kind) for item in read) or any(isinstance(item, bool) for item in items):
+    read = [_as_index(item) if kind is int else item for item in items]
+    if not all(isinstance(item, kind) for item in read):
         raise ArgumentTypeError(f"{setting} of {who} cannot be {value!r}", expected=expected, got=_kinds(value, items))
     return tuple(read)
 
@@ -91,10 +92,18 @@ def whole_number(what: str, value: Any, least: int, expected: str | None = None)
     Raises:
         ArgumentValueError: for anything else.
     """
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_whole or value.__index__() < least:
+    number = _as_index(value)
+    if number is None or number < least:
         raise ArgumentValueError(what, expected=expected or f"a whole number from {least}", got=repr(value))
-    return int(value)
+    return number
+
+
+def _as_index(value: Any) -> int | None:
+    """A whole number, or None; arrays of several have `__index__` too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def floating_dtype(what: str, dtype: Any) -> Any:

@@ -427,8 +427,10 @@ def _refuse_nesting(jaxpr: ClosedJaxpr, who: str) -> None:
 
 
 def _checked_stages(stages: Any) -> int | Literal["auto"] | None:
-    if stages is None or stages == "auto":
-        return stages
+    if stages is None:
+        return None
+    if isinstance(stages, str) and stages == "auto":
+        return "auto"
     return whole_number("stages of ipu.pipeline", stages, 2, 'a whole number of at least 2, "auto", or None')
 
 
@@ -455,7 +457,7 @@ def _checked_carry(carry: Any) -> dict[int, Path]:
 
 def _checked_reductions(reduce: Any) -> Any:
     for kind in [None] if reduce is None else jax.tree.leaves(reduce):
-        if kind not in REDUCTIONS:
+        if not isinstance(kind, str) or kind not in REDUCTIONS:
             raise ArgumentValueError(
                 "reduce of ipu.pipeline names no reduction",
                 expected=", ".join(REDUCTIONS),

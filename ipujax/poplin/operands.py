@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,36 @@ def settings(options: Options) -> dict[str, Any]:
     """The keywords of the library for options of Poplar.
 
     Raises:
-        ArgumentError: an unknown option, or value of one.
+        ArgumentError: something else than a mapping, an unknown option, or value of one.
     """
+    if options is not None and not isinstance(options, Mapping):
+        expected, got = '{"partialsType": "half"}, or None', repr(options)
+        raise ArgumentError("options of poplin are no mapping", expected=expected, got=got)
     keywords: dict[str, Any] = {}
     for name, value in (options or {}).items():
         if name == "availableMemoryProportion":
-            keywords["available_memory_proportion"] = float(value)
+            keywords["available_memory_proportion"] = _proportion(value)
         elif name == "partialsType":
-            if value not in _TYPES:
-                raise ArgumentError("option partialsType", expected='"half" or "float"', got=repr(value))
+            if not isinstance(value, str) or value not in _TYPES:
+                what = "option partialsType is no type of partials"
+                raise ArgumentError(what, expected='"half" or "float"', got=repr(value))
             keywords["partials_dtype"] = _TYPES[value]
         else:
             known = ("availableMemoryProportion", "partialsType")
             expected, hint = f"one of {', '.join(known)}", nearest(name, known)
             raise ArgumentError(f"no option {name!r} of poplin", expected=expected, hint=hint)
     return keywords
+
+
+def _proportion(given: Any) -> float:
+    try:
+        share = float(given) if isinstance(given, str | Real) and not isinstance(given, bool) else None
+    except (ValueError, OverflowError):
+        share = None
+    if share is None or not 0 <= share <= 1:
+        what = "option availableMemoryProportion is no proportion"
+        raise ArgumentError(what, expected="a number from 0 to 1", got=repr(given))
+    return share
 
 
 def where_used(

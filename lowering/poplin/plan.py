@@ -226,10 +226,10 @@ def plan_convolution(
         is_loop: whether steps are a loop, which needs memory for what it slices and stacks.
 
     Raises:
-        ArgumentError: a negative proportion.
+        ArgumentError: a proportion below 0 or above 1.
     """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
-    if not share >= 0:
+    if not 0 <= share <= 1:
         raise ArgumentError("available_memory_proportion is no proportion", expected="a number from 0 to 1", got=share)
     best = _plan_step(spec, target, share)
     for axis in step_axes:

@@ -40,6 +40,7 @@ class Profile(Figures):
             path: the file; one that exists is replaced.
 
         Raises:
+            ArgumentTypeError: something that is no path.
             ProfileError: a path that cannot be written.
         """
         write_profile(path, saved_data(self))
@@ -52,12 +53,13 @@ class Profile(Figures):
             path: a file of `save`.
 
         Raises:
-            ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+            ArgumentTypeError: something that is no path.
+            ProfileError: a file that is not there, is no profile, is damaged, or is of another version.
         """
         data = read_profile(path)
         try:
             return SavedProfile(data)
-        except (AttributeError, IndexError, IpuError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IpuError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise not_a_profile(path) from error
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:

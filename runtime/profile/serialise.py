@@ -2,9 +2,10 @@
 
 Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is what RFC 8949 says; the package `cbor2`
 writes it, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
-of the format; another version is refused, for what it says of a program this version would say otherwise:
+of the format; another version is refused, for what it says of a program this version would say otherwise. So are
+figures that differ from those that were saved, by a checksum of their JSON without spaces:
 
-    {"format": "ipujax profile", "version": 1, "profile": …}
+    {"format": "ipujax profile", "version": 2, "sha256": …, "profile": …}
 
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
@@ -12,6 +13,7 @@ Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeT
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import io
 import json
@@ -19,13 +21,14 @@ import os
 import zlib
 from typing import IO, Any
 
-from ipujax.runtime.errors import ArgumentError, ProfileError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
-VERSION = 1  # of saved profiles
+VERSION = 2  # of saved profiles
 _FORMAT = "ipujax profile"
 _LEVEL = 6  # of compression, gzip's own default
+_NO_SPACES = (",", ":")
 
 
 def write_json(data: Any, where: Where, *, pretty: bool = False) -> None:
@@ -72,14 +75,28 @@ def write_file(path: FilePath, content: bytes) -> None:
         content: all of it.
 
     Raises:
+        ArgumentTypeError: something that is no path.
         ProfileError: a path that cannot be written.
     """
+    name = _name(path)
     try:
         with open(path, "wb") as file:
             file.write(content)
-    except OSError as error:
-        what = f"the profile cannot be written to {os.fspath(path)!r}"
-        raise ProfileError(what, got=error.strerror, hint="a path to a file in a folder that exists") from error
+    except (OSError, ValueError) as error:
+        what, hint = f"the profile cannot be written to {name}", "a path to a file in a folder that exists"
+        raise ProfileError(what, got=_reason(error), hint=hint) from error
+
+
+def _name(path: Any) -> str:
+    """A path for messages; a number would be an open file to Python."""
+    if not isinstance(path, str | os.PathLike):
+        expected, got = "a str or an os.PathLike", type(path).__name__
+        raise ArgumentTypeError("a profile needs a path", expected=expected, got=got)
+    return repr(os.fspath(path))
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _write(content: str | bytes, where: Where) -> None:
@@ -102,10 +119,24 @@ def write_profile(path: FilePath, data: Any) -> None:
         data: JSON-able.
 
     Raises:
+        ArgumentTypeError: something that is no path.
         ProfileError: a path that cannot be written.
     """
-    text = json.dumps({"format": _FORMAT, "version": VERSION, "profile": data}, allow_nan=False, separators=(",", ":"))
-    write_file(path, gzip.compress(text.encode(), _LEVEL, mtime=0))
+    write_file(path, gzip.compress(profile_text(data).encode(), _LEVEL, mtime=0))
+
+
+def profile_text(data: Any) -> str:
+    """The JSON of a saved profile.
+
+    Args:
+        data: JSON-able.
+    """
+    saved = {"format": _FORMAT, "version": VERSION, "sha256": _checksum(data), "profile": data}
+    return json.dumps(saved, allow_nan=False, separators=_NO_SPACES)
+
+
+def _checksum(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, separators=_NO_SPACES).encode()).hexdigest()
 
 
 def read_profile(path: FilePath) -> Any:
@@ -115,20 +146,22 @@ def read_profile(path: FilePath) -> Any:
         path: the file.
 
     Raises:
-        ProfileError: a file that is not there, is no profile, is not complete, or is of another version.
+        ArgumentTypeError: something that is no path.
+        ProfileError: a file that is not there, is no profile, is damaged, or is of another version.
     """
-    name = repr(os.fspath(path))
+    name = _name(path)
     try:
         with open(path, "rb") as file:
             content = file.read()
-    except OSError as error:
-        raise ProfileError(f"the profile {name} cannot be read", got=error.strerror) from error
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"the profile {name} cannot be read", got=_reason(error)) from error
     try:
         data = json.loads(gzip.decompress(content))
+        found = _checksum(data.get("profile")) if isinstance(data, dict) else None
     except EOFError as error:
         what = f"the profile {name} is cut off"
         raise ProfileError(what, got=f"{len(content):,} bytes", hint="save or copy it again") from error
-    except (gzip.BadGzipFile, zlib.error, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, RecursionError, ValueError) as error:
         raise not_a_profile(path) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise not_a_profile(path)
@@ -138,10 +171,13 @@ def read_profile(path: FilePath) -> Any:
         raise ProfileError(
             f"the profile {name} is of another version", expected=f"version {VERSION}", got=got, hint=hint
         )
+    if data.get("sha256") != found:
+        what = f"the profile {name} is damaged: its figures are not those that were saved"
+        raise ProfileError(what, hint="save or copy it again")
     return data.get("profile")
 
 
 def not_a_profile(path: FilePath) -> ProfileError:
     """The error of a file that is no profile, or a damaged one."""
     expected = "a file that profile.save wrote"
-    return ProfileError(f"{os.fspath(path)!r} is no profile", expected=expected, hint="profile.save(path) makes one")
+    return ProfileError(f"{_name(path)} is no profile", expected=expected, hint="profile.save(path) makes one")

@@ -441,6 +441,25 @@ def test_out_of_memory_allowed() -> None:
         (lambda: ipu.pipeline(add, micro_batches=2, schedule="1b1f"), ipu.ArgumentError, r"'1b1f'(.|\n)*try: '1f1b'"),
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="avg"), ValueError, r"got: 'avg'(.|\n)*try: 'mean'"),
         (lambda: ipu.pipeline(add, micro_batches=2, reduce="average"), ValueError, r"'average'(.|\n)*try: 'mean'"),
+        *(
+            (lambda given=given: ipu.pipeline(add, micro_batches=2, reduce=given), ValueError, "names no reduction")
+            for given in (np.array(["a", "b"]), np.array("mean"), ("sum", np.array([1, 2])), jnp.ones(2))
+        ),
+        *(
+            (
+                lambda setting=setting, given=given: ipu.pipeline(add, **{"micro_batches": 2, setting: given}),
+                ipu.ArgumentError,
+                rf"{setting} (of|for) ipu.pipeline(.|\n)*expected: (a|the) (.|\n)*got: ",
+            )
+            for setting in ("micro_batches", "stages", "batch_argnums", "rng_argnums", "device_mapping")
+            for given in (np.array([1, 2]), jnp.array([1, 2]), np.array(["auto", "auto"]), int)
+        ),
+        (
+            lambda: ipu.jit(add, donate_argnums=np.array([0, 1])),
+            TypeError,
+            r"donate_argnums of ipu.jit(.|\n)*got: ndarray",
+        ),
+        (lambda: ipu.jit(add, replicas=np.array([1, 2])), ValueError, r"replicas of ipu.jit(.|\n)*got: array"),
         (
             lambda: ipu.jit(add, in_specs=(P(), {"b": P("replica")})),
             ipu.ArgumentError,
@@ -467,13 +486,25 @@ def test_out_of_memory_allowed() -> None:
         (
             lambda: ipu.Options(partials="int8"),
             ipu.ArgumentError,
-            r"Options.partials(.|\n)*'float32', 'float16' or None",
+            r"Options.partials is no dtype of partials(.|\n)*'float32', 'float16' or None(.|\n)*got: 'int8'",
+        ),
+        *(
+            (lambda given=given: ipu.Options(partials=given), ipu.ArgumentError, "is no dtype of partials")
+            for given in (np.float16, jnp.float16, np.dtype("float16"), np.array("float16"), np.array(["a", "b"]), [])
         ),
         *(
             (lambda price=price: ipu.Options(byte_price=price), ipu.ArgumentError, rf"byte_price(.|\n)*got: {price!r}")
             for price in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
         ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
+        *(
+            (
+                lambda key=key: ipu.Options(trip_counts={"1": 2, key: 3}),
+                ipu.ArgumentError,
+                rf"trip_counts has a key that is no loop(.|\n)*'while\[0\]'(.|\n)*got: {key!r}",
+            )
+            for key in (1, None)
+        ),
         (
             lambda: ipu.jit(add, DEVICE),
             ipu.ArgumentError,

@@ -98,3 +98,16 @@ def test_something_else_than_profiles():
     for pair in ((profile, profile.executable), (3, profile)):
         with pytest.raises(ArgumentTypeError, match=r"ipu.compare(.|\n)*two profiles(.|\n)*try: compiled.profile"):
             compare(*pair)
+
+
+def test_calls_that_do_not_fit():
+    profile = profile_of(50, 1)
+    for call in (
+        lambda: compare(profile),
+        lambda: compare(profile, profile, 3),
+        lambda: compare(profile, aftr=profile),
+    ):
+        with pytest.raises(
+            ArgumentTypeError, match=r"ipu.compare cannot be(.|\n)*expected: ipu.compare\(before, after\)"
+        ):
+            call()

@@ -228,7 +228,7 @@ def test_stages_that_make_no_sense_are_refused(name: str) -> None:
         ipu.jit(fun, device=system(ipus))(*args)
 
 
-@pytest.mark.parametrize("number", [-1, 1.5, True, "0", None])
+@pytest.mark.parametrize("number", [-1, 1.5, True, "0", None, int, np.array([1, 2]), jnp.array([1, 2])])
 def test_what_is_no_number_of_a_stage_is_refused(number: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match="needs the number of a stage"), ipu.stage(number):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ipujax import poplin, popnn, popops, poprand, poputil
@@ -9,7 +10,7 @@ from ipujax.poplar import FLOAT, INT, UNSIGNED_INT
 from ipujax.poplar.program import CrossReplicaCopy, Sequence
 from ipujax.popnn import gru, lstm
 from ipujax.popops.expr import Add, Select, _1, _2
-from ipujax.runtime.errors import IpuError
+from ipujax.runtime.errors import ArgumentError, IpuError
 from tests.ipujax.poplar.engine_helpers import new_graph, variable
 from tests.ipujax.poplar.refusals import refused
 
@@ -111,3 +112,41 @@ def test_operands_that_are_none(s, case):
     with refused(IpuError, r"\w"):
         NO_OPERANDS[case](s)
     assert list(s.prog.children()) == before
+
+
+BAD_OPTIONS = {
+    "a number": (3, "are no mapping"),
+    "nothing": (0, "are no mapping"),
+    "an array": (np.array([1, 2]), "are no mapping"),
+    "an unknown option": ({"partialType": "half"}, "no option 'partialType'(.|\n)*try: 'partialsType'"),
+    "a name that is none": ({3: "half"}, "no option 3 of poplin"),
+    **{
+        f"a proportion of {value!r}": (
+            {"availableMemoryProportion": value},
+            r"option availableMemoryProportion(.|\n)*expected: a number from 0 to 1\n",
+        )
+        for value in ("x", "nan", "1.5", -0.1, 1e300, 10**400, float("nan"), True, None, [], np.array([0.5, 0.5]))
+    },
+    **{
+        f"partials of {value!r}": ({"partialsType": value}, 'option partialsType(.|\n)*expected: "half" or "float"')
+        for value in ([], None, 16, np.array(["half", "float"]), "double")
+    },
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_options_that_poplin_lacks(s, case):
+    options, match = BAD_OPTIONS[case]
+    before, b = list(s.prog.children()), s.a.transpose()
+    with refused(ArgumentError, match):
+        poplin.mat_mul(s.graph, s.a, b, s.prog, options=options)  # here
+    with refused(ArgumentError, match):
+        poplin.create_mat_mul_input_lhs(s.graph, FLOAT, [2, 3], [3, 2], options=options)  # here
+    assert list(s.prog.children()) == before
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, "0.5", np.float32(0.5)])
+def test_proportions_of_memory(s, value):
+    assert poplin.mat_mul(
+        s.graph, s.a, s.a.transpose(), s.prog, options={"availableMemoryProportion": value}
+    ).shape == (2, 2)

@@ -215,9 +215,10 @@ def test_large_products_fit_in_several_steps(shape):
     assert ideal < plan.total_cycles < 2 * ideal
 
 
-def test_proportion_below_zero_is_refused():
+@pytest.mark.parametrize("share", [-0.5, 1.5, float("nan")])
+def test_what_is_no_proportion_is_refused(share):
     with pytest.raises(ArgumentError, match="available_memory_proportion"):
-        plan_matmul(1, 8, 8, 8, FLOAT, MK2, available_memory_proportion=-0.5)
+        plan_matmul(1, 8, 8, 8, FLOAT, MK2, available_memory_proportion=share)
 
 
 def test_neighbouring_tiles_share_activations():

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
+from ipujax.runtime.profile import serialise
 from ipujax.runtime.profile.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
@@ -123,7 +124,7 @@ def test_files_are_small_and_plain(tmp_path):
     content = (tmp_path / "saved").read_bytes()
     assert len(content) < 10_000
     data = json.loads(gzip.decompress(content))
-    assert (data["format"], data["version"]) == ("ipujax profile", 1)
+    assert (data["format"], data["version"]) == ("ipujax profile", 2)
 
 
 def test_targets_as_data():
@@ -141,6 +142,13 @@ def edited(content, change):
     return gzip.compress(json.dumps(data).encode())
 
 
+def with_figures(content, change):
+    """The file of other figures, with the checksum of them."""
+    data = json.loads(gzip.decompress(content))["profile"]
+    change(data)
+    return gzip.compress(serialise.profile_text(data).encode())
+
+
 DAMAGED = {
     "cut off": (lambda content: content[: len(content) // 2], "is cut off"),
     "nothing left": (lambda content: b"", "is no profile"),
@@ -149,21 +157,36 @@ DAMAGED = {
     "gzip of text": (lambda content: gzip.compress(b"cycles: 3"), "is no profile"),
     "gzip of bytes": (lambda content: gzip.compress(b"\xff\xfe\xfd"), "is no profile"),
     "JSON": (lambda content: gzip.compress(b"[1, 2]"), "is no profile"),
+    "lists in lists": (lambda content: gzip.compress(b"[" * 100_000), "is no profile"),
     "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is no profile"),
-    "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is no profile"),
-    "no cycles": (lambda content: edited(content, lambda data: data["profile"]["run"].pop("cycles")), "is no profile"),
-    "no memory": (lambda content: edited(content, lambda data: data["profile"].update(memory=3)), "is no profile"),
+    "another version": (
+        lambda content: edited(content, lambda data: data.update(version=1)),
+        r"of another version(.|\n)*expected: version 2(.|\n)*got: version 1",
+    ),
+    "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is damaged"),
+    "no checksum": (lambda content: edited(content, lambda data: data.pop("sha256")), "is damaged"),
+    "another checksum": (lambda content: edited(content, lambda data: data.update(sha256="0" * 64)), "is damaged"),
+    "other cycles": (
+        lambda content: edited(content, lambda data: data["profile"]["run"].update(cycles=7)),
+        r"is damaged: its figures are not those that were saved(.|\n)*try: save or copy it again",
+    ),
+    "endless cycles": (
+        lambda content: edited(content, lambda data: data["profile"]["run"].update(cycles=float("inf"))),
+        "is damaged",
+    ),
+    "no cycles": (lambda content: with_figures(content, lambda data: data["run"].pop("cycles")), "is no profile"),
+    "no memory": (lambda content: with_figures(content, lambda data: data.update(memory=3)), "is no profile"),
+    "too many bytes": (
+        lambda content: with_figures(content, lambda data: data["memory"]["shared"].__setitem__(0, 1 << 80)),
+        "is no profile",
+    ),
     "a tile less": (
-        lambda content: edited(content, lambda data: data["profile"]["memory"]["shared"].pop()),
+        lambda content: with_figures(content, lambda data: data["memory"]["shared"].pop()),
         "is no profile",
     ),
     "another machine": (
-        lambda content: edited(content, lambda data: data["profile"]["target"].update(num_ipus=0)),
+        lambda content: with_figures(content, lambda data: data["target"].update(num_ipus=0)),
         "is no profile",
-    ),
-    "another version": (
-        lambda content: edited(content, lambda data: data.update(version=2)),
-        r"of another version(.|\n)*expected: version 1(.|\n)*got: version 2",
     ),
 }
 
@@ -188,3 +211,22 @@ def test_paths_that_cannot_be_used(tmp_path):
         for write in (profile.to_json, profile.save):
             with pytest.raises(ProfileError, match="cannot be written"):
                 write(path)
+
+
+@pytest.mark.parametrize("path", [None, 3.5, 99999, True, b"saved", ["saved"]], ids=repr)
+def test_what_is_no_path_is_refused(path):
+    profile = PROFILES["trained"]()
+    for use in (profile.save, Profile.load):
+        with pytest.raises(ArgumentTypeError, match=rf"(?s)needs a path.*expected: .*got: {type(path).__name__}"):
+            use(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"], ids=ascii)
+def test_paths_that_no_system_has(name, tmp_path):
+    profile, path = PROFILES["trained"](), str(tmp_path / name)
+    for write in (profile.save, profile.to_json):
+        with pytest.raises(ProfileError, match=r"(?s)cannot be written to.*got: \S"):
+            write(path)
+    with pytest.raises(ProfileError, match=r"(?s)cannot be read.*got: \S"):
+        Profile.load(path)
+    assert not list(tmp_path.iterdir())
