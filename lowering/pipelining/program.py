@@ -10,7 +10,8 @@ Input: a `StagedPipeline` and the tensors of its operands. Output: tensors of it
 A part is a function. It reads its micro-batch, what other IPUs sent and what an earlier part of its stage kept, and it
 keeps, accumulates and counts. What is kept from forward to backward lies in a ring of as many slots as the schedule has
 micro-batches in flight there; what arrives lies in as many variables as can be on their way at once. Layouts do not
-depend on the schedule, so that all schedules split sums alike and give the same bits.
+depend on the schedule, so that all schedules split sums alike and give the same bits, but for sums over stages of one
+IPU, which have one accumulator.
 
 Source: PopART's pipeline transform, whose stashes are rings with counters too (reference parallel.md §2.1).
 """

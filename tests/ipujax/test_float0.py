@@ -23,11 +23,23 @@ def energy_of(tree: dict[str, Any], count: Any, mask: Any) -> Any:
     return jnp.where(mask, tree["w"] * tree["n"] + count, 0.0).sum()
 
 
+STEPS = jnp.arange(15).reshape(3, 5)
 FLOAT0: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "gradient": (jax.grad(lambda n, w: (w * n).sum(), allow_int=True), (np.arange(3), TABLE)),
     "both": (jax.value_and_grad(energy_of, (0, 1, 2), allow_int=True), ({"w": X, "n": 3}, np.int8(2), X > 2)),
     "only": (lambda z: z, (np.zeros((3,), jax.dtypes.float0),)),
     "passed through": (lambda z, x: {"x": x + 1, "z": z}, (np.zeros((2, 0), jax.dtypes.float0), X)),
+    "dead in a loop of unknown length": (
+        lambda n, x: lax.while_loop(
+            lambda c: c[0] < n,
+            lambda c: (
+                c[0] + 1,
+                c[1] + jax.grad(lambda x, i: (x * i.sum()).sum(), (0, 1), allow_int=True)(x, STEPS)[0],
+            ),
+            (0, x),
+        ),
+        (3, X),
+    ),
     "stacked": (
         lambda n: lax.scan(lambda c, i: (c + 1, jax.grad(lambda i: (X * i).sum(), allow_int=True)(i)), 0.0, n),
         (np.arange(3),),

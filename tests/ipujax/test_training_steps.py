@@ -139,7 +139,7 @@ def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
 
     (work, cycles), (more_work, more_cycles) = costs(16), costs(32)
     assert more_work > work
-    assert more_cycles >= 0.97 * cycles  # where small operands lie may save a percent or two
+    assert more_cycles >= 0.95 * cycles  # where small operands lie may save a few percent
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])

@@ -68,6 +68,11 @@ def programs(name: str, stages: int, micro_batches: int) -> Any:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+def tolerance_between(schedule: str) -> tuple[float, float]:
+    """Schedules give the same bits, but for sums over stages of one IPU, which share an accumulator."""
+    return (1e-5, 1e-7) if schedule.startswith("looped") else (0, 0)
+
+
 @pytest.mark.parametrize(("name", "stages", "micro_batches"), COMBINATIONS)
 def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int, micro_batches: int) -> None:
     """And what plain JAX gives, but for the order of sums."""
@@ -76,7 +81,7 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int,
         got = run_tiles(program, args)
         assert_same(got, accumulated(name, stages, micro_batches), 1e-4, 1e-6, schedule)
         first = got if first is None else first
-        assert_same(got, first, 0, 0, schedule)
+        assert_same(got, first, *tolerance_between(schedule), schedule)
         found += 1
     assert found >= 3
 

@@ -43,7 +43,7 @@ def step(params: Any, state: Any, x: jax.Array) -> Any:
 
 
 def machine(bytes_per_tile: int) -> Target:
-    return small_target(TILES, num_ipus=2, bytes_per_tile=bytes_per_tile)
+    return small_target(TILES, num_ipus=2, bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=bytes_per_tile)
 
 
 TIGHT = machine(35_000)
