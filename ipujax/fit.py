@@ -30,6 +30,7 @@ from ipujax.runtime.options import Options
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
+_MOST_CYCLES = 1e18  # more than any program takes, fewer than what no plan reaches
 _MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread
 
 
@@ -150,26 +151,28 @@ class _Tighter:
 class _Search(Generic[P]):
     """Ways to plan a program, one after the other, each from the best so far.
 
-    A price that takes more cycles for the bytes it frees than recomputation would is not kept, and the next one is
-    expected to take as many. Where recomputation frees less than planned, more is asked of it the next time.
+    A price that takes more cycles for the bytes it frees than recomputation would is not kept, nor is another tried as
+    long as recomputation is enough. Where that frees less than planned, more is asked of it the next time.
     """
 
     def __init__(self, first: _Attempt[P], prices: Sequence[float]) -> None:
         self.attempts, self._at, self._prices = [first], first, list(prices)
         self._tightened, self._margin = 0, _MARGIN
-        self._price_cycles = 0  # that the last price took which was not kept
+        self._prices_pay = True
         self._alternative: _Tighter | None = None
 
     def next(self) -> Choice | None:
         """The next way, None if there is none."""
-        choice = self._at.planned.choice
+        choice, lacking = self._at.planned.choice, int(self._at.lacking.max())
         self._prices = [price for price in self._prices if price > choice.price]
         self._alternative = tighter = self._tighter() if self._tightened < _MOST_TIGHTENED else None
-        dearer = self._prices[0] if self._prices else None
-        lacking = int(self._at.lacking.max())
-        if tighter is not None and (dearer is None or tighter.cycles <= max(dearer * lacking, self._price_cycles)):
-            return replace(choice, recomputation=tighter.recomputation)
-        return None if dearer is None else replace(choice, price=dearer)
+        if self._prices and (tighter is None or self._expected_cycles(self._prices[0], lacking) < tighter.cycles):
+            return replace(choice, price=self._prices[0])
+        return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
+
+    def _expected_cycles(self, price: float, lacking: int) -> float:
+        """The cycles of a dearer price: as many as it is worth, or, once one was not kept, more than is planned."""
+        return price * lacking if self._prices_pay else _MOST_CYCLES
 
     def add(self, attempt: _Attempt[P]) -> None:
         """Goes on from an attempt that does not fit either, if it was worth it."""
@@ -184,25 +187,36 @@ class _Search(Generic[P]):
         if self._alternative is None or more * lacking <= self._alternative.cycles * freed:
             self._at = attempt
         else:
-            self._price_cycles = more
+            self._prices_pay = False
             self._prices.remove(choice.price)
 
     def _tighter(self) -> _Tighter | None:
         """Less kept on the IPUs whose tiles lack memory; None where nothing less can be, or nothing is lacking."""
-        at, target = self._at, self._at.executable.graph.target
-        before, cycles = at.planned.choice.recomputation, list[float]()
+        at, target, first = self._at, self._at.executable.graph.target, self.attempts[0]
+        before, is_enough = at.planned.choice.recomputation, True
         shares = [before.share(ipu) for ipu in range(len(at.lacking))]
         for ipu in np.flatnonzero(at.lacking).tolist():
-            own, lacking = [t for t in at.planned.trades if t.ipu in (ipu, None)], float(at.lacking[ipu])
+            own = _of_ipu(at.planned.trades, ipu)
             planned, least = sum(t.planned.peak_bytes for t in own), sum(t.least_bytes for t in own)
             if planned <= least:
                 return None
-            wanted = planned - self._margin * lacking * target.tiles_per_ipu
+            wanted = planned - self._margin * float(at.lacking[ipu]) * target.tiles_per_ipu
             shares[ipu] = max(0.0, wanted / sum(t.all_bytes for t in own))
-            more = sum(t.cycles_with(shares[ipu]) - t.planned.cycles for t in own)
-            part = more / max(1, sum(t.plans.keep_all().cycles for t in own))
-            cycles.append((at.cycles or 0) * part if wanted >= least else np.inf)
-        return _Tighter(replace(before, shares=tuple(shares)), max(cycles)) if cycles else None
+            is_enough &= wanted >= least
+        if not at.lacking.any():
+            return None
+        # The slowest IPU sets the pace.
+        work = [_of_ipu(at.planned.trades, ipu) for ipu in range(len(shares))]
+        all_kept = max(sum(t.plans.keep_all().cycles for t in own) for own in work)
+        now = max(sum(t.planned.cycles for t in own) for own in work)
+        then = max(sum(t.cycles_with(share) for t in own) for own, share in zip(work, shares, strict=True))
+        cycles = (first.cycles or 0) * (then - now) / max(1, all_kept)
+        return _Tighter(replace(before, shares=tuple(shares)), cycles if is_enough else np.inf)
+
+
+def _of_ipu(trades: Sequence[ChainTrade], ipu: int) -> list[ChainTrade]:
+    """What is traded on an IPU."""
+    return [trade for trade in trades if trade.ipu in (ipu, None)]
 
 
 def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
