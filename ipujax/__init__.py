@@ -12,6 +12,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from ipujax import distributed as distributed, optim as optim
+from ipujax.advice import Advice as Advice, AdviceRow as AdviceRow, advise as advise
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device
 from ipujax.jit import jit as jit
 from ipujax.pipeline import pipeline as pipeline, stage as stage

@@ -245,6 +245,16 @@ class IpuFunction(Generic[_P, _R]):
         """How replicas are spread over instances; None if all are here."""
         return Spread.of(self.__name__, self._replication)
 
+    @property
+    def options(self) -> Options:
+        """The compiler options."""
+        return self._options
+
+    def with_options(self, options: Options) -> IpuFunction[_P, _R]:
+        """The same function, compiled with other options."""
+        given = {name: value or () for name, value in self._settings.items()}
+        return IpuFunction(self._fun, self._device, given, options, self._replication)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""
         return self

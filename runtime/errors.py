@@ -183,7 +183,13 @@ class VerifyError(IpuError):
 
 
 class TileMemoryError(IpuError):
-    """A program that does not fit in the memory of a tile."""
+    """A program that does not fit in the memory of a tile.
+
+    Attributes:
+        needed_bytes: what its fullest tile needs; 0 where that is not known.
+    """
+
+    needed_bytes: int = 0
 
 
 class ArgumentError(IpuError):

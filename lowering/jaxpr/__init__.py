@@ -13,6 +13,7 @@ from ipujax.lowering.jaxpr.nested import (
 )
 from ipujax.lowering.jaxpr.op_counts import (
     PARTS as PARTS,
+    PRODUCTS as PRODUCTS,
     VIEWS as VIEWS,
     Work as Work,
     elements_of as elements_of,

@@ -7,8 +7,8 @@ An equation of the gradient goes with the last step in which the gradients it re
 reads: those of the step, and those that cross into it. It never waits for an earlier step, except for what reads no
 gradient, which goes where it is read. A value that is read with a step before its own is fixed.
 
-Limits: bytes of whole values, evenly spread; cycles in the elements that are moved, see `work_of_equation`. What it
-takes to compute a gradient besides is estimated equation by equation, as if nothing were fused.
+Limits: bytes of whole values, evenly spread; cycles in the elements that are moved, see `work_of_equation`. What a part
+holds besides is estimated equation by equation, as if nothing were fused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,19 @@ from itertools import pairwise
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var
-from ipujax.lowering.jaxpr import stage_name, value_bytes, variables, variables_read, work_of_equation
+from ipujax.lowering.jaxpr import (
+    PRODUCTS,
+    elements_of,
+    stage_name,
+    value_bytes,
+    variables,
+    variables_read,
+    work_of_equation,
+)
 from ipujax.lowering.recomputation.flow import Flow, bytes_of
 from ipujax.lowering.recomputation.segment_table import ChainStep
+
+_VECTOR_ELEMENTS = 2  # floats of a vector instruction, Target.vector_bytes
 
 
 class Steps:
@@ -106,14 +116,21 @@ class Steps:
         left = {var for eqn in gradient for var in eqn.outvars if var in flow.outside}
         passed = {var for earlier in self.backward[:n] for eqn in earlier for var in variables_read(eqn)}
         return ChainStep(
-            forward_cycles=round(sum(work_of_equation(eqn).elements for eqn in eqns)),
-            backward_cycles=round(sum(work_of_equation(eqn).elements for eqn in gradient)),
+            forward_cycles=round(sum(map(_cycles, eqns))),
+            backward_cycles=round(sum(map(_cycles, gradient))),
             input_bytes=bytes_of(self.crossing(n)) if n else 0,
             saved_bytes=bytes_of(saved),
             forward_temp_bytes=_most_held(eqns, saved | self.fixed, flow.values_of),
             backward_temp_bytes=_most_held(gradient, left | passed, variables),
             left_bytes=0 if is_summed else bytes_of(left),
         )
+
+
+def _cycles(eqn: JaxprEqn) -> float:
+    """The time of an equation, in that of moving an element. What is done element by element is done in registers."""
+    work, written = work_of_equation(eqn).elements, elements_of(eqn.outvars[0]) if eqn.outvars else 0
+    is_elementwise = all(elements_of(atom) in (1, written) for atom in (*eqn.invars, *eqn.outvars))
+    return min(work, written / _VECTOR_ELEMENTS) if is_elementwise and eqn.primitive.name not in PRODUCTS else work
 
 
 def _most_held(eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of) -> int:  # type: ignore[no-untyped-def]

@@ -84,7 +84,7 @@ def check_memory(
         lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")
     helps = _for_code(report) if kind == "memory for code" else _for_memory(report, worst, items, int(short[worst]))
     settings = [f"{name}={value}" for name, value in _settings(report, lacking)]
-    raise TileMemoryError(
+    error = TileMemoryError(
         "\n".join(lines),
         where=origin if origin != Origin() else None,
         expected=f"at most {int(need[worst] - short[worst]):,} bytes a tile",
@@ -98,6 +98,8 @@ def check_memory(
             ]
         ),
     )
+    error.needed_bytes = int(report.max_tile_bytes)
+    raise error
 
 
 def _settings(report: MemoryReport, lacking: Mapping[str, np.ndarray]) -> Iterator[tuple[str, int]]:
