@@ -1,4 +1,4 @@
-"""What a step holds while it runs: less the smaller the share, nothing with "all", what PopART keeps with "standard"."""
+"""What a step holds while it runs: less the smaller the share, nothing with "all", as PopART has it with "standard"."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def operations(number: int, x: jax.Array) -> jax.Array:
     ],
 )
 def test_standard_is_that_of_popart(number: int, again: list[int]) -> None:
-    """Source: popart, `willow/src/intervals.cpp`: K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋; of equal places in an interval the first."""
+    """Source: popart, `willow/src/intervals.cpp`: K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋, of equal places the first."""
     jaxpr = run_passes(jax.make_jaxpr(jax.value_and_grad(lambda x: operations(number, x)))(X[0]))["dce"]
     new = recompute(jaxpr, Recomputation("standard"))
     old = {var for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
