@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ def _rewritten(value: Any, rewrite: Rewrite) -> Any:
         return value if new.consts else new.jaxpr
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
         inside = [rewrite(item) for item in value]
+        if all(map(operator.is_, inside, value)):
+            return value
         kind: Any = type(value)
         return kind(*inside) if hasattr(value, "_fields") else tuple(inside)
     return value

@@ -110,7 +110,8 @@ def peak_bytes(
         return values + sum(steps[n].saved_bytes for n in saved) + inputs[gradient] + left + sum(more)
 
     for count, (action, number) in enumerate(actions):
-        if count == len(steps):  # all forward parts have run once
+        if count == len(steps):  # all forward parts have run once, and the result has gone on
+            held.discard(len(steps))
             stash = total() - result_bytes
         step = steps[number]
         if action == "backward":

@@ -77,6 +77,8 @@ class Steps:
         for n, eqn in enumerate(flow.gradient):
             before = [maker[var] for var in self.read(eqn.invars) if var in maker]
             latest = [self.step_of(flow.last[value]) for value in self._free(eqn.invars)]
+            there = max((self.step_of(flow.made[value]) for value in self._free(eqn.invars)), default=0)
+            latest += [max(there, self.step_of(flow.last[v])) for v in flow.values_of(eqn.invars) if v in self.fixed]
             step[n] = min([last, *latest, *(step[m] for m in before)])
             if starts_anew.issuperset(before) and (not before or stage_name(eqn).is_recomputed):
                 starts_anew.add(n)

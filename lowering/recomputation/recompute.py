@@ -17,7 +17,6 @@ Limits: a gradient whose effects would come in another order stays as it is.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -104,7 +103,7 @@ def recompute(
     def rewritten(body: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
         before = [_inside(eqn, inside) for eqn in body.jaxpr.eqns]
         after = _recomputed(before, set(variables(body.jaxpr.outvars)), recomputation, trades)
-        is_same = len(after) == len(body.jaxpr.eqns) and all(map(operator.is_, after, body.jaxpr.eqns))
+        is_same = len(after) == len(body.jaxpr.eqns) and set(map(id, after)) == set(map(id, body.jaxpr.eqns))
         return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=after), body.consts)
 
     return everywhere(rewritten)(jaxpr)

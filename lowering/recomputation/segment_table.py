@@ -85,7 +85,7 @@ class SegmentTable:
         self.steps = steps
         self.inputs = [*(step.input_bytes for step in steps), result_bytes]
         left = [0, *accumulate(step.left_bytes for step in reversed(steps))]
-        self._left = left[::-1]  # by the backward parts of a step and those behind it
+        self.left = left[::-1]  # by the backward parts of a step and those behind it
         self.curves: dict[tuple[int, int], Curve] = {}
         for length in range(len(steps)):
             for first in range(len(steps) - length):
@@ -103,10 +103,10 @@ class SegmentTable:
     def _options(self, first: int, last: int) -> list[tuple[int | None, Curve]]:
         """Ways to run a segment: saving all of its first step (None), or keeping the input of a later one."""
         step, inputs = self.steps[first], self.inputs
-        gradient = inputs[last + 1] + self._left[last + 1]
+        gradient = inputs[last + 1] + self.left[last + 1]
         forward = gradient + step.saved_bytes + step.forward_temp_bytes
         backward = inputs[first + 1] + inputs[first] + step.saved_bytes + step.backward_temp_bytes
-        backward += self._left[first]
+        backward += self.left[first]
         both = step.forward_cycles + step.backward_cycles
         if first == last:
             return [(None, Curve(np.array([max(forward, backward)]), np.array([both])))]

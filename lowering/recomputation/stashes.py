@@ -53,7 +53,7 @@ class StashPlans:
     def _saved(self, step: int) -> tuple[int, int]:
         """Bytes to work with that a step needs if all is saved that its backward part needs, and its cycles."""
         one, inputs = self._table.steps[step], self._table.inputs
-        backward = inputs[step] + inputs[step + 1] + one.backward_temp_bytes
+        backward = inputs[step] + inputs[step + 1] + one.backward_temp_bytes + self._table.left[step]
         return max(one.forward_temp_bytes, backward), one.forward_cycles + one.backward_cycles
 
     def _kept_curves_of(self, working: int) -> list[Curve]:

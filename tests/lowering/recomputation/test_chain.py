@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
-from ipujax.lowering.recomputation import ChainStep, peak_bytes, plan_recompute, trade_off
+from ipujax.lowering.recomputation import ChainPlans, ChainStep, peak_bytes, plan_recompute, trade_off
 from ipujax.runtime.errors import ArgumentValueError
 
 
@@ -28,6 +28,7 @@ def chains(draw, most=4):
             saved_bytes=after + draw(st.integers(0, 5)),
             forward_temp_bytes=draw(small),
             backward_temp_bytes=draw(small),
+            left_bytes=draw(small),
         )
         for own, after in pairwise(inputs)
     ], inputs[-1]
@@ -37,10 +38,16 @@ def like_each_other(number: int) -> list[ChainStep]:
     return [ChainStep(1, 1, 1, 1) for _ in range(number)]
 
 
-def fewest_cycles(steps: list[ChainStep], result_bytes: int, budget_bytes: int) -> int | None:
+def fewest_cycles(
+    steps: list[ChainStep],
+    result_bytes: int,
+    budget_bytes: int,
+    held_at_first: frozenset[int] = frozenset({0}),
+    saved_at_first: frozenset[int] = frozenset(),
+) -> int | None:
     """Of all orders, by Dijkstra's algorithm over what is held; None if none keeps the budget."""
     inputs = [*(step.input_bytes for step in steps), result_bytes]
-    queue = [(0, (frozenset({0}), frozenset(), len(steps)))]
+    queue = [(0, (held_at_first, saved_at_first, len(steps)))]
     seen = set()
     while queue:
         cycles, state = heapq.heappop(queue)
@@ -51,6 +58,7 @@ def fewest_cycles(steps: list[ChainStep], result_bytes: int, budget_bytes: int) 
         if gradient == 0:
             return cycles
         base = sum(inputs[n] for n in held if n - 1 not in saved) + inputs[gradient]
+        base += sum(step.left_bytes for step in steps[gradient:])
         free = budget_bytes - base - sum(steps[n].saved_bytes for n in saved)
         for n in held:
             if n >= gradient:
@@ -62,7 +70,8 @@ def fewest_cycles(steps: list[ChainStep], result_bytes: int, budget_bytes: int) 
             if n not in saved and free >= step.saved_bytes + step.forward_temp_bytes:
                 heapq.heappush(queue, (cycles + step.forward_cycles, (after, saved | {n}, gradient)))
         last = gradient - 1
-        if last in saved and last in held and free >= inputs[last] + steps[last].backward_temp_bytes:
+        needed = inputs[last] + steps[last].backward_temp_bytes + steps[last].left_bytes
+        if last in saved and last in held and free >= needed:
             kept = frozenset(n for n in held if n < last)
             heapq.heappush(queue, (cycles + steps[last].backward_cycles, (kept | {0}, saved - {last}, last)))
         for n in held - {0}:
@@ -117,6 +126,97 @@ def test_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn):
     assert curve[-1][1] == sum(step.forward_cycles + step.backward_cycles for step in steps)
     for budget, cycles in curve:
         assert plan_recompute(steps, result_bytes, budget).cycles == cycles
+
+
+# --- several inputs in flight -----------------------------------------------------------------------------------------
+
+
+def forward_tasks(steps: list[ChainStep], result_bytes: int) -> list[tuple[int, int, frozenset[int], frozenset[int]]]:
+    """All ways to run the forward parts once: bytes at most, bytes at the end, what is held then, what is saved."""
+    inputs = [*(step.input_bytes for step in steps), result_bytes]
+    found = []
+    for actions in product(("forward", "keep", "save"), repeat=len(steps)):
+        if actions[0] == "forward":
+            continue
+        held, saved, most = {0}, set(), 0
+        for n, (action, step) in enumerate(zip(actions, steps, strict=True)):
+            now = sum(inputs[m] for m in held if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
+            made = step.saved_bytes if action == "save" else inputs[n + 1]
+            most = max(most, now + made + step.forward_temp_bytes + result_bytes)
+            held -= {n} if action == "forward" else set()
+            saved |= {n} if action == "save" else set()
+            held |= {n + 1} if n + 1 < len(steps) else set()
+        end = sum(inputs[m] for m in held if m - 1 not in saved) + sum(steps[m].saved_bytes for m in saved)
+        found.append((most, end, frozenset(held), frozenset(saved)))
+    return found
+
+
+def fewest_in_flight(steps: list[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int) -> int | None:
+    """Of all that forward tasks can keep, and of all orders in which backward tasks go on from that."""
+    found = list[int]()
+    for most, kept, held, saved in forward_tasks(steps, result_bytes):
+        budget = budget_bytes - (in_flight - 1) * kept
+        if most <= budget:
+            cycles = fewest_cycles(steps, result_bytes, budget, held, saved)
+            found += [] if cycles is None else [cycles]
+    return min(found) + sum(step.forward_cycles for step in steps) if found else None
+
+
+@settings(max_examples=200, deadline=None)
+@given(chains(), st.integers(2, 5), st.integers(-12, 40))
+def test_in_flight_it_fits_whenever_any_order_does(drawn, in_flight, more):
+    """Cycles are at least the fewest, and at most a quarter above the fewest of one input more in flight.
+
+    What one input keeps is counted until its backward task ends; in truth it is freed on the way.
+    """
+    steps, result_bytes = drawn
+    least = trade_off(steps, result_bytes, in_flight)[0][0]
+    budget = max(1, least + more)
+    best = fewest_in_flight(steps, result_bytes, budget, in_flight)
+    assert (best is None) == (budget < least)
+    if best is None:
+        with pytest.raises(ArgumentValueError, match=rf"expected: at least {least:,} bytes(.|\n)*got: {budget:,}"):
+            plan_recompute(steps, result_bytes, budget, in_flight)
+        return
+    plan = plan_recompute(steps, result_bytes, budget, in_flight)
+    assert plan.cycles >= best
+    above = fewest_in_flight(steps, result_bytes, budget, in_flight + 1)
+    assert above is None or plan.cycles <= 1.25 * above
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(most=7), st.integers(2, 5))
+def test_in_flight_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn, in_flight):
+    steps, result_bytes = drawn
+    curve = trade_off(steps, result_bytes, in_flight)
+    everything = ChainPlans(steps, result_bytes, in_flight).keep_all()
+    assert all(few < many and slow > fast for (few, slow), (many, fast) in pairwise(curve))
+    assert curve[-1][1] == everything.cycles == sum(step.forward_cycles + step.backward_cycles for step in steps)
+    ample = plan_recompute(steps, result_bytes, curve[-1][0] + 9, in_flight)
+    assert ample.actions == everything.actions and ample.peak_bytes == everything.peak_bytes <= curve[-1][0]
+    for budget, cycles in curve:
+        plan = plan_recompute(steps, result_bytes, budget, in_flight)
+        assert plan.cycles == cycles and plan.peak_bytes <= budget
+        assert plan.peak_bytes == peak_bytes(steps, result_bytes, plan.actions, in_flight)
+        first, second = plan.actions[: len(steps)], plan.actions[len(steps) :]
+        assert [n for _, n in first] == list(range(len(steps))) and "backward" not in {action for action, _ in first}
+        assert [n for action, n in second if action == "backward"] == list(reversed(range(len(steps))))
+
+
+def test_one_input_more_in_flight_takes_what_one_keeps():
+    """Of three equal steps, each of an input of 2 bytes and 5 saved: all is kept once more."""
+    steps = [ChainStep(1, 2, 2, 5) for _ in range(3)]
+    sizes = [ChainPlans(steps, 0, count).keep_all().peak_bytes for count in (1, 2, 3)]
+    kept = 2 + 3 * 5
+    assert sizes == [sizes[0], sizes[0] + kept, sizes[0] + 2 * kept]
+    for count in (2, 3):
+        plan = plan_recompute(steps, 0, sizes[count - 1] - 1, count)
+        assert plan.cycles > sum(step.forward_cycles + step.backward_cycles for step in steps)
+
+
+def test_nothing_in_flight():
+    with pytest.raises(ArgumentValueError, match=r"in_flight of 1 or more(.|\n)*got: 0"):
+        plan_recompute(like_each_other(2), 0, 99, 0)
 
 
 def test_what_could_be_met_is_said():
