@@ -119,6 +119,7 @@ ROOMS: dict[str, str] = {
         " lowering.lower lowering.passes lowering.recomputation lowering.replicas runtime.graph runtime.host"
         " runtime.options runtime.signatures runtime.target"
     ),
+    "ipujax.advice": "ipujax.calls ipujax.jit runtime.options runtime.signatures",
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
@@ -169,7 +170,7 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
+        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
         " ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
         " ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
     ),
