@@ -28,6 +28,7 @@ from ipujax.runtime.errors import (
     MappingError as MappingError,
     ProfileError as ProfileError,
     ScheduleError as ScheduleError,
+    StreamingMemoryError as StreamingMemoryError,
     TargetError as TargetError,
     TensorError as TensorError,
     TileMemoryError as TileMemoryError,

@@ -36,16 +36,18 @@ from ipujax.calls import (
     function_name,
     given_twice,
     has_tracer,
+    offloaded_arguments,
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import Choice, first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
-from ipujax.lowering.lower import lower
+from ipujax.lowering.lower import donated_aliases, lower
+from ipujax.lowering.offload import Offloading
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
+from ipujax.lowering.replicas import AXIS, evaluate, replicated_p, unwrapped
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
@@ -72,6 +74,7 @@ class _Settings(TypedDict, total=False):
     donate_argnames: str | Sequence[str]
     static_argnums: int | Sequence[int]
     static_argnames: str | Sequence[str]
+    offload_argnums: int | Sequence[int]
     options: Options | None
 
 
@@ -93,6 +96,7 @@ def jit(  # type: ignore[no-untyped-def]
     donate_argnames=(),
     static_argnums=(),
     static_argnames=(),
+    offload_argnums=(),
     options=None,
 ):
     """Compiles a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator.
@@ -113,6 +117,11 @@ def jit(  # type: ignore[no-untyped-def]
         donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
         static_argnames: the same by name.
+        offload_argnums: positional arguments that lie in streaming memory: the state of an optimiser, weights, tables.
+            Each of their arrays is loaded before it is used and dropped behind; if it is donated, what takes its place
+            is stored as soon as it is made. A table of which only rows are looked up or updated stays there, but for
+            these rows. Arrays of one element, and keys, stay on chip. Of an argument that is split over replicas each
+            loads its part, as with the state of `ipu.optim.shard`.
         options: compiler options.
 
     Returns:
@@ -123,6 +132,7 @@ def jit(  # type: ignore[no-untyped-def]
             and given a second time.
         GraphError: at a call, for a result that `out_specs` say is the same on all replicas, and may not be.
         TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
+        StreamingMemoryError: likewise, if what is offloaded does not fit streaming memory.
     """
     if more:
         raise ArgumentTypeError(
@@ -144,6 +154,7 @@ def jit(  # type: ignore[no-untyped-def]
         settings=settings,
         options=Options() if options is None else options,
         replication=replication,
+        offload=as_numbers("offload_argnums", offload_argnums),
     )
     return make if fun is None else make(fun)
 
@@ -158,6 +169,7 @@ class IpuFunction(Generic[_P, _R]):
         settings: Mapping[str, tuple[Any, ...]],
         options: Options,
         replication: Replication | None = None,
+        offload: tuple[int, ...] = (),
     ) -> None:
         if not callable(fun):
             hint = f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None
@@ -177,7 +189,7 @@ class IpuFunction(Generic[_P, _R]):
         self._donates = bool(settings["donate_argnums"] or settings["donate_argnames"])
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = {name: value or None for name, value in settings.items()}
-        self._replication = replication
+        self._replication, self._offload = replication, offload
         self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
@@ -250,10 +262,24 @@ class IpuFunction(Generic[_P, _R]):
         """The compiler options."""
         return self._options
 
-    def with_options(self, options: Options) -> IpuFunction[_P, _R]:
-        """The same function, compiled with other options."""
+    @property
+    def offload_argnums(self) -> tuple[int, ...]:
+        """The positional arguments that lie in streaming memory."""
+        return self._offload
+
+    def with_options(
+        self, options: Options | None = None, offload_argnums: Sequence[int] | None = None
+    ) -> IpuFunction[_P, _R]:
+        """The same function, compiled in another way.
+
+        Args:
+            options: compiler options; those it has when None.
+            offload_argnums: what lies in streaming memory; what does so already when None.
+        """
         given = {name: value or () for name, value in self._settings.items()}
-        return IpuFunction(self._fun, self._device, given, options, self._replication)
+        options = self._options if options is None else options
+        offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
+        return IpuFunction(self._fun, self._device, given, options, self._replication, offload)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""
@@ -394,7 +420,8 @@ class IpuFunction(Generic[_P, _R]):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
-        return Traced(traced, arguments, timings, functools.partial(self._lower, device))
+        offloaded = offloaded_arguments(self.__name__, self._offload, len(args), static)
+        return Traced(traced, arguments, timings, functools.partial(self._lower, device), offloaded)
 
     def _lower(self, device: Device, traced: Traced) -> Lowered:
         """Lowers once for each trace, which JAX makes once for each signature."""
@@ -459,13 +486,17 @@ class _Plan:
     def lowered(self, choice: Choice) -> Lowered:
         """The function, planned in a way."""
         signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
-        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades)
+        donated = [signature.donated[n] for n in self.moved]
+        offloaded = tuple(signature.offloaded[n] for n in self.moved)
+        offloading = Offloading(offloaded, donated_aliases(unwrapped(self.jaxpr), donated))
+        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
         with _timed(timings, "lower"):
             program = lower(
                 list(jaxprs.values())[-1],
                 self.target,
-                donated=[signature.donated[n] for n in self.moved],
+                donated=donated,
+                offloaded=offloaded,
                 names=[signature.leaf_names[n] for n in self.moved],
                 line=self.line,
                 options=replace(self.options, byte_price=choice.price),

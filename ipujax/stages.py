@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer
+from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, compile_fitting
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
@@ -63,6 +63,7 @@ class Signature:
         in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
         in_avals: shape, dtype and weakness of each leaf.
         donated: for each leaf whether its buffer may be reused.
+        offloaded: for each leaf whether it lies in streaming memory.
         used: for each leaf whether the function needs it; JAX does not pass on, nor donate, what it does not need.
         out_tree: tree of the results.
         out_avals: shape, dtype and weakness of each leaf.
@@ -73,6 +74,7 @@ class Signature:
     in_tree: Any
     in_avals: tuple[Any, ...]
     donated: tuple[bool, ...]
+    offloaded: tuple[bool, ...]
     used: tuple[bool, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
@@ -123,11 +125,12 @@ class Traced:
         arguments: tuple[str, ...],
         timings: Mapping[str, float],
         lower: Callable[[Traced], Lowered],
+        offloaded: frozenset[int] = frozenset(),
     ) -> None:
         self.jaxpr, self.fun_name = traced.jaxpr, traced.fun_name
         self.in_tree, self.out_tree = traced.in_tree, traced.out_tree
         self.args_info, self.out_info = traced.args_info, traced.out_info
-        self._arguments, self.timings, self._lower = arguments, timings, lower
+        self._arguments, self.timings, self._lower, self._offloaded = arguments, timings, lower, offloaded
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -140,7 +143,15 @@ class Traced:
         donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
         names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
-        return Signature(self.in_tree, avals[0], donated, used, self.out_tree, avals[1], self._arguments, names)
+        positional, keywords = self.args_info
+        offloaded = tuple(
+            n in self._offloaded and may_be_offloaded(leaf)
+            for n, argument in enumerate((*positional, keywords))
+            for leaf in jax.tree.leaves(argument)
+        )
+        return Signature(
+            self.in_tree, avals[0], donated, offloaded, used, self.out_tree, avals[1], self._arguments, names
+        )
 
     def lower(self) -> Lowered:
         """Lowers the function for its device, once.

@@ -153,6 +153,35 @@ def call_equation(invars: Sequence[Atom], outvars: Sequence[Var], callee: Closed
     )
 
 
+def new_equation(
+    primitive: Primitive, invars: Sequence[Atom], outvars: Sequence[Var], params: dict[str, Any], like: JaxprEqn | None
+) -> JaxprEqn:
+    """An equation without effects, at the place of another if there is one."""
+    info = None if like is None else like.source_info
+    return new_jaxpr_eqn(list(invars), list(outvars), primitive, params, frozenset(), info)
+
+
+def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Equations that a function of the operands traces to, in the place of one equation of one result.
+
+    Args:
+        fun: from arrays to an array, by functions of `jax.lax` that call no others.
+        eqn: what they replace: its operands are theirs, its result, line and scope too.
+    """
+    body = jax.make_jaxpr(fun)(*(_shape_of(x) for x in eqn.invars))
+    named: dict[Var, Any] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
+    assert not body.consts, "what is spliced has no constants"
+    (result,) = body.jaxpr.outvars
+    named_results: dict[Any, Var] = {result: eqn.outvars[0]}
+    own = []
+    for inner in body.jaxpr.eqns:
+        invars = [named.get(x, x) if isinstance(x, Var) else x for x in inner.invars]
+        outvars = [x if isinstance(x, DropVar) else named_results.get(x) or Var(x.aval) for x in inner.outvars]
+        named.update(zip(inner.outvars, outvars, strict=True))
+        own.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
+    return own
+
+
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     """The results of one equation on arrays, a list."""
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
@@ -218,6 +247,11 @@ def trace_over_axis(fun: Callable[..., Any], avals: Sequence[Any], axis: str, si
 def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
     """JAX's own form of a shape and dtype."""
     return jax.core.ShapedArray(out.shape, out.dtype)
+
+
+def _shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
+    aval: Any = atom.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:

@@ -101,6 +101,7 @@ def lower(
     target: Target,
     *,
     donated: Sequence[bool] = (),
+    offloaded: Sequence[bool] = (),
     names: Sequence[str] = (),
     line: str = "",
     options: Options | None = None,
@@ -112,6 +113,8 @@ def lower(
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
         donated: for each input whether its buffer may be reused; all False when empty.
+        offloaded: for each input whether it lies in streaming memory, as the jaxpr has it already; all False when
+            empty.
         names: debug name of each input.
         line: line of equations whose own line is not the user's, `file:line (function)`.
         options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
@@ -132,6 +135,7 @@ def lower(
     for var in jaxpr.jaxpr.constvars:
         check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
+    offloaded = offloaded or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     one, options = of_one_replica(target, replicas), options or Options()
     price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
@@ -143,7 +147,8 @@ def lower(
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
             graph = Graph(planned_for, replicas, price)
-            lowered[found.jaxpr] = _Program(whole, found, graph, make, donated, names, recomputation).lowered(line)
+            program = _Program(whole, found, graph, make, donated, offloaded, names, recomputation)
+            lowered[found.jaxpr] = program.lowered(line)
         return lowered[found.jaxpr]
 
     def whole_of(found: CutJaxpr) -> tuple[Graph, ProgramSequence]:
@@ -174,13 +179,18 @@ class _Program:
         graph: Graph,
         make: Callable[..., Lowering],
         donated: Sequence[bool],
+        offloaded: Sequence[bool],
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
         self._whole, self._found, self._graph, self._make, self._names = whole, found, graph, make, names
-        self._recomputation = recomputation
+        self._recomputation, self._offloaded = recomputation, offloaded
         self._prog = ProgramSequence()
         self._aliases = donated_aliases(whole, donated)
+        self._outputs = [
+            HostStream(f"out{n}", aval.shape, aval.dtype, resident=alias is not None)
+            for n, (aval, alias) in enumerate(zip(whole.jaxpr.out_avals, self._aliases, strict=True))
+        ]
         self._shards: list[tuple[Tensor, ...]] = []  # of each argument
 
     def lowered(self, line: str) -> LoweredProgram:
@@ -189,19 +199,20 @@ class _Program:
         arguments, inputs = self._arguments()
         results, pipelines = self._results(arguments, line)
         results = _set_aside_arguments(graph, prog, results, arguments, aliases)
-        outputs = []
-        for number, (result, alias) in enumerate(zip(results, aliases, strict=True)):
+        for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
+            if alias is not None and self._offloaded[alias]:
+                assert result is arguments[alias], "it has been stored"
+                continue
             if alias is not None and result is not arguments[alias]:
                 map_linearly(graph, result)
                 prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
                 result = arguments[alias]
-            outputs.append(HostStream(f"out{number}", result.shape, result.dtype, resident=alias is not None))
-            prog.add(StreamOut(result, outputs[-1]))
+            prog.add(StreamOut(result, stream))
         for variable in graph.variables:
             map_linearly(graph, Tensor.of(variable))
         merge_compute_sets(graph, prog)
         ends = whole.in_dims, whole.out_dims
-        return LoweredProgram(graph, prog, tuple(inputs), tuple(outputs), aliases, *ends, pipelines)
+        return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *ends, pipelines)
 
     def _arguments(self) -> tuple[list[Tensor], list[HostStream]]:
         """The tensors of all arguments, filled from host streams."""
@@ -213,19 +224,32 @@ class _Program:
             shared = whole.replicas > 1 and whole.in_dims[number] is None
             resident = number in self._aliases
             stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
+            inputs.append(stream)
+            if self._offloaded[number]:
+                self._shards.append(self._remote_argument(number, stream, bounds))
+                arguments.append(_joined(self._shards[-1]))
+                continue
             with graph.debug_origin(Origin(path=f"argument {names[number]}")):
                 shapes = {names[number]: aval.shape}
                 if bounds is not None:
                     spans = pairwise(bounds)
                     shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
                 shards = tuple(
-                    _argument_variable(graph, shape, aval.dtype, name, in_groups) for name, shape in shapes.items()
+                    MemoryOrder.for_argument(shape, in_groups).add_variable(graph, aval.dtype, name)
+                    for name, shape in shapes.items()
                 )
             self._shards.append(shards)
             arguments.append(_joined(shards))
-            inputs.append(stream)
             self._prog.add(StreamIn(stream, arguments[-1]))
         return arguments, inputs
+
+    def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
+        """A buffer for an argument, as tensors of its memory: one, or one for each shard."""
+        result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
+        left = None if result is None else self._outputs[result]
+        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, left)
+        whole = Tensor.of(buffer.memory)
+        return (whole,) if bounds is None else tuple(whole[a:b] for a, b in pairwise(bounds))
 
     def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """The tensors of all results."""
@@ -250,15 +274,9 @@ class _Program:
         outvars, donated = iter(self._found.jaxpr.jaxpr.outvars), dict[Var, Tensor]()
         for bounds, alias in zip(self._found.outputs, self._aliases, strict=True):
             own = list(islice(outvars, num_shards(bounds)))
-            if alias is not None and self._found.inputs[alias] == bounds:
+            if alias is not None and not self._offloaded[alias] and self._found.inputs[alias] == bounds:
                 donated.update((v, x) for v, x in zip(own, self._shards[alias], strict=True) if isinstance(v, Var))
         return donated
-
-
-def _argument_variable(graph: Graph, shape: tuple[int, ...], dtype: Any, name: str, in_groups: bool) -> Tensor:
-    """A variable for an argument, or a shard of one, in the shape of the argument."""
-    held = MemoryOrder.with_channels(shape, len(shape) - 1) if in_groups else MemoryOrder.own(shape)
-    return held.of_view(graph.add_variable(held.variable_shape, dtype, name))
 
 
 def _joined(shards: Sequence[Tensor]) -> Tensor:

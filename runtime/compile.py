@@ -31,8 +31,8 @@ from ipujax.runtime.cost import (
     cross_replica_cost,
     stream_cost,
 )
-from ipujax.runtime.engine import engine_function
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.engine import engine_function, remote_memories
+from ipujax.runtime.errors import ArgumentError, StreamingMemoryError
 from ipujax.runtime.graph import (
     ComputeSet,
     Copy,
@@ -54,6 +54,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
 from ipujax.runtime.timeline import ClockStep, Recording, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.timeline import timeline
@@ -132,11 +133,13 @@ def compile(
     Raises:
         VerifyError: a program that breaks a rule.
         TileMemoryError: a program that overflows a tile, unless the options allow it.
+        StreamingMemoryError: remote buffers that streaming memory has no room for.
         ArgumentError: a trip count for a loop that the program does not have.
     """
     options, timings = options or Options(), dict[str, float]()
     graph, effects = _copied(graph), EffectsOf(graph)
     _check_trip_counts(program, options)
+    _check_streaming_memory(graph, program)
     with _timed("verify", timings):
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with _timed("cost", timings):
@@ -171,7 +174,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
                 costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
             case RemoteIn(buffer, tensor) | RemoteOut(tensor, buffer):
-                costs[leaf] = stream_cost(graph, buffer, tensor)
+                costs[leaf] = stream_cost(graph, buffer, tensor, joins=leaf in joining)
             case Sync(kind):
                 costs[leaf] = SyncCost(kind)
     return costs
@@ -205,7 +208,23 @@ def _copied(graph: Graph) -> Graph:
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
+    copy.off_chip = dict(graph.off_chip)
     return copy
+
+
+def _check_streaming_memory(graph: Graph, program: Program) -> None:
+    there = graph.target.streaming_memory_bytes * graph.target.num_ipus
+    memories = {*graph.off_chip, *remote_memories(program)}
+    needed = {memory: memory.size * element_bytes(memory.dtype) for memory in memories}
+    if sum(needed.values()) > there:
+        largest = max(needed, key=lambda memory: (needed[memory], memory.name))
+        raise StreamingMemoryError(
+            "what is kept in streaming memory exceeds it",
+            where=largest.origin,
+            expected=f"at most {there:,} bytes, those of {graph.target.num_ipus} IPUs",
+            got=f"{sum(needed.values()):,} bytes, of which {largest.name} has {needed[largest]:,}",
+            hint="more IPUs for each replica, or a share of the optimiser's state for each replica: ipu.optim.shard",
+        )
 
 
 def _check_trip_counts(program: Program, options: Options) -> None:

@@ -192,6 +192,10 @@ class TileMemoryError(IpuError):
     needed_bytes: int = 0
 
 
+class StreamingMemoryError(IpuError):
+    """What is kept in streaming memory does not fit there."""
+
+
 class ArgumentError(IpuError):
     """A call with arguments that cannot be compiled or run."""
 

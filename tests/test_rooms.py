@@ -44,7 +44,7 @@ ROOMS: dict[str, str] = {
     "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.memory runtime.options"
-        " runtime.target runtime.timeline runtime.verify"
+        " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.profile": (
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.signatures"
@@ -65,8 +65,10 @@ ROOMS: dict[str, str] = {
     "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
     "lowering.jaxpr": "lowering.jax_compat runtime.tensor",
     "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr",
+    "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas",
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.recomputation lowering.replicas"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
+        " lowering.replicas"
         " runtime.graph runtime.tensor"
     ),
     "lowering.ipus": (
@@ -98,6 +100,7 @@ ROOMS: dict[str, str] = {
     "ipujax.device": "runtime.target",
     "ipujax.calls": (
         "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas runtime.signatures runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -116,8 +119,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.fit ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
-        " lowering.lower lowering.passes lowering.recomputation lowering.replicas runtime.graph runtime.host"
-        " runtime.options runtime.signatures runtime.target"
+        " lowering.lower lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.graph"
+        " runtime.host runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.advice": "ipujax.calls ipujax.jit runtime.options runtime.signatures",
     "ipujax.pipeline": (

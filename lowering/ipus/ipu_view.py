@@ -27,7 +27,7 @@ class IpuView(Graph):
         super().__init__(whole.target.replace(num_ipus=1), whole.replication_factor, whole.byte_price_cycles)
         self.whole, self.ipu = whole, ipu
         self.variables, self.groups = whole.variables, whole.groups
-        self.fallbacks, self.libraries = whole.fallbacks, whole.libraries
+        self.fallbacks, self.libraries, self.off_chip = whole.fallbacks, whole.libraries, whole.off_chip
         self._first = ipu * whole.target.tiles_per_ipu
         self._tiles = frozen(self._first + np.arange(whole.target.tiles_per_ipu), np.int32)
 

@@ -56,6 +56,15 @@ class MemoryOrder:
         at = min(dim, len(shape) - 2)
         return MemoryOrder(sizes, (*rest[:at], dim, *rest[at:], dim + 1))
 
+    @staticmethod
+    def for_argument(shape: Sequence[int], in_groups: bool) -> MemoryOrder:
+        """The order for an argument whose columns are in groups, or are not."""
+        return MemoryOrder.with_channels(shape, len(shape) - 1) if in_groups else MemoryOrder.own(shape)
+
+    def add_variable(self, graph: Graph, dtype: Any, name: str) -> Tensor:
+        """Adds a variable of this order, in the shape of the view."""
+        return self.of_view(graph.add_variable(self.variable_shape, dtype, name))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """That of the view."""

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
+from ipujax.lowering.offload import ON_CHIP, Offloading, offload
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.function_call import function_call_p as function_call_p, gain_of as gain_of
@@ -49,16 +51,21 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("swap_products", swap_products),
     ("outline", outline),
     ("fuse", fuse),
+    ("offload", offload),
 )
 
 
 def _at(
-    byte_price: float, recomputation: Recomputation = KEEP_ALL, trades: list[ChainTrade] | None = None
+    byte_price: float,
+    recomputation: Recomputation = KEEP_ALL,
+    trades: list[ChainTrade] | None = None,
+    offloading: Offloading = ON_CHIP,
 ) -> list[tuple[str, Pass]]:
-    """`PASSES`, with what a byte is worth to the one that weighs code, and with what is to be computed again."""
+    """`PASSES`, with what a byte is worth to the one that weighs code, what is computed again, what lies off chip."""
     chosen: dict[Pass, Pass] = {
         outline: partial(outline, byte_price=byte_price),
         recompute: partial(recompute, recomputation=recomputation, trades=trades),
+        offload: partial(offload, offloading=offloading, in_groups=grouped_inputs),
     }
     return [(name, chosen.get(run, run)) for name, run in PASSES]
 
@@ -69,6 +76,7 @@ def run_passes(
     byte_price: float = BYTE_PRICE_CYCLES,
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
+    offloading: Offloading = ON_CHIP,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
@@ -78,12 +86,13 @@ def run_passes(
         byte_price: cycles that a byte on the fullest tile is worth.
         recomputation: what gradients compute again.
         trades: takes what that saves and costs, of each gradient.
+        offloading: arguments that lie in streaming memory.
 
     Returns:
         The jaxpr after each pass, by name; the last one is what is lowered.
     """
     after = dict[str, ClosedJaxpr]()
-    for name, run in _at(byte_price, recomputation, trades):
+    for name, run in _at(byte_price, recomputation, trades, offloading):
         start = time.perf_counter()
         jaxpr = after[name] = run(jaxpr)
         if timings is not None:

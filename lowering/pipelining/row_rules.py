@@ -130,5 +130,7 @@ _RULES: dict[str, Callable[[JaxprEqn], Rows | None]] = {
     "concatenate": lambda eqn: _all_of(eqn) if eqn.params["dimension"] else None,
     "dot_general": _product,
     "scan": _scan,
+    "remote_load": _all_of,
+    "remote_store": _all_of,
     **dict.fromkeys(COMBINES, _reduce),
 }

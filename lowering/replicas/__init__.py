@@ -8,6 +8,7 @@ from ipujax.lowering.replicas.replicated_primitive import (
     evaluate as evaluate,
     global_shape as global_shape,
     joined as joined,
+    on_one_replica as on_one_replica,
     replicated_p as replicated_p,
     split as split,
     unwrapped as unwrapped,

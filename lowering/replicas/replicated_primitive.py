@@ -13,7 +13,7 @@ Limits: one level, one axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,25 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, *
 
 
 replicated_p = make_holding_primitive("replicated", evaluate, _shapes, "jaxpr")
+
+
+def on_one_replica(
+    jaxpr: ClosedJaxpr, rewrite: Callable[[ClosedJaxpr, Sequence[int | None]], ClosedJaxpr]
+) -> ClosedJaxpr:
+    """The jaxpr with the function of one replica rewritten, which is all of it where nothing is replicated.
+
+    Args:
+        jaxpr: of nothing but a `replicated` equation, or any other.
+        rewrite: from the jaxpr of one replica, and for each of its inputs the number of that of the whole (None for a
+            constant), to an equal one.
+    """
+    body = jaxpr.jaxpr
+    if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
+        return rewrite(jaxpr, range(len(body.invars)))
+    (eqn,) = body.eqns
+    places = [body.invars.index(var) if var in body.invars else None for var in eqn.invars]
+    inner = rewrite(closed(eqn.params["jaxpr"]), places)
+    return ClosedJaxpr(body.replace(eqns=[eqn.replace(params={**eqn.params, "jaxpr": inner})]), jaxpr.consts)
 
 
 def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:

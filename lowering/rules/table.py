@@ -21,6 +21,7 @@ from ipujax.lowering.rules import (
     reductions,
     shape,
     sort,
+    streaming,
     windows,
 )
 from ipujax.lowering.rules.context import Rule
@@ -45,6 +46,7 @@ _FAMILIES = (
     codelet,
     collectives,
     effects,
+    streaming,
 )
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}

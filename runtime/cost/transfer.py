@@ -7,8 +7,9 @@ Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A
 
 Bytes between IPUs are found by asking for the exchange of a system with one tile an IPU.
 Source: constants: `Target`; links: `links`.
-Limits: remote buffers cost as host streams do (assumed). What exceeds the limit of one transfer is moved in several,
-each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transfers of different IPUs share nothing.
+Limits: a transfer of a remote buffer has the latency of one with the host (assumed). What exceeds the limit of one
+transfer is moved in several, each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transfers of
+different IPUs share nothing.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
     target = graph.target
     tile_bytes = tensor_tile_bytes(graph, tensor)
     per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
-    limit = target.max_remote_transfer_bytes if isinstance(stream, RemoteBuffer) else target.stream_buffer_limit_bytes
+    limit, bytes_per_second = target.stream_buffer_limit_bytes, target.host_bytes_per_second
+    if isinstance(stream, RemoteBuffer):
+        limit, bytes_per_second = target.max_remote_transfer_bytes, target.streaming_bytes_per_second
     exchanges = -(-per_ipu // limit) - joins
-    seconds = exchanges * target.host_latency_seconds + per_ipu / target.host_bytes_per_second
+    seconds = exchanges * target.host_latency_seconds + per_ipu / bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
     return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), joins)

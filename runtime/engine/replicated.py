@@ -144,7 +144,12 @@ class ReplicatedProgram(EngineProgram):
         # What `divergence` knows nothing of; a stream's value has the axis unless the host gives one for all.
         streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
         remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
-        self._always_stacked = {*streams, *remote, *(v for v in self._constants if v.by_replica)}
+        self._always_stacked = {
+            *streams,
+            *remote,
+            *self._graph.off_chip,
+            *(v for v in self._constants if v.by_replica),
+        }
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         return stream.shape if stream.broadcast else (self._replicas, *stream.shape)

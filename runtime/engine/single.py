@@ -172,8 +172,14 @@ class EngineProgram:
         values = self.values()
         for stream, variable in self._inputs.items():
             values[variable] = checked_input(stream, inputs, self.transfer_shape(stream))
+        remote = self._graph.off_chip.values()
+        for buffer in remote:
+            if (source := buffer.filled_from) is not None:
+                value = checked_input(source, inputs, self.transfer_shape(source))
+                values[buffer.memory] = values.of_all(value) if source.broadcast else value
         self.go(self._program, values, frozenset())
-        return {stream: values[variable] for stream, variable in self._outputs.items()}
+        sent = {stream: values[variable] for stream, variable in self._outputs.items()}
+        return sent | {buffer.read_into: values[buffer.memory] for buffer in remote if buffer.read_into is not None}
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         """The shape of one transfer of a stream."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.program import ComputeSet, Function, Program
+from ipujax.runtime.graph.program import ComputeSet, Function, HostStream, Program, RemoteBuffer
 from ipujax.runtime.graph.vertex_group import VertexGroup
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
@@ -42,6 +42,7 @@ class Graph:
         fallbacks: the primitive of each compute set that runs one as a single vertex.
         unmet_bounds: operations whose plans take more memory than planners may use.
         libraries: op libraries that the user's program says it uses.
+        off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
     """
 
     next_tile = 0  # where the next small variable starts
@@ -58,6 +59,7 @@ class Graph:
         self.fallbacks: dict[ComputeSet, str] = {}
         self.unmet_bounds: list[UnmetBound] = []
         self.libraries: set[str] = set()
+        self.off_chip: dict[Variable, RemoteBuffer] = {}
         self._origin = Origin()
 
     def __repr__(self) -> str:
@@ -122,6 +124,27 @@ class Graph:
         if self.replication_factor == 1:
             return self.add_constant(values[0], name, mapping)
         return self._add(Variable(values.shape[1:], values.dtype, name, values, None, self.origin, True), mapping)
+
+    def add_off_chip(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        name: str = "",
+        filled_from: HostStream | None = None,
+        read_into: HostStream | None = None,
+    ) -> RemoteBuffer:
+        """Adds a buffer in streaming memory.
+
+        Args:
+            shape: sizes of its dimensions; the first is that of its rows.
+            dtype: numpy dtype.
+            name: debug name.
+            filled_from: see `RemoteBuffer`.
+            read_into: see `RemoteBuffer`.
+        """
+        memory = Variable(tuple(int(n) for n in shape), dtype, name, None, None, self.origin)
+        buffer = self.off_chip[memory] = RemoteBuffer(name, memory, filled_from, read_into)
+        return buffer
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:
         self.variables.append(variable)

@@ -50,15 +50,19 @@ class HostStream:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteBuffer:
-    """Off-chip memory of `[repeats, elements]`, moved by rows; it keeps what it holds from run to run.
+    """Off-chip memory, moved by rows of its first axis or as a whole; it keeps what it holds from run to run.
 
     Args:
         name: its handle.
         memory: what it holds; a variable of no graph, for no tile holds it.
+        filled_from: the host fills it with a value of this stream before a run.
+        read_into: the host reads what it holds after a run, as a value of this stream.
     """
 
     name: str
     memory: Variable
+    filled_from: HostStream | None = None
+    read_into: HostStream | None = None
     resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
 
     @staticmethod
@@ -363,10 +367,10 @@ class StreamOut(Program):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteIn(Program):
-    """Moves rows of a remote buffer into a tensor [rows, elements of a row].
+    """Moves rows of a remote buffer into a tensor [rows, *shape of a row].
 
-    `offset`, int32 or uint32 [rows], names the rows; None stands for all of them. What is beyond the buffer reads as
-    zeros.
+    `offset`, int32 or uint32 [rows], names the rows; None stands for the whole buffer. What is beyond the buffer reads
+    as zeros.
     """
 
     buffer: RemoteBuffer
@@ -377,7 +381,7 @@ class RemoteIn(Program):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteOut(Program):
-    """Moves a tensor [rows, elements of a row] into rows of a remote buffer; those beyond the buffer are lost."""
+    """Moves a tensor [rows, *shape of a row] into rows of a remote buffer; those beyond the buffer are lost."""
 
     source: Tensor
     buffer: RemoteBuffer

@@ -26,6 +26,8 @@ from ipujax.runtime.graph.program import (
 )
 from ipujax.runtime.tensor import Origin
 
+_TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
+
 Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Sync
 
 
@@ -81,7 +83,7 @@ def joining_streams(program: Program) -> frozenset[Leaf]:
         if isinstance(node, Sequence):
             moving = [child for child in node.children() if not is_free(child)]
             for before, child in pairwise(moving):
-                if isinstance(child, (StreamIn, StreamOut)) and type(before) is type(child):
+                if isinstance(child, _TRANSFERS) and type(before) is type(child):
                     joining.add(child)
     return frozenset(joining)
 

@@ -26,6 +26,7 @@ from ipujax.runtime.graph import (
     HostStream,
     If,
     Program,
+    RemoteBuffer,
     RemoteIn,
     RemoteOut,
     RepeatWhile,
@@ -125,11 +126,17 @@ class _Machine(Runner):
         tensors = [tensor for node in distinct(program) for tensor in _tensors(graph, node)]
         self._variables = list(dict.fromkeys(v for tensor in tensors for v in tensor.variables()))
         self._memory = TileMemory(graph, self._variables, replica)
+        # The host fills buffers of a graph before a run, and has what they hold in the end.
         self._remote: dict[Variable, np.ndarray] = {}
         self._views = Views()
         self._arrived: dict[HostCall, list[Any]] = {}
         self._answers: dict[HostCall, list[np.ndarray]] = {}
         self.outputs: dict[HostStream, Any] = {}
+        for memory, buffer in graph.off_chip.items():
+            filled = None if buffer.filled_from is None else _input(buffer.filled_from, inputs)
+            self._remote[memory] = np.zeros(memory.shape, memory.dtype) if filled is None else np.array(filled)
+            if buffer.read_into is not None:
+                self.outputs[buffer.read_into] = self._remote[memory]
 
     def fill(self, memory: Mapping[Variable, Any]) -> None:
         """Writes all variables but constants, those not in `memory` with zeros."""
@@ -178,24 +185,28 @@ class _Machine(Runner):
         if len(arrived) == call.num_operands:
             self._answers[call] = call(self._arrived.pop(call))
 
-    def _rows(self, step: RemoteIn | RemoteOut) -> tuple[np.ndarray, np.ndarray]:
-        """A remote memory, and the rows of it that a step moves."""
-        memory = step.buffer.memory
-        held = self._remote.setdefault(memory, np.zeros(memory.shape, memory.dtype))
-        rows = np.arange(len(held)) if step.offset is None else self.load(step.offset, step)
-        return held, rows
+    def _held(self, buffer: RemoteBuffer) -> np.ndarray:
+        """What a remote buffer holds."""
+        memory = buffer.memory
+        return self._remote.setdefault(memory, np.zeros(memory.shape, memory.dtype))
 
     def _remote_in(self, step: RemoteIn) -> None:
-        held, rows = self._rows(step)
-        value = np.zeros(step.destination.shape, held.dtype)
-        inside = (rows >= 0) & (rows < len(held))
-        value[inside] = held[rows[inside]]
+        value = held = self._held(step.buffer)
+        if step.offset is not None:
+            rows = self.load(step.offset, step)
+            inside = (rows >= 0) & (rows < len(held))
+            value = np.zeros(step.destination.shape, held.dtype)
+            value[inside] = held[rows[inside]]
         self.store(step.destination, value, step)
 
     def _remote_out(self, step: RemoteOut) -> None:
-        held, rows = self._rows(step)
+        held, value = self._held(step.buffer), self.load(step.source, step)
+        if step.offset is None:
+            held[...] = value
+            return
+        rows = self.load(step.offset, step)
         inside = (rows >= 0) & (rows < len(held))
-        held[rows[inside]] = self.load(step.source, step)[inside]
+        held[rows[inside]] = value[inside]
 
     def decision(self, node: If | Switch | RepeatWhile) -> Program | None:
         """The program a node runs next, None for the end of a loop."""

@@ -17,7 +17,7 @@ from ipujax.runtime.target.target import Source, SourceKind, Target, nearest
 
 Row = tuple[Any, Source]
 KIB = 1024
-MIB = 1024 * KIB
+GIB, MIB = 1 << 30, 1024 * KIB
 
 
 def _row(value: Any, kind: SourceKind, text: str) -> Row:
@@ -120,6 +120,12 @@ _MK2_DIE: Mapping[str, Row] = {
         "UNVALIDATED: 40 MB in 2,641,488 cycles of host exchange on Mk2 (tut6, reference B4) is 20.1 GB/s at 1.33 GHz; "
         "PCIe Gen4 x16 is nominally 32 GB/s a direction (charlieblake, second-hand, reference A3)",
     ),
+    "streaming_memory_bytes": _row(
+        64 * GIB, "published", "up to 256 GB for the 4 IPUs of a Bow-2000 or M2000 (data sheets, reference A3), as GiB"
+    ),
+    "streaming_bytes_per_second": _row(
+        20e9, "assumed", "UNVALIDATED: the rate of the host link; no readable source gives one for streaming memory"
+    ),
 }
 
 _MK1: Mapping[str, Row] = {
@@ -164,6 +170,10 @@ _MK1: Mapping[str, Row] = {
         "UNVALIDATED: slow end of reading back 79 MB in 14 to 18 ms, host work included; writing was 1.4 to 2.2 GB/s "
         "(lbm output.txt, reference A3)",
     ),
+    "streaming_memory_bytes": _row(
+        64 * GIB, "assumed", "as Mk2; remote buffers of a C2 server are in the memory of its host"
+    ),
+    "streaming_bytes_per_second": _row(4.4e9, "assumed", "UNVALIDATED: the host's, whose memory it is"),
 }
 
 _MK2: Mapping[str, Row] = {

@@ -146,7 +146,13 @@ class Target:
     stream_buffer_limit_bytes: int = constant(
         unit="bytes", doc="most a host stream moves at once for one IPU; more takes several host exchanges"
     )
-    max_remote_transfer_bytes: int = constant(unit="bytes", doc="the same of a remote buffer")
+    streaming_memory_bytes: int = constant(unit="bytes", zero_ok=True, doc="streaming memory of one IPU")
+    streaming_bytes_per_second: float = constant(
+        unit="B/s", doc="streaming memory to IPU or back, one direction, for one IPU"
+    )
+    max_remote_transfer_bytes: int = constant(
+        unit="bytes", doc="most that moves at once to or from a remote buffer for one IPU; more takes several exchanges"
+    )
 
     native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
     available_memory_proportion: float = constant(

@@ -148,8 +148,9 @@ def _remote_type(buffer: RemoteBuffer, offset: Tensor | None) -> str:
     """The type of a tensor that some rows of a buffer, or all of them, move to or from."""
     if offset is not None and (offset.ndim != 1 or offset.dtype not in _WORDS):
         return f"rows named by int32 or uint32[rows], not by {_type(offset)}"
-    rows = buffer.repeats if offset is None else offset.size
-    return f"{dtype_name(buffer.memory.dtype)}{[rows, buffer.row]}"
+    held = buffer.memory
+    shape = held.shape if offset is None else (offset.size, *held.shape[1:])
+    return f"{dtype_name(held.dtype)}{list(shape)}"
 
 
 def _type(tensor: Tensor) -> str:

@@ -178,7 +178,8 @@ def test_fraction_for_a_whole_number_is_refused(item, value):
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
 def test_zero_only_where_it_means_something(item):
     costs = item.name.endswith(("_cycles", "latency_seconds"))
-    allowed = costs or item.name in ("interleaved_offset_bytes", "available_memory_proportion")
+    zeros = ("interleaved_offset_bytes", "available_memory_proportion", "streaming_memory_bytes")
+    allowed = costs or item.name in zeros
     assert item.metadata["zero_ok"] == allowed
     if allowed:
         assert getattr(preset("mk2").replace(**{item.name: 0}), item.name) == 0

@@ -1,0 +1,46 @@
+"""Which arguments of a call lie in streaming memory: `offload_argnums` of `ipu.jit`.
+
+Source: PopART keeps tensors of less than 2 elements on chip (`TensorLocationSettings`, minElementsForOffChip).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+from typing import Any
+
+from ipujax.lowering.jax_compat import is_float0
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.tensor import is_key_dtype
+
+_LEAST_ELEMENTS = 2
+
+
+def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Collection[int]) -> frozenset[int]:
+    """Positions of offloaded arguments among those that are not static.
+
+    Args:
+        who: the function, for messages.
+        numbers: `offload_argnums`.
+        count: positional arguments of the call.
+        static: positions of those that are static.
+
+    Raises:
+        ArgumentError: a position that the call has no array at.
+    """
+    found = set()
+    for number in numbers:
+        position = number + count if number < 0 else number
+        if not 0 <= position < count or position in static:
+            raise ArgumentError(
+                f"offload_argnums of {who} names {'a static argument' if position in static else 'no argument'}",
+                expected=f"positions of {count} positional arguments that are arrays",
+                got=number,
+            )
+        found.add(position - sum(other < position for other in static))
+    return frozenset(found)
+
+
+def may_be_offloaded(leaf: Any) -> bool:
+    """Whether an array of an offloaded argument lies in streaming memory: not keys, not a single element."""
+    return not is_key_dtype(leaf.dtype) and not is_float0(leaf) and prod(leaf.shape) >= _LEAST_ELEMENTS

@@ -1,0 +1,62 @@
+"""Equations that move values between tiles and streaming memory; plain JAX computes them as copies.
+
+    x  = remote_load[in_groups] r        all of what lies in streaming memory
+    x  = remote_rows r rows              some rows of it: `x[i] = r[rows[i]]`
+    r2 = remote_store r x                all of it is replaced
+    r2 = remote_update r rows x          some rows of it are: `r2[rows[i]] = x[i]`
+
+`r` and `r2` lie in streaming memory, in one buffer: r must not be read afterwards. `in_groups` says how tiles keep `x`,
+see `passes.channel_groups`. Rows beyond the buffer read as zeros, and are lost when they are written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.lowering.jax_compat import make_primitive
+
+
+def _load(remote: Any, *, in_groups: bool) -> list[Any]:
+    return [remote]
+
+
+def _loaded(remote: Any, *, in_groups: bool) -> list[Any]:
+    return [jax.ShapeDtypeStruct(remote.shape, remote.dtype)]
+
+
+def _rows(remote: Any, rows: Any) -> list[Any]:
+    return [remote.at[_known(remote, rows)].get(mode="fill", fill_value=0)]
+
+
+def _rows_shape(remote: Any, rows: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct((*rows.shape, *remote.shape[1:]), remote.dtype)]
+
+
+def _store(remote: Any, value: Any) -> list[Any]:
+    return [value]
+
+
+def _stored(remote: Any, value: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
+
+
+def _update(remote: Any, rows: Any, values: Any) -> list[Any]:
+    return [remote.at[_known(remote, rows)].set(values, mode="drop")]
+
+
+def _updated(remote: Any, rows: Any, values: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(remote.shape, remote.dtype)]
+
+
+def _known(remote: Any, rows: Any) -> Any:
+    """The numbers of rows; what is negative is beyond the buffer, not counted from its end."""
+    return jnp.where(rows < 0, remote.shape[0], rows)
+
+
+remote_load_p = make_primitive("remote_load", _load, _loaded)
+remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
+remote_store_p = make_primitive("remote_store", _store, _stored)
+remote_update_p = make_primitive("remote_update", _update, _updated)
