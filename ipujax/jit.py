@@ -488,7 +488,9 @@ class _Plan:
         signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
         donated = [signature.donated[n] for n in self.moved]
         offloaded = tuple(signature.offloaded[n] for n in self.moved)
-        offloading = Offloading(offloaded, donated_aliases(unwrapped(self.jaxpr), donated))
+        whole = unwrapped(self.jaxpr)
+        num_ipus = self.target.num_ipus // whole.replicas
+        offloading = Offloading(offloaded, donated_aliases(whole, donated), num_ipus)
         passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
         with _timed(timings, "lower"):

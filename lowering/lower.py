@@ -200,8 +200,8 @@ class _Program:
         results, pipelines = self._results(arguments, line)
         results = _set_aside_arguments(graph, prog, results, arguments, aliases)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
-            if alias is not None and self._offloaded[alias]:
-                assert result is arguments[alias], "it has been stored"
+            if not set(graph.off_chip).isdisjoint(result.variables()):
+                self._leave_off_chip(result, stream, None if alias is None else arguments[alias])
                 continue
             if alias is not None and result is not arguments[alias]:
                 map_linearly(graph, result)
@@ -242,6 +242,13 @@ class _Program:
             arguments.append(_joined(shards))
             self._prog.add(StreamIn(stream, arguments[-1]))
         return arguments, inputs
+
+    def _leave_off_chip(self, result: Tensor, stream: HostStream, home: Tensor | None) -> None:
+        """The host reads a result from streaming memory: where an argument lay, or from a buffer of its own."""
+        assert result is home or (home is None and result.is_whole_variable), "it has been stored"
+        if home is None:
+            (memory,) = result.variables()
+            self._graph.off_chip[memory] = replace(self._graph.off_chip[memory], read_into=stream)
 
     def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
         """A buffer for an argument, as tensors of its memory: one, or one for each shard."""

@@ -3,6 +3,7 @@
 from ipujax.lowering.offload.offload import ON_CHIP as ON_CHIP, Offloading as Offloading, offload as offload
 from ipujax.lowering.offload.primitives import (
     remote_load_p as remote_load_p,
+    remote_put_p as remote_put_p,
     remote_rows_p as remote_rows_p,
     remote_store_p as remote_store_p,
     remote_update_p as remote_update_p,

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.jaxpr import value_bytes, variables_read
-from ipujax.lowering.offload.primitives import remote_load_p, remote_store_p
+from ipujax.lowering.offload.primitives import remote_load_p, remote_put_p, remote_store_p
 
-_MOST_BYTES = 1 << 20  # loaded in one batch: 700 bytes of a tile, and 5 times what moves in a latency of 10 us
+_MOST_BYTES = (
+    1 << 20
+)  # of the loads, and of the stores, of a batch: 700 bytes of a tile, and 5 times what moves in a latency of 10 us
 
 
 def batched(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
@@ -23,7 +25,7 @@ def batched(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
     """
     done, batch = list[JaxprEqn](), _Batch()
     for eqn in eqns:
-        if eqn.primitive is remote_load_p and not batch.takes(eqn):
+        if batch.is_full or (eqn.primitive is remote_load_p and not batch.takes(eqn)):
             done += batch.closed()
             batch = _Batch()
         batch.add(eqn)
@@ -34,7 +36,12 @@ class _Batch:
     def __init__(self) -> None:
         self._loads, self._rest, self._stores = list[JaxprEqn](), list[JaxprEqn](), list[JaxprEqn]()
         self._before = list[JaxprEqn]()
-        self._num_bytes, self._stored = 0, set[Var]()
+        self._num_bytes, self._stored_bytes, self._stored = 0, 0, set[Var]()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits to be stored."""
+        return self._stored_bytes > _MOST_BYTES
 
     def takes(self, load: JaxprEqn) -> bool:
         """Whether a load may be one of these: it is not too much, and of nothing that these store."""
@@ -46,9 +53,10 @@ class _Batch:
         if eqn.primitive is remote_load_p:
             self._loads.append(eqn)
             self._num_bytes += value_bytes(eqn.outvars[0].aval)
-        elif eqn.primitive is remote_store_p:
+        elif eqn.primitive in (remote_store_p, remote_put_p):
             self._stores.append(eqn)
-            self._stored.update(variables_read(eqn)[:1])
+            self._stored.update(eqn.outvars, variables_read(eqn)[:-1])
+            self._stored_bytes += value_bytes(eqn.outvars[0].aval)
         else:
             (self._rest if self._loads else self._before).append(eqn)
 

@@ -3,6 +3,7 @@
     x  = remote_load[in_groups] r        all of what lies in streaming memory
     x  = remote_rows r rows              some rows of it: `x[i] = r[rows[i]]`
     r2 = remote_store r x                all of it is replaced
+    r  = remote_put x                    all of it, in a new buffer
     r2 = remote_update r rows x          some rows of it are: `r2[rows[i]] = x[i]`
 
 `r` and `r2` lie in streaming memory, in one buffer: r must not be read afterwards. `in_groups` says how tiles keep `x`,
@@ -56,7 +57,16 @@ def _known(remote: Any, rows: Any) -> Any:
     return jnp.where(rows < 0, remote.shape[0], rows)
 
 
+def _put(value: Any) -> list[Any]:
+    return [value]
+
+
+def _put_shape(value: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
+
+
 remote_load_p = make_primitive("remote_load", _load, _loaded)
 remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
 remote_store_p = make_primitive("remote_store", _store, _stored)
 remote_update_p = make_primitive("remote_update", _update, _updated)
+remote_put_p = make_primitive("remote_put", _put, _put_shape)

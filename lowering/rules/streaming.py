@@ -38,6 +38,14 @@ def remote_store_rule(ctx: Context, remote: Tensor, value: Tensor) -> Tensor:
     return remote
 
 
+def remote_put_rule(ctx: Context, value: Tensor) -> Tensor:
+    """Moves a value into a buffer of its own."""
+    map_linearly(ctx.graph, value)
+    buffer = ctx.graph.add_off_chip(value.shape, value.dtype, ctx.name)
+    ctx.prog.add(RemoteOut(value, buffer, None, ctx.graph.origin))
+    return Tensor.of(buffer.memory)
+
+
 def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Moves a value into rows of a buffer."""
     for tensor in (rows, values):
@@ -64,6 +72,7 @@ def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
 
 RULES: Mapping[str, Rule] = {
     "remote_load": remote_load_rule,
+    "remote_put": remote_put_rule,
     "remote_rows": remote_rows_rule,
     "remote_store": remote_store_rule,
     "remote_update": remote_update_rule,
