@@ -175,8 +175,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
-        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
-        " ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
+        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
+        " ipujax.public ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",
