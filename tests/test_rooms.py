@@ -89,7 +89,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes lowering.pipelining"
+        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes"
+        " lowering.pipelining"
         " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
         " runtime.target runtime.tensor"
     ),

@@ -30,7 +30,7 @@ class Moves:
         outvars: the results.
         remote: inputs in streaming memory, and whether tiles keep them with columns in groups.
         homes: for each result the input in streaming memory that it replaces, or None.
-        sends_results: whether other results go to streaming memory too.
+        is_sent: for each other result whether it goes off chip as soon as it is made.
     """
 
     def __init__(
@@ -40,8 +40,7 @@ class Moves:
         outvars: Sequence[Atom],
         remote: Mapping[Var, bool],
         homes: Sequence[Var | None],
-        *,
-        sends_results: bool = False,
+        is_sent: Sequence[bool],
     ) -> None:
         self.eqns, self.steps, self.outvars = list[JaxprEqn](), list[int](), list(outvars)
         self._remote, self._homes = dict(remote), homes
@@ -53,7 +52,7 @@ class Moves:
         self._handles: dict[Var, Var] = {}  # of what is spilled, where it lies
         self._spilled = self._to_spill()
         self._by_rows = self._stored_by_rows()
-        moves = self._results_due(sends_results)
+        moves = self._results_due(is_sent)
         self._store(moves.get(-1, ()), 0)
         for number, (eqn, step) in enumerate(zip(eqns, steps, strict=True)):
             if not self._is_view(eqn):
@@ -77,7 +76,7 @@ class Moves:
                         found.add(value)
         return found
 
-    def _results_due(self, sends_results: bool) -> dict[int, list[int]]:
+    def _results_due(self, is_sent: Sequence[bool]) -> dict[int, list[int]]:
         """Results to be stored behind each equation; −1 before all of them, and their number behind all."""
         end = len(self._all)
         last_read = {var: n for n, eqn in enumerate(self._all) for var in variables_read(eqn)}
@@ -91,7 +90,7 @@ class Moves:
             made = self._maker.get(value, -1) if isinstance(value, Var) else -1
             if home is not None and value is not home and value not in self._by_rows:
                 due.setdefault(end if value in self._remote else max(made, last_read.get(home, -1)), []).append(number)
-            elif home is None and sends_results and made >= 0 and _is_large(value):
+            elif home is None and is_sent[number] and made >= 0 and _is_large(value):
                 due.setdefault(made, []).append(number)
         return due
 
@@ -113,16 +112,16 @@ class Moves:
             here = self._here(value, step, None)
             like = self._all[self._maker[value]] if value in self._maker and isinstance(value, Var) else None
             if home is None:
-                self.outvars[number] = self._put(here, step, like)
+                self.outvars[number] = self._put(here, step, like, is_result=True)
             else:
                 stored = Var(home.aval)
                 self._emit(new_equation(remote_store_p, [home, here], [stored], {}, like), step)
                 self.outvars[number] = stored
 
-    def _put(self, value: Atom, step: int, like: JaxprEqn | None) -> Var:
+    def _put(self, value: Atom, step: int, like: JaxprEqn | None, *, is_result: bool = False) -> Var:
         """Stores a value in a buffer of its own; returns what stands for it there."""
         handle = Var(value.aval)
-        self._emit(new_equation(remote_put_p, [value], [handle], {}, like), step)
+        self._emit(new_equation(remote_put_p, [value], [handle], {"is_result": is_result}, like), step)
         self._remote[handle] = False
         return handle
 
@@ -137,11 +136,22 @@ class Moves:
                 for each in by_rows:
                     self._emit(each, step)
                 return
-        here: dict[Var, Atom] = {var: self._here(var, step, eqn) for var in dict.fromkeys(variables_read(eqn))}
+        streamed = self._streamed(eqn)
+        here: dict[Var, Atom] = {
+            var: var if var in streamed else self._here(var, step, eqn) for var in dict.fromkeys(variables_read(eqn))
+        }
         self._emit(eqn.replace(invars=[here[x] if isinstance(x, Var) else x for x in eqn.invars]), step)
         for var in eqn.outvars:
             if var in self._spilled:
                 self._handles[var] = self._put(var, step, eqn)
+
+    def _streamed(self, eqn: JaxprEqn) -> set[Atom]:
+        """What lies off chip, and a loop reads row by row: it stays there."""
+        if eqn.primitive.name != "scan":
+            return set()
+        first = eqn.params["num_consts"] + eqn.params["num_carry"]
+        whole = set(eqn.invars[:first])
+        return {x for x in eqn.invars[first:] if x in self._remote and x not in whole}
 
     def _here(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """What to read for a variable in a step."""

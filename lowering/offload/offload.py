@@ -8,7 +8,8 @@ parameter after the other, see `depth_first`; small transfers go together, see `
 or updated by rows, these rows move.
 
 Source: tensor locations of PopART, off chip.
-Limits: what a loop or branch reads is loaded as a whole before it.
+What a `lax.scan` goes through stays off chip too: each iteration loads its row.
+Limits: what a loop or branch reads otherwise is loaded as a whole before it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from dataclasses import dataclass, replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr import has_phases
-from ipujax.lowering.offload.batches import batched
+from ipujax.lowering.offload.batches import IoTiles, batched
 from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.offload.moves import Moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.offload.turns import in_turns
 from ipujax.lowering.replicas import on_one_replica
+from ipujax.runtime.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class Offloading:
         inputs: for each input of a jaxpr whether it does.
         aliases: for each output the number of the input whose place it takes, or None.
         num_ipus: IPUs of a replica, on which phases take turns.
+        io_tiles: those that move it, None if all tiles do.
     """
 
     inputs: tuple[bool, ...] = ()
     aliases: tuple[int | None, ...] = ()
     num_ipus: int = 1
+    io_tiles: IoTiles | None = None
 
 
 ON_CHIP = Offloading()
@@ -54,7 +58,7 @@ def offload(
         offloading: what lies there.
         in_groups: says which inputs of a jaxpr tiles keep with their columns in groups; none when None.
     """
-    if not any(offloading.inputs):
+    if not any(offloading.inputs) and offloading.io_tiles is None:
         return jaxpr
 
     def rewrite(body: ClosedJaxpr, places: Sequence[int | None]) -> ClosedJaxpr:
@@ -78,19 +82,31 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     remote = {var: in_groups for var, is_remote, in_groups in inputs if is_remote}
     homes = [None if alias is None else body.invars[alias] for alias in offloading.aliases]
     order, steps = _in_steps(body)
+    sends_results = has_phases(body) or offloading.io_tiles is not None
     moves = Moves(
         order,
         steps,
         body.outvars,
         remote,
         [home if home in remote else None for home in homes],
-        sends_results=has_phases(body),
+        [sends_results and alias is None for alias in offloading.aliases],
     )
     if has_phases(body) and offloading.num_ipus > 1:
+        _check_no_io_tiles(offloading)
         eqns = in_turns(moves.eqns, moves.steps, offloading.num_ipus)
     else:
-        eqns = batched(moves.eqns)
+        eqns = batched(moves.eqns, offloading.io_tiles)
     return ClosedJaxpr(body.replace(eqns=eqns, outvars=moves.outvars), jaxpr.consts)
+
+
+def _check_no_io_tiles(offloading: Offloading) -> None:
+    if offloading.io_tiles is not None:
+        raise ArgumentError(
+            "phases take turns on several IPUs, and I/O tiles are asked for",
+            expected="one of both: each makes transfers overlap what is computed",
+            got=f"{offloading.num_ipus} IPUs for each replica",
+            hint="Options(io_tiles=0), or num_ipus=1",
+        )
 
 
 def _in_steps(body: Jaxpr) -> tuple[list[JaxprEqn], list[int]]:
