@@ -134,7 +134,7 @@ class _Moved:
     def _add(self, eqn: JaxprEqn, stored_by_rows: set[Atom]) -> None:
         """Adds an equation, with loads of what it reads."""
         read = [atom for atom in variables_read(eqn) if atom in self._remote]
-        if read == [eqn.invars[0]] and (not writes_rows(eqn) or eqn.outvars[0] in stored_by_rows):
+        if eqn.invars and read == [eqn.invars[0]] and (not writes_rows(eqn) or eqn.outvars[0] in stored_by_rows):
             by_rows = row_access(eqn)
             if by_rows is not None:
                 self.eqns += by_rows

@@ -101,6 +101,7 @@ WHOLE = {
     "replaced by an array": Case(lambda a, x: (np.asarray(X), a * x), (A, X), "l0 s0"),
     "replaced, and read behind": Case(lambda a, x: (lambda new: (new, (a * new).sum()))(a + x), (A, X), "l0 s0"),
     "new and old": Case(lambda a, x: (a + x, a), (A, X), "l0 s0"),
+    "beside no operand": Case(lambda a: (a * 2, lax.iota(np.int32, 5)), (A,), "l0 s0"),
     "swapped": Case(lambda a, b: (b, a), (A, B), "l1 l0 s0 s1", offloaded=ALL),
     "swapped with one on chip": Case(lambda a, b: (b, a), (A, B), "l0 s0"),
     "round in a ring": Case(
