@@ -127,7 +127,8 @@ class _Moved:
             if writes_rows(eqn) and isinstance(table := eqn.invars[0], Var) and table in homes.values():
                 (out,) = eqn.outvars
                 goes_there = [home for n, home in homes.items() if self.outvars[n] is out]
-                if goes_there == [table] and self.outvars.count(out) == 1 and out not in last and last[table] == number:
+                is_read_later = last[table] != number or table in self.outvars
+                if goes_there == [table] and self.outvars.count(out) == 1 and out not in last and not is_read_later:
                     found.add(out)
         return found
 

@@ -170,6 +170,7 @@ UPDATES = {
     "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
     # All of the table moves: it, or what becomes of it, is read once more, or goes to another place.
     "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 s0"),
+    "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
     "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "l0 s0"),
     "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
     "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
