@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation
-from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.jaxpr import variables, variables_read
 from ipujax.lowering.offload.batches import batched
 from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.offload.primitives import remote_load_p, remote_store_p
-from ipujax.lowering.offload.row_access import row_access, writes_rows
+from ipujax.lowering.offload.row_access import row_access, takes_rows, writes_rows
 from ipujax.lowering.replicas import on_one_replica
 
 _FEW = 4  # arguments that are loaded between two uses of one that is kept: an optimiser reads two or three together
@@ -133,15 +133,15 @@ class _Moved:
         return found
 
     def _add(self, eqn: JaxprEqn, stored_by_rows: set[Atom]) -> None:
-        """Adds an equation, with loads of what it reads."""
-        read = [atom for atom in variables_read(eqn) if atom in self._remote]
-        if eqn.invars and read == [eqn.invars[0]] and (not writes_rows(eqn) or eqn.outvars[0] in stored_by_rows):
-            by_rows = row_access(eqn)
-            if by_rows is not None:
-                self.eqns += by_rows
-                return
-        here = {var: self._load(var, eqn) for var in dict.fromkeys(read)}
-        self.eqns.append(eqn.replace(invars=[here.get(x, x) if isinstance(x, Var) else x for x in eqn.invars]))
+        """Adds an equation, with loads of what it reads, but for a table of which it takes rows."""
+        stays = takes_rows(eqn) and eqn.invars[0] in self._remote
+        if stays and writes_rows(eqn):
+            stays = eqn.outvars[0] in stored_by_rows
+        on_chip = eqn.invars[stays:]
+        here = {x: self._load(x, eqn) for x in dict.fromkeys(variables(on_chip)) if x in self._remote}
+        read = (here.get(x, x) if isinstance(x, Var) else x for x in on_chip)
+        own = eqn.replace(invars=[*eqn.invars[:stays], *read])
+        self.eqns += row_access(own) if stays else [own]
 
     def _load(self, remote: Var, user: JaxprEqn | None = None) -> Var:
         """An argument on chip: as it was loaded a moment ago, or loaded now."""

@@ -168,6 +168,8 @@ UPDATES = {
     "one row": Case(lambda a, i, u: a.at[i].add(u), (A, jnp.int32(2), V), "r0 u0"),
     "of what is there": Case(lambda a, i, u: a.at[i].add(u + a[i]), (A, ROWS, NEW), "r0 r0 u0"),
     "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
+    "added, of another": Case(lambda a, u, i: a.at[i].add(u), (A, NEW, ROWS), "l1 r0 u0", offloaded=ALL),
+    "set, of another": Case(lambda a, u, i: a.at[i].set(u), (A, NEW, ROWS), "l1 u0", offloaded=ALL),
     # All of the table moves: it, or what becomes of it, is read once more, or goes to another place.
     "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 s0"),
     "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
