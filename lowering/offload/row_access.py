@@ -37,7 +37,8 @@ def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 def takes_rows(eqn: JaxprEqn) -> bool:
     """Whether an equation reads or writes rows of its first operand, and nothing else of it."""
-    return eqn.primitive.name in _ACCESSES and _is_by_rows(eqn)
+    applies_function = eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None
+    return eqn.primitive.name in _ACCESSES and not applies_function and _is_by_rows(eqn)
 
 
 def writes_rows(eqn: JaxprEqn) -> bool:

@@ -180,6 +180,7 @@ UPDATES = {
     "not donated": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW), "l0", donated=()),
     # Neither is a plain sum or a plain replacement.
     "multiplied": Case(lambda a, i, u: a.at[i].multiply(u), (A, ROWS, NEW), "l0 s0"),
+    "a function of rows": Case(lambda a, i: a.at[i].apply(jnp.sin), (A, ROWS), "l0 s0"),
 }
 
 
