@@ -114,7 +114,7 @@ def _add(eqn: JaxprEqn) -> Callable[..., Any]:
         values, inside = lax.reshape(updates, rows.shape), lax.GatherScatterMode.PROMISE_IN_BOUNDS
         window = tuple(range(1, rows.ndim))
         sums = lax.scatter_add(
-            lax.full_like(values, 0), first, values, lax.ScatterDimensionNumbers(window, (0,), (0,)), mode=inside
+            lax.full_like(values, -0.0), first, values, lax.ScatterDimensionNumbers(window, (0,), (0,)), mode=inside
         )
         look_up = lax.GatherDimensionNumbers(window, (0,), (0,))
         added = lax.gather(sums, first, look_up, (1, *rows.shape[1:]), mode=inside)

@@ -159,6 +159,7 @@ UPDATES = {
     "NaN and infinity": Case(
         lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW.at[1, 1].set(np.nan).at[2, 0].set(np.inf)), "r0 u0"
     ),
+    "minus zero": Case(lambda a, i, u: a.at[i].add(u), (-0.0 * A, ROWS, -0.0 * NEW), "r0 u0"),
     "integers": Case(
         lambda a, i, u: a.at[i].add(u), ((A * 4).astype(np.int8), ROWS, (NEW * 4).astype(np.int8)), "r0 u0"
     ),
