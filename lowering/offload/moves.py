@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
 from ipujax.lowering.jaxpr import PARTS, VIEWS, variables, variables_read
 from ipujax.lowering.offload.primitives import remote_load_p, remote_put_p, remote_store_p
-from ipujax.lowering.offload.row_access import row_access, writes_rows
+from ipujax.lowering.offload.row_access import row_access, takes_rows, writes_rows
 
 _FEW = 4  # values that are loaded between two uses of one that is kept: an optimiser reads two or three together
 _LEAST_ELEMENTS = 2  # of what is spilled, as of what is offloaded
@@ -102,7 +102,8 @@ class Moves:
             if writes_rows(eqn) and (table := eqn.invars[0]) in self._remote and isinstance(table, Var):
                 (out,) = eqn.outvars
                 goes_to = [home for x, home in zip(self.outvars, self._homes, strict=True) if x is out]
-                if goes_to == [table] and out not in last_read and last_read[table] == number:
+                is_read_later = last_read[table] != number or table in self.outvars
+                if goes_to == [table] and out not in last_read and not is_read_later:
                     found.add(out)
         return found
 
@@ -129,29 +130,25 @@ class Moves:
 
     def _add(self, eqn: JaxprEqn, step: int) -> None:
         """Adds an equation, with loads of what it reads."""
-        remote = [var for var in variables_read(eqn) if var in self._remote]
-        if remote == [eqn.invars[0]] and (not writes_rows(eqn) or eqn.outvars[0] in self._by_rows):
-            by_rows = row_access(eqn.replace(invars=[remote[0], *(self._here(x, step, eqn) for x in eqn.invars[1:])]))
-            if by_rows is not None:
-                for each in by_rows:
-                    self._emit(each, step)
-                return
-        streamed = self._streamed(eqn)
-        here: dict[Var, Atom] = {
-            var: var if var in streamed else self._here(var, step, eqn) for var in dict.fromkeys(variables_read(eqn))
-        }
-        self._emit(eqn.replace(invars=[here[x] if isinstance(x, Var) else x for x in eqn.invars]), step)
+        stays = self._stays(eqn)
+        read = [x if stays[n] else self._here(x, step, eqn) for n, x in enumerate(eqn.invars)]
+        own = eqn.replace(invars=read)
+        for each in row_access(own) if any(stays) and takes_rows(eqn) else [own]:
+            self._emit(each, step)
         for var in eqn.outvars:
             if var in self._spilled:
                 self._handles[var] = self._put(var, step, eqn)
 
-    def _streamed(self, eqn: JaxprEqn) -> set[Atom]:
-        """What lies off chip, and a loop reads row by row: it stays there."""
-        if eqn.primitive.name != "scan":
-            return set()
-        first = eqn.params["num_consts"] + eqn.params["num_carry"]
-        whole = set(eqn.invars[:first])
-        return {x for x in eqn.invars[first:] if x in self._remote and x not in whole}
+    def _stays(self, eqn: JaxprEqn) -> list[bool]:
+        """For each operand whether it stays off chip: a table of which rows move, what a loop reads row by row."""
+        by_rows = [False] * len(eqn.invars)
+        if eqn.primitive.name == "scan":
+            first = eqn.params["num_consts"] + eqn.params["num_carry"]
+            whole = eqn.invars[:first]
+            by_rows[first:] = [not any(x is other for other in whole) for x in eqn.invars[first:]]
+        elif takes_rows(eqn):
+            by_rows[0] = not writes_rows(eqn) or eqn.outvars[0] in self._by_rows
+        return [row and x in self._remote for row, x in zip(by_rows, eqn.invars, strict=True)]
 
     def _here(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """What to read for a variable in a step."""
