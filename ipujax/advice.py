@@ -22,8 +22,10 @@ import numpy as np
 from ipujax.calls import as_numbers
 from ipujax.jit import IpuFunction
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
-from ipujax.runtime.options import RECOMPUTATIONS
+from ipujax.runtime.options import RECOMPUTATIONS, Options
 from ipujax.runtime.signatures import checking_calls
+
+_DEFAULT = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,16 @@ class Advice:
         Raises:
             ArgumentError: if none does.
         """
-        if not self.rows[0].fits:
-            least = min(row.worst_tile_bytes for row in self.rows if row.refused is None)
-            what = "no way that was tried fits the machine"
-            raise ArgumentError(what, got=f"{least:,} bytes on the fullest tile", hint="more IPUs with ipu.stage(i)")
-        return self.rows[0]
+        first = self.rows[0]
+        if first.refused is not None:
+            raise ArgumentError("no way that was tried can be compiled", got=first.refused)
+        if not first.fits:
+            what, got = (
+                "no way that was tried fits the machine",
+                f"{first.worst_tile_bytes:,} bytes on the fullest tile",
+            )
+            raise ArgumentError(what, got=got, hint="more IPUs with ipu.stage(i)")
+        return first
 
     def __iter__(self) -> Iterator[AdviceRow]:
         return iter(self.rows)
@@ -96,7 +103,7 @@ def advise(
     """Compiles a function in several ways and compares them.
 
     Tried are the options it has, each way of recomputation, and with `batch_argnums` half of the batch, twice, with and
-    without recomputation.
+    without recomputation. What is tried besides the function as it is has to fit, also with `allow_out_of_memory`.
 
     Args:
         fun: a function that `ipu.jit` returned.
@@ -109,21 +116,21 @@ def advise(
 
     Raises:
         ArgumentError: for what is no function of `ipu.jit`, or a batch that has no half.
+        ProfileError: for loops that run as often as their data says, without `Options(trip_counts=)`.
     """
     if not isinstance(fun, IpuFunction):
         raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
     numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
+    halved = _halved(args, numbers) if numbers else None
     own = fun.options.recompute
     rows = [_row(fun, args, "as it is", 1)]
-    modes = [mode for mode in RECOMPUTATIONS if mode != own]
-    changed = {f'options=ipu.Options(recompute="{mode}")': _recomputing(fun, mode) for mode in modes}
-    rows += [_row(other, args, change, 1) for change, other in changed.items()]
-    if numbers:
-        halved = _halved(args, numbers)
+    others = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != own}
+    rows += [_row(other, args, _written(other.options), 1) for other in others.values()]
+    if halved is not None:
         rows.append(_row(fun, halved, "half of the batch, twice", 2))
         if own != "auto":
-            change = 'half of the batch, twice, options=ipu.Options(recompute="auto")'
-            rows.append(_row(_recomputing(fun, "auto"), halved, change, 2))
+            change = f"half of the batch, twice, {_written(others['auto'].options)}"
+            rows.append(_row(others["auto"], halved, change, 2))
     advice = Advice(tuple(sorted(rows, key=_rank)))
     if show:
         print(advice)
@@ -131,7 +138,16 @@ def advise(
 
 
 def _recomputing(fun: IpuFunction[Any, Any], mode: str) -> IpuFunction[Any, Any]:
-    return fun.with_options(replace(fun.options, recompute=mode))
+    return fun.with_options(replace(fun.options, recompute=mode, allow_out_of_memory=False))
+
+
+def _written(options: Options) -> str:
+    """Options as they are given to `ipu.jit`: the recomputation, and those of the user that are not the default."""
+    values = {name: getattr(options, name) for name in Options.__slots__ if name != "recompute"}
+    values["trip_counts"] = dict(options.trip_counts)
+    given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(_DEFAULT, name)]
+    given.append(f'recompute="{options.recompute}"')
+    return f"options=ipu.Options({', '.join(given)})"
 
 
 def _rank(row: AdviceRow) -> tuple[bool, bool, int]:
@@ -145,8 +161,8 @@ def _row(fun: IpuFunction[Any, Any], args: Sequence[Any], change: str, times: in
         return AdviceRow(change, worst_tile_bytes=error.needed_bytes)
     except IpuError as error:
         return AdviceRow(change, refused=error.what)
-    fits = profile.memory.max_tile_bytes <= profile.memory.target.bytes_per_tile
-    return AdviceRow(change, times * profile.cycles, int(profile.memory.max_tile_bytes), bool(fits))
+    fits, cycles = not profile.memory.lacking(), times * profile.cycles
+    return AdviceRow(change, cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
 
 
 def _halved(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:

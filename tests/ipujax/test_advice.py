@@ -1,0 +1,183 @@
+"""`ipu.advise`: the ways that are tried, their order, the best of them, the table, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from tests.lowering.recomputation.training_steps import array, chain_of, gelu_block, trained
+
+STEP = trained(chain_of(gelu_block))
+ARGS = [array(16, 16, seed=n) for n in range(4)], array(1024, 16)
+NONE, ALL, STANDARD, AUTO = (
+    f'options=ipu.Options(byte_price=0.5, recompute="{mode}")' for mode in ("none", "all", "standard", "auto")
+)
+OWN, HALF = "as it is", "half of the batch, twice"
+
+
+def fitted(share: float | None = None, **options: Any) -> Any:
+    """The step for a chip with a share of the memory that it takes as it is; plenty of it when None."""
+    have = {} if share is None else {"bytes_per_tile": int(share * most_bytes())}
+    device = ipu.IPUModel(tiles_per_ipu=16, interleaved_offset_bytes=20_000, **have)
+    return ipu.jit(STEP, device=device, options=ipu.Options(byte_price=0.5, **options))
+
+
+@cache
+def most_bytes() -> int:
+    return fitted().lower(*ARGS).compile().memory_analysis().max_tile_bytes
+
+
+def compiled(row: ipu.AdviceRow, share: float) -> ipu.Profile:
+    """The profile of what a row says, for a chip of that share, with nothing refused if the row does not fit."""
+    names = {"options": ipu.Options, "ipu": ipu}
+    written = row.change.removeprefix(HALF).removeprefix(", ")
+    options = eval(written.removeprefix("options="), names) if written != OWN and written else fitted().options
+    ws, x = ARGS
+    x = x[: len(x) // 2] if row.change.startswith(HALF) else x
+    return fitted(share).with_options(options).lower(ws, x).compile().profile
+
+
+@cache
+def advice() -> ipu.Advice:
+    return ipu.advise(fitted(0.8), *ARGS, batch_argnums=1, show=False)
+
+
+def test_each_way_has_a_row_with_what_it_takes() -> None:
+    rows = {row.change: row for row in advice()}
+    assert rows.keys() == {OWN, ALL, STANDARD, AUTO, HALF, f"{HALF}, {AUTO}"} and len(advice()) == len(rows)
+    assert rows[AUTO].fits and rows[HALF].fits and not rows[OWN].fits
+    for row in advice():
+        assert row.refused is None
+        if row.fits:
+            profile = compiled(row, 0.8)
+            times = 2 if row.change.startswith(HALF) else 1
+            assert row.cycles == times * profile.cycles
+            assert row.worst_tile_bytes == profile.memory.max_tile_bytes <= 0.8 * most_bytes()
+        else:
+            assert row.cycles == 0
+            with pytest.raises(ipu.TileMemoryError) as error:
+                compiled(row, 0.8)
+            assert row.worst_tile_bytes == error.value.needed_bytes > 0.8 * most_bytes()
+
+
+def test_what_fits_comes_first_by_cycles_then_the_rest_by_memory() -> None:
+    fits, others = [row for row in advice() if row.fits], [row for row in advice() if not row.fits]
+    assert [*fits, *others] == list(advice()) and len(fits) > 1 and len(others) > 1
+    assert [row.cycles for row in fits] == sorted(row.cycles for row in fits)
+    assert [row.worst_tile_bytes for row in others] == sorted(row.worst_tile_bytes for row in others)
+    assert advice().best() == fits[0] and fits[0].change == AUTO
+
+
+def test_the_table() -> None:
+    head, *lines = str(advice()).splitlines()
+    assert head.split() == ["change", "cycles", "worst", "tile"] and len(lines) == len(advice())
+    for line, row in zip(lines, advice(), strict=True):
+        kib = f"{row.worst_tile_bytes / 1024:,.1f} KiB"
+        end = f"{row.cycles:,}  {kib}" if row.fits else f"-  {kib}, does not fit"
+        assert line.startswith(f"{row.change} ") and line.endswith(f" {end}")
+    assert len({line.index(" KiB") - len(line.split(" KiB")[0].split()[-1]) for line in lines}) == 1  # one column
+
+
+def test_it_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ipu.jit(lambda x: x @ x.T, device=ipu.IPUModel(tiles_per_ipu=4))
+    shown = ipu.advise(small, jax.ShapeDtypeStruct((4, 4), np.float32))
+    assert capsys.readouterr().out == f"{shown}\n"
+    assert ipu.advise(small, array(4, 4), show=False) == shown
+    assert capsys.readouterr().out == ""
+    assert {row.change for row in shown} == {
+        OWN,
+        *(each.replace("byte_price=0.5, ", "") for each in (ALL, STANDARD, AUTO)),
+    }
+    assert len({row.cycles for row in shown}) == 1 and shown.best().change == OWN  # nothing to compute again
+
+
+def test_options_are_written_as_they_are_given() -> None:
+    def until(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 10, lambda x: x * 2, x)
+
+    fun, x = ipu.jit(until, device=ipu.IPUModel(tiles_per_ipu=4)), array(8)
+    with pytest.raises(ipu.ProfileError, match="trip count"):  # which its cycles depend on
+        ipu.advise(fun, x)
+    options = ipu.Options(trip_counts={"while[0]": 5}, partials="float16", allow_out_of_memory=True)
+    rows = ipu.advise(fun.with_options(options), x, show=False)
+    assert all(row.fits and row.cycles for row in rows)
+    written = "options=ipu.Options(trip_counts={'while[0]': 5}, partials='float16', recompute=\"auto\")"
+    assert written in {row.change for row in rows}
+
+
+def test_its_own_way_is_not_tried_twice() -> None:
+    rows = ipu.advise(fitted(recompute="auto"), *ARGS, batch_argnums=-1, show=False)
+    assert {row.change for row in rows} == {OWN, NONE, ALL, STANDARD, HALF}
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    found = ipu.advise(fitted(0.2), *ARGS, show=False)
+    assert not any(row.fits or row.refused for row in found)
+    with pytest.raises(ipu.ArgumentError, match="no way that was tried fits the machine") as error:
+        found.best()
+    assert f"{min(row.worst_tile_bytes for row in found):,} bytes" in str(error.value)
+
+
+def test_other_ways_have_to_fit_where_nothing_has_to() -> None:
+    """Else `auto` would keep all."""
+    rows = {row.change: row for row in ipu.advise(fitted(0.8, allow_out_of_memory=True), *ARGS, show=False)}
+    assert not rows[OWN].fits and rows[OWN].cycles == 0 and rows[OWN].worst_tile_bytes > 0.8 * most_bytes()
+    assert {change: row for change, row in rows.items() if change != OWN} == {
+        row.change: row for row in advice() if row.change in (ALL, STANDARD, AUTO)
+    }
+
+
+def test_memory_for_code_counts() -> None:
+    code = int(fitted().lower(*ARGS).compile().memory_analysis().code_bytes.max())
+    device = ipu.IPUModel(tiles_per_ipu=16, interleaved_offset_bytes=code - 100)
+    fun = ipu.jit(STEP, device=device, options=ipu.Options(allow_out_of_memory=True, byte_price=0.5))
+    row = next(row for row in ipu.advise(fun, *ARGS, show=False) if row.change == OWN)
+    assert not row.fits and row.worst_tile_bytes <= device.target.bytes_per_tile
+
+
+def test_what_cannot_be_compiled_is_a_row_with_the_reason() -> None:
+    """Half of the batch is too little for four micro-batches of two replicas."""
+    settings: Any = {"replicas": 2, "in_specs": (jax.P(), jax.P("replica")), "out_specs": jax.P()}
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        value = ipu.pipeline(lambda w, x: ((x @ w) ** 2).mean(), micro_batches=4)(w, x)
+        return jax.lax.pmean(value, "replica")
+
+    fun = ipu.jit(loss, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), **settings)
+    found = ipu.advise(fun, array(4, 4), array(8, 4), batch_argnums=1, show=False)
+    refused = [row for row in found if row.refused is not None]
+    assert refused == list(found)[-2:] and all(row.change.startswith(HALF) for row in refused)
+    assert all("cannot be split into 4 micro-batches" in str(row.refused) for row in refused)
+    lines = str(found).splitlines()
+    assert lines[-1].endswith(str(refused[-1].refused)) and found.best().change == OWN
+
+
+def test_where_nothing_can_be_compiled_the_best_says_why() -> None:
+    found = ipu.advise(ipu.jit(STEP, device=ipu.CPU()), *ARGS, show=False)
+    assert all(row.refused for row in found)
+    with pytest.raises(ipu.ArgumentError, match="no way that was tried can be compiled") as error:
+        found.best()
+    assert "runs on ipu.CPU()" in str(error.value)
+
+
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is compiled."""
+    monkeypatch.setattr(ipu.jit(STEP).__class__, "lower", None)
+    ws, x = ARGS
+    for fun, args, batch, text in (
+        (STEP, (ws, x), 1, "ipu.advise needs a function of ipu.jit"),
+        (jax.jit(STEP), (ws, x), 1, "ipu.advise needs a function of ipu.jit"),
+        (fitted(), (ws, x[:1023]), 1, "the batch given to ipu.advise has no half"),
+        (fitted(), (ws, np.float32(3)), 1, "the batch given to ipu.advise has no half"),
+        (fitted(), (ws, {"x": x, "y": x[:5]}), -1, "the batch given to ipu.advise has no half"),
+        (fitted(), (ws, x), 2, "names an argument that the call lacks"),
+        (fitted(), (ws, x), (1, -3), "names an argument that the call lacks"),
+        (fitted(), (ws, x), "x", "batch_argnums of ipu.advise cannot be 'x'"),
+    ):
+        with pytest.raises(ipu.ArgumentError, match=text):
+            ipu.advise(fun, *args, batch_argnums=batch)
