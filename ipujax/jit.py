@@ -269,19 +269,40 @@ class IpuFunction(Generic[_P, _R]):
         """The positional arguments that lie in streaming memory."""
         return self._offload
 
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The positional arguments that are donated, as they were given; those given by name are not among them."""
+        return self._settings["donate_argnums"] or ()
+
+    @property
+    def target(self) -> Target:
+        """The machine that it is compiled for now.
+
+        Raises:
+            ArgumentError: on a `CPU` device.
+        """
+        device = self._device or current_device()
+        if isinstance(device, CPU):
+            raise ArgumentError(f"{self.__name__} runs on ipu.CPU(), which computes numbers only")
+        return device.target
+
     def with_options(
-        self, options: Options | None = None, offload_argnums: Sequence[int] | None = None
+        self,
+        options: Options | None = None,
+        offload_argnums: Sequence[int] | None = None,
+        device: Device | None = None,
     ) -> IpuFunction[_P, _R]:
         """The same function, compiled in another way.
 
         Args:
             options: compiler options; those it has when None.
             offload_argnums: what lies in streaming memory; what does so already when None.
+            device: its device; the one it has when None.
         """
         given = {name: value or () for name, value in self._settings.items()}
         options = self._options if options is None else options
         offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
-        return IpuFunction(self._fun, self._device, given, options, self._replication, offload)
+        return IpuFunction(self._fun, device or self._device, given, options, self._replication, offload)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""

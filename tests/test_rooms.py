@@ -124,7 +124,9 @@ ROOMS: dict[str, str] = {
         " runtime.host runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
-    "ipujax.advice": "ipujax.calls ipujax.jit runtime.options runtime.signatures",
+    "ipujax.advice": (
+        "ipujax.calls ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
+    ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
