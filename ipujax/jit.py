@@ -46,17 +46,19 @@ from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import Choice, first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import donated_aliases, lower
-from ipujax.lowering.offload import IoTiles, Offloading
+from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p, unwrapped
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Signature, Traced, settled
+
+_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
 
 _LOG = logging.getLogger("ipujax")
 _P = ParamSpec("_P")
@@ -522,7 +524,11 @@ class _Plan:
             for number, is_offloaded in enumerate(offloaded)
         )
         in_place = tuple(map(operator.or_, offloaded, streamed))
-        offloading = Offloading(in_place, aliases, num_ipus, self._io_tiles())
+        chip_bytes = self.target.total_memory_bytes // self.target.num_ipus
+        batch_bytes = int(
+            min(BATCH_BYTES, _BATCH_SHARE * chip_bytes) * BYTE_PRICE_CYCLES / max(choice.price, BYTE_PRICE_CYCLES)
+        )
+        offloading = Offloading(in_place, aliases, num_ipus, batch_bytes, self._io_tiles())
         passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
         with _timed(timings, "lower"):

@@ -23,9 +23,6 @@ from ipujax.lowering.offload.primitives import (
     remote_wait_p,
 )
 
-_MOST_BYTES = 1 << 20  # of the loads, and of the stores, of a batch: 700 bytes of a tile, and 5 times what moves in a
-# latency of 10 us
-
 
 @dataclass(frozen=True, slots=True)
 class IoTiles:
@@ -40,17 +37,18 @@ class IoTiles:
     most_bytes: int
 
 
-def batched(eqns: Sequence[JaxprEqn], io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
+def batched(eqns: Sequence[JaxprEqn], most_bytes: int, io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
     """The equations with loads next to each other, and stores.
 
     Args:
         eqns: in an order in which they can run.
+        most_bytes: of the loads of a batch, and of its stores, if they are several.
         io_tiles: what moves them; None if all tiles do, one after the other.
     """
-    batches = [_Batch()]
+    batches = [_Batch(most_bytes)]
     for eqn in eqns:
         if batches[-1].is_full or (eqn.primitive is remote_load_p and not batches[-1].takes(eqn)):
-            batches.append(_Batch())
+            batches.append(_Batch(most_bytes))
         batches[-1].add(eqn)
     if io_tiles is None:
         return [eqn for batch in batches for eqn in batch.in_order()]
@@ -60,7 +58,8 @@ def batched(eqns: Sequence[JaxprEqn], io_tiles: IoTiles | None = None) -> list[J
 class _Batch:
     """Equations around loads and stores that go together."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self.before, self.loads = list[JaxprEqn](), list[JaxprEqn]()
         self.rest, self.stores = list[JaxprEqn](), list[JaxprEqn]()
         self.stored = set[Var]()
@@ -69,12 +68,12 @@ class _Batch:
     @property
     def is_full(self) -> bool:
         """Whether enough waits to be stored."""
-        return self._stored_bytes > _MOST_BYTES
+        return self._stored_bytes > self._most_bytes
 
     def takes(self, load: JaxprEqn) -> bool:
         """Whether a load may be one of these: it is not too much, and of nothing that these store."""
         (remote,) = load.invars
-        return self._loaded_bytes + _bytes(load) <= _MOST_BYTES and remote not in self.stored
+        return self._loaded_bytes + _bytes(load) <= self._most_bytes and remote not in self.stored
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
@@ -109,7 +108,7 @@ def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
                 takes[number].append(load)
                 continue
             arrived = Var(remote.aval)
-            fetch = new_equation(remote_fetch_p, [remote], [arrived], {}, load)
+            fetch = new_equation(remote_fetch_p, [remote], [arrived], load.params, load)
             fetches[max(0, number - io_tiles.depth, put_in.get(remote, -1) + 1)].append(fetch)
             takes[number].append(new_equation(remote_take_p, [arrived], load.outvars, load.params, load))
     done, waiting = list[JaxprEqn](), list[Var]()

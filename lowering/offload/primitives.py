@@ -6,7 +6,7 @@
     r  = remote_put[is_result] x         all of it, in a new buffer, of the host's if that is where it goes
     r2 = remote_update r rows x          some rows of it are: `r2[rows[i]] = x[i]`
 
-    b  = remote_fetch r                  all of it comes to the I/O tiles; what follows does not wait for it
+    b  = remote_fetch[in_groups] r       all of it comes to the I/O tiles; what follows does not wait for it
     x  = remote_take[in_groups] b        from there to the tiles that compute
     b  = remote_hand x                   from these to the I/O tiles, which store or put it later
     remote_wait b                        its memory is kept until it is stored
@@ -87,7 +87,7 @@ remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
 remote_store_p = make_primitive("remote_store", _store, _stored)
 remote_update_p = make_primitive("remote_update", _update, _updated)
 remote_put_p = make_primitive("remote_put", _put, _put_shape)
-remote_fetch_p = make_primitive("remote_fetch", _moved, _moved_shape)
+remote_fetch_p = make_primitive("remote_fetch", _load, _loaded)
 remote_take_p = make_primitive("remote_take", _load, _loaded)
 remote_hand_p = make_primitive("remote_hand", _moved, _moved_shape)
 remote_wait_p = make_primitive("remote_wait", _nothing, _nothing)

@@ -2,7 +2,8 @@
 
 Input: equations with loads and stores, the step of each, and how many IPUs there are. Output: the same equations, each
 named after a stage: phase i runs on IPU i modulo their number, its gradient too. Loads of a step are moved up behind
-the first equation that is computed in the step before: by then what that one reads has left the other IPU.
+the first equation that is computed in the step before: by then what that one reads has left the other IPU. Updates,
+which come last, load and store in batches.
 Source: PopART runs phases on two IPUs in turns (execution phase settings, 2 stages).
 """
 
@@ -13,18 +14,20 @@ from itertools import groupby
 
 from ipujax.lowering.jax_compat import JaxprEqn, in_scope
 from ipujax.lowering.jaxpr import PARTS, VIEWS, phase_of, stage_scope
+from ipujax.lowering.offload.batches import batched
 from ipujax.lowering.offload.primitives import remote_load_p
 
 _MOVED = VIEWS | PARTS
 
 
-def in_turns(eqns: Sequence[JaxprEqn], steps: Sequence[int], num_ipus: int) -> list[JaxprEqn]:
+def in_turns(eqns: Sequence[JaxprEqn], steps: Sequence[int], num_ipus: int, batch_bytes: int) -> list[JaxprEqn]:
     """The equations, named after stages, loads a step ahead.
 
     Args:
         eqns: in order of their steps.
         steps: the step of each, see `phase_steps`.
         num_ipus: IPUs of a replica.
+        batch_bytes: of a batch of loads or stores of updates.
     """
     count = 1 + max(phase for eqn in eqns if (phase := phase_of(eqn)) is not None)
     named = [_named(eqn, step, count, num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
@@ -32,7 +35,10 @@ def in_turns(eqns: Sequence[JaxprEqn], steps: Sequence[int], num_ipus: int) -> l
     by_step = [(step, [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
     done = list[JaxprEqn]()
     for n, (step, group) in enumerate(by_step):
-        own = group if n == 0 or step == 2 * count else [eqn for eqn in group if not _is_load(eqn)]
+        if step == 2 * count:
+            done += batched(group, batch_bytes)
+            continue
+        own = group if n == 0 else [eqn for eqn in group if not _is_load(eqn)]
         is_last = n + 1 == len(by_step) or by_step[n + 1][0] == 2 * count
         ahead = [] if is_last else [eqn for eqn in by_step[n + 1][1] if _is_load(eqn)]
         first = next((k for k, eqn in enumerate(own) if _computes(eqn)), len(own) - 1)

@@ -7,6 +7,9 @@ Limits: one iteration ahead, whatever `Options.prefetch_depth` says: a link move
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 from ipujax.lowering.layout import MemoryOrder, linear_mapping
 from ipujax.lowering.popops import advance, new_counter
 from ipujax.lowering.rules.context import Context
@@ -14,6 +17,14 @@ from ipujax.runtime.graph import Copy, Graph, RemoteIn, Sequence as ProgramSeque
 from ipujax.runtime.tensor import Tensor, element_bytes
 
 _MOST_SHARE = 4  # of the memory of I/O tiles, what a row may take: a quarter
+
+
+def add_on_io_tiles(ctx: Context, order: MemoryOrder, dtype: Any) -> Tensor:
+    """A variable on the tiles that only move data, in the order in which it is kept elsewhere, so in few pieces."""
+    io_view = ctx.graph.io_view
+    assert io_view is not None, "there are I/O tiles"
+    mapping = linear_mapping(io_view, prod(order.shape), dtype)
+    return order.of_view(io_view.add_variable(order.variable_shape, dtype, f"{ctx.name}/moved", mapping))
 
 
 def is_off_chip(ctx: Context, stack: Tensor) -> bool:
@@ -49,8 +60,7 @@ class RowStreams:
         if io_view is None or not _fits(io_view, row):
             self._body.add(self._transfer(stack, row, self._counter))
             return row
-        mapping = linear_mapping(io_view, row.size, row.dtype)
-        fetched = io_view.add_variable(row.shape, row.dtype, f"{ctx.name}/fetched", mapping)
+        fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(row.shape, in_groups), row.dtype)
         self._fetched.append((stack, fetched))
         self._body.add(Copy(fetched, row, f"{ctx.name}/row", ctx.graph.origin))
         return row

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly
+from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.graph import Copy, Graph, RemoteBuffer, RemoteIn, RemoteOut, Wait
+from ipujax.lowering.rules.row_streams import add_on_io_tiles
+from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, RemoteOut, Wait
 from ipujax.runtime.tensor import Tensor
 
 
@@ -23,9 +24,9 @@ def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor
     return loaded
 
 
-def remote_fetch_rule(ctx: Context, remote: Tensor) -> Tensor:
+def remote_fetch_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
     """Moves what is loaded to the I/O tiles, while others go on."""
-    fetched = _on_io_tiles(ctx, remote)
+    fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(remote.shape, in_groups), remote.dtype)
     transfer = RemoteIn(_buffer(ctx, remote), fetched, _rows_of(ctx, remote), ctx.graph.origin, overlaps=True)
     ctx.prog.add(transfer)
     return fetched
@@ -41,7 +42,7 @@ def remote_take_rule(ctx: Context, fetched: Tensor, *, in_groups: bool) -> Tenso
 def remote_hand_rule(ctx: Context, value: Tensor) -> Tensor:
     """Copies what is to be stored to the I/O tiles."""
     map_linearly(ctx.graph, value)
-    handed = _on_io_tiles(ctx, value)
+    handed = add_on_io_tiles(ctx, memory_order(value) or MemoryOrder.own(value.shape), value.dtype)
     ctx.prog.add(Copy(value, handed, ctx.name, ctx.graph.origin))
     return handed
 
@@ -81,22 +82,11 @@ def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tenso
 
 
 def _store(ctx: Context, value: Tensor, buffer: RemoteBuffer, rows: Tensor | None = None) -> None:
-    io_view = _io_view(ctx)
+    io_view = ctx.graph.io_view
     overlaps = io_view is not None and io_view.is_mapped(value)
     if not overlaps:
         map_linearly(ctx.graph, value)
     ctx.prog.add(RemoteOut(value, buffer, rows, ctx.graph.origin, overlaps))
-
-
-def _on_io_tiles(ctx: Context, like: Tensor) -> Tensor:
-    io_view = _io_view(ctx)
-    assert io_view is not None, "there are I/O tiles"
-    return io_view.add_variable(like.shape, like.dtype, ctx.name, linear_mapping(io_view, like.size, like.dtype))
-
-
-def _io_view(ctx: Context) -> Graph | None:
-    """The I/O tiles of the IPU that is lowered for."""
-    return ctx.graph.io_view
 
 
 def _buffer(ctx: Context, remote: Tensor) -> RemoteBuffer:

@@ -1,0 +1,158 @@
+"""`ipu.phase`: the numbers of plain JAX, phases within memory, turns on two IPUs, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.graph import RemoteIn, RemoteOut, distinct
+
+LAYERS, WIDTH, ROWS, TILES = 6, 64, 16, 4
+ADAM = optax.adam(1e-2)
+
+Step = Callable[..., Any]
+
+
+def parameters(width: int = WIDTH, layers: int = LAYERS) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=(width, width)) / 8, jnp.float32) for _ in range(layers)]
+
+
+def rows(seed: int, width: int = WIDTH) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(ROWS, width)), jnp.float32)
+
+
+def forward(ws: list[jax.Array], x: jax.Array, of_phase: int = 2) -> jax.Array:
+    for number, w in enumerate(ws):
+        with ipu.phase(number // of_phase):
+            x = x + jnp.tanh(x @ w)
+    return x
+
+
+def trained(of_phase: int = 2, around: Callable[[Any], Any] = lambda fun: fun) -> Step:
+    def loss(ws: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean((around(forward)(ws, x, of_phase) - y) ** 2)
+
+    def step(ws: list[jax.Array], state: Any, x: jax.Array, y: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(ws, x, y)
+        updates, state = ADAM.update(grads, state, ws)
+        return optax.apply_updates(ws, updates), state, value
+
+    return step
+
+
+def compiled(step: Step, *args: Any, **changes: Any) -> ipu.Compiled:
+    settings = {"tiles_per_ipu": TILES, **changes}
+    donated = (0, 1) if len(args) == 4 else ()
+    return ipu.jit(step, device=ipu.IPUModel(**settings), donate_argnums=donated).lower(*args).compile()
+
+
+def check_numbers(step: Step, done: ipu.Compiled, calls: int = 3) -> None:
+    ws, x, y = parameters(), rows(1), rows(2)
+    own, theirs = (ws, ADAM.init(ws)), (ws, ADAM.init(ws))
+    for _ in range(calls):
+        *own, value = done(*jax.tree.map(jnp.copy, own), x, y)
+        *theirs, expected = jax.jit(step)(*theirs, x, y)
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), own, theirs)
+
+
+@pytest.mark.parametrize("num_ipus", [1, 2])
+@pytest.mark.parametrize("of_phase", [1, 2, 3])
+def test_training_has_the_numbers_of_plain_jax(of_phase: int, num_ipus: int) -> None:
+    step = trained(of_phase)
+    args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
+    check_numbers(step, compiled(step, *args, num_ipus=num_ipus))
+
+
+def test_inference_and_checkpoints() -> None:
+    ws, x = parameters(), rows(1)
+    np.testing.assert_allclose(compiled(forward, ws, x)(ws, x), forward(ws, x), rtol=1e-4, atol=1e-5)
+    step = trained(2, lambda fun: jax.checkpoint(fun, static_argnums=2))
+    check_numbers(step, compiled(step, ws, ADAM.init(ws), x, rows(2)), calls=1)
+
+
+def test_the_jaxpr_has_the_same_numbers() -> None:
+    ws, x, y = parameters(), rows(1), rows(2)
+    step = trained()
+    lowered = ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=TILES), donate_argnums=(0, 1)).lower(
+        ws, ADAM.init(ws), x, y
+    )
+    leaves = jax.tree.leaves((ws, ADAM.init(ws), x, y))
+    got = jax.jit(lambda *xs: jax.core.eval_jaxpr(lowered.jaxpr.jaxpr, lowered.jaxpr.consts, *xs))(*leaves)
+    want = jax.tree.leaves(jax.jit(step)(ws, ADAM.init(ws), x, y))
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_three_times_the_memory_of_the_chip_fits() -> None:
+    ws = parameters(256, 12)
+    args = ws, ADAM.init(ws), rows(1, 256), rows(2, 256)
+    size = sum(x.nbytes for x in jax.tree.leaves(args[:2]))
+    room = size // 3 // TILES // 8 * 8  # bytes of a tile
+    done = compiled(trained(1), *args, bytes_per_tile=room, interleaved_offset_bytes=100_000)
+    assert size >= 3 * done.profile.target.total_memory_bytes
+    assert done.profile.memory.max_tile_bytes <= room
+    assert done.profile.streaming_memory_bytes >= size - 100  # what is spilled is there too
+
+
+def test_weights_come_again_for_the_gradient_and_activations_leave() -> None:
+    args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
+    nodes = list(distinct(compiled(trained(1), *args).executable.program))
+    loads, stores = ([node.buffer.name for node in nodes if isinstance(node, kind)] for kind in (RemoteIn, RemoteOut))
+    assert loads.count("ws[1]") == 3  # forward, gradient, update
+    assert stores.count("ws[1]") == 1
+    spilled = {name for name in stores if "remote_put" in name}
+    assert len(spilled) >= LAYERS - 1
+
+
+def test_two_ipus_take_turns_and_load_meanwhile() -> None:
+    args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
+    link = {"host_latency_seconds": 0, "streaming_bytes_per_second": 1e9}
+    one, two = (compiled(trained(1), *args, num_ipus=count, **link).profile for count in (1, 2))
+    assert two.cycles < 0.8 * one.cycles
+    loading = np.asarray(two.timeline.work[:, 3])
+    assert loading.min() > 0.3 * loading.sum()
+
+
+def test_a_value_of_a_later_phase_is_refused() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        with ipu.phase(1):
+            x = jnp.sin(x)
+        with ipu.phase(0):
+            return jnp.cos(x)
+
+    with pytest.raises(ipu.ArgumentError, match=r"phase 0 uses a value of phase 1(.|\n)*test_phases.py"):
+        compiled(fun, rows(0))
+
+
+def test_a_phase_inside_a_loop_is_refused() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            with ipu.phase(1):
+                return jnp.sin(x), None
+
+        return jax.lax.scan(body, x, None, 3)[0]
+
+    with pytest.raises(ipu.ArgumentError, match=r"phase 1 begins inside a scan(.|\n)*try: write the loop"):
+        compiled(fun, rows(0))
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "0", None, True])
+def test_numbers_of_phases_are_whole(number: Any) -> None:
+    with pytest.raises(ipu.ArgumentError, match=r"ipu\.phase"), ipu.phase(number):
+        pass
+
+
+def test_turns_and_io_tiles_exclude_each_other() -> None:
+    ws, x = parameters(), rows(1)
+    device, options = ipu.IPUModel(2, tiles_per_ipu=TILES), ipu.Options(io_tiles=1)
+    with pytest.raises(ipu.ArgumentError, match="take turns"):
+        ipu.jit(forward, device=device, options=options).lower(ws, x)
