@@ -184,7 +184,7 @@ class _Search(Generic[P]):
             self._at = attempt
             return
         more = self._at.more_cycles(attempt)
-        if self._alternative is None or more * lacking <= self._alternative.cycles * freed:
+        if self._alternative is None or (freed > 0 and more * lacking <= self._alternative.cycles * freed):
             self._at = attempt
         else:
             self._prices_pay = False
