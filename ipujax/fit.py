@@ -131,6 +131,11 @@ class _Attempt(Generic[P]):
             short = memory.lacking().get("memory", short)
         return np.asarray(short.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
 
+    @property
+    def kept(self) -> float:
+        """Of the bytes that it takes to keep all for a gradient, the share that is planned, the least of all."""
+        return min((trade.planned.peak_bytes / max(1, trade.all_bytes) for trade in self.planned.trades), default=1.0)
+
     def more_cycles(self, other: _Attempt[P]) -> int:
         """The cycles that another attempt takes more."""
         return (other.cycles or 0) - (self.cycles or 0)
@@ -224,7 +229,7 @@ def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     reports = [attempt.executable.memory for attempt in attempts]
     choices = [attempt.planned.choice for attempt in attempts]
     prices = tuple(dict.fromkeys(choice.price for choice in choices))
-    shares = [min(choice.recomputation.shares, default=1.0) for choice in choices]
+    shares = [attempt.kept for attempt in attempts]
     best = _smallest(reports)
     check_memory(reports[best], prices, choices[best].price, tuple(dict.fromkeys(shares)), shares[best])
     raise AssertionError("it does not fit")
