@@ -15,6 +15,7 @@ from ipujax import distributed as distributed, optim as optim
 from ipujax.advice import Advice as Advice, AdviceRow as AdviceRow, advise as advise
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device
 from ipujax.jit import jit as jit
+from ipujax.phases import phase as phase
 from ipujax.pipeline import pipeline as pipeline, stage as stage
 from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
 from ipujax.pipeline.tasks import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks

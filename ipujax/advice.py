@@ -7,7 +7,8 @@ Input: a function of `ipu.jit`, and the shapes of its arguments. Output: `Advice
     half of the batch, twice                  5,811,020      391.0 KiB
     as it is                                          -      640.2 KiB, does not fit
 
-Limits: ways that need another function are not tried: more stages, other dtypes, `jax.checkpoint`.
+Limits: ways that need another function are not tried: stages where there are none, phases, other dtypes,
+`jax.checkpoint`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import jax
 import numpy as np
 
 from ipujax.calls import as_numbers
+from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction
+from ipujax.lowering.jaxpr import PIPELINE, equations
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import RECOMPUTATIONS, Options
 from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.target import Target
 
 _DEFAULT = Options()
 
@@ -102,8 +106,10 @@ def advise(
 ) -> Advice:
     """Compiles a function in several ways and compares them.
 
-    Tried are the options it has, each way of recomputation, and with `batch_argnums` half of the batch, twice, with and
-    without recomputation. What is tried besides the function as it is has to fit, also with `allow_out_of_memory`.
+    Tried are the options it has, each way of recomputation, donated arguments in streaming memory (all but the first,
+    as is the state of an optimiser; then all), twice the IPUs for pipelines with automatic stages, and with
+    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is tried with each of the
+    others. What is tried besides the function as it is has to fit, also with `allow_out_of_memory`.
 
     Args:
         fun: a function that `ipu.jit` returned.
@@ -123,22 +129,66 @@ def advise(
     numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
     halved = _halved(args, numbers) if numbers else None
     own = fun.options.recompute
-    rows = [_row(fun, args, "as it is", 1)]
-    others = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != own}
-    rows += [_row(other, args, _written(other.options), 1) for other in others.values()]
+    rows = [_row(_Way("as it is", fun, args))]
+    recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != own}
+    ways = [_Way(_written(other.options), other, args) for other in recomputing.values()]
+    others = [*_offloading(fun, args), *_with_more_ipus(fun, args)]
     if halved is not None:
-        rows.append(_row(fun, halved, "half of the batch, twice", 2))
-        if own != "auto":
-            change = f"half of the batch, twice, {_written(others['auto'].options)}"
-            rows.append(_row(others["auto"], halved, change, 2))
+        others.append(_Way("half of the batch, twice", fun, halved, times=2))
+    rows += [_row(way) for way in (*ways, *others)]
+    if own != "auto" and not any(row.fits for row in rows):
+        written = _written(recomputing["auto"].options)
+        both = [replace(way, change=f"{way.change}, {written}", fun=_recomputing(way.fun, "auto")) for way in others]
+        rows += [_row(way) for way in both]
     advice = Advice(tuple(sorted(rows, key=_rank)))
     if show:
         print(advice)
     return advice
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A function to compile, and how it differs from the user's; it runs several times for the whole batch."""
+
+    change: str
+    fun: IpuFunction[Any, Any]
+    args: Sequence[Any]
+    times: int = 1
+
+
+def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Way]:
+    """Donated arguments in streaming memory."""
+    donated = tuple(sorted(number % len(args) for number in fun.donate_argnums if -len(args) <= number < len(args)))
+    wanted = dict.fromkeys(chosen for chosen in (donated[1:], donated) if chosen)
+    already = {number % len(args) for number in fun.offload_argnums}
+    return [
+        _Way(f"offload_argnums={chosen}", fun.with_options(_fitting(fun.options), offload_argnums=chosen), args)
+        for chosen in wanted
+        if already < set(chosen)
+    ]
+
+
+def _with_more_ipus(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Way]:
+    """Twice the IPUs, if the stages of a pipeline are found automatically."""
+    specs = (eqn.params["spec"] for eqn in equations(fun.trace(*args).jaxpr.jaxpr) if eqn.primitive.name == PIPELINE)
+    if not any(spec.stages == "auto" for spec in specs):
+        return []
+    target = fun.target
+    device = IPUModel(2 * target.num_ipus, target.name, **target.changes())
+    return [_Way(f"device={_written_device(target)}", fun.with_options(_fitting(fun.options), device=device), args)]
+
+
+def _written_device(target: Target) -> str:
+    changes = "".join(f", {name}={value!r}" for name, value in target.changes().items())
+    return f'ipu.IPUModel(num_ipus={2 * target.num_ipus}, arch="{target.name}"{changes})'
+
+
+def _fitting(options: Options) -> Options:
+    return replace(options, allow_out_of_memory=False)
+
+
 def _recomputing(fun: IpuFunction[Any, Any], mode: str) -> IpuFunction[Any, Any]:
-    return fun.with_options(replace(fun.options, recompute=mode, allow_out_of_memory=False))
+    return fun.with_options(replace(_fitting(fun.options), recompute=mode))
 
 
 def _written(options: Options) -> str:
@@ -154,14 +204,15 @@ def _rank(row: AdviceRow) -> tuple[bool, bool, int]:
     return row.refused is not None, not row.fits, row.cycles if row.fits else row.worst_tile_bytes
 
 
-def _row(fun: IpuFunction[Any, Any], args: Sequence[Any], change: str, times: int) -> AdviceRow:
+def _row(way: _Way) -> AdviceRow:
+    change = way.change
     try:
-        profile = fun.lower(*args).compile().profile
+        profile = way.fun.lower(*way.args).compile().profile
     except TileMemoryError as error:
         return AdviceRow(change, worst_tile_bytes=error.needed_bytes)
     except IpuError as error:
         return AdviceRow(change, refused=error.what)
-    fits, cycles = not profile.memory.lacking(), times * profile.cycles
+    fits, cycles = not profile.memory.lacking(), way.times * profile.cycles
     return AdviceRow(change, cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from ipujax.calls import (
     function_name,
     given_twice,
     has_tracer,
+    may_be_offloaded,
     offloaded_arguments,
     static_keywords,
 )
@@ -44,7 +46,7 @@ from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import Choice, first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.lower import donated_aliases, lower
-from ipujax.lowering.offload import Offloading
+from ipujax.lowering.offload import IoTiles, Offloading
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p, unwrapped
@@ -267,19 +269,40 @@ class IpuFunction(Generic[_P, _R]):
         """The positional arguments that lie in streaming memory."""
         return self._offload
 
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The positional arguments that are donated, as they were given; those given by name are not among them."""
+        return self._settings["donate_argnums"] or ()
+
+    @property
+    def target(self) -> Target:
+        """The machine that it is compiled for now.
+
+        Raises:
+            ArgumentError: on a `CPU` device.
+        """
+        device = self._device or current_device()
+        if isinstance(device, CPU):
+            raise ArgumentError(f"{self.__name__} runs on ipu.CPU(), which computes numbers only")
+        return device.target
+
     def with_options(
-        self, options: Options | None = None, offload_argnums: Sequence[int] | None = None
+        self,
+        options: Options | None = None,
+        offload_argnums: Sequence[int] | None = None,
+        device: Device | None = None,
     ) -> IpuFunction[_P, _R]:
         """The same function, compiled in another way.
 
         Args:
             options: compiler options; those it has when None.
             offload_argnums: what lies in streaming memory; what does so already when None.
+            device: its device; the one it has when None.
         """
         given = {name: value or () for name, value in self._settings.items()}
         options = self._options if options is None else options
         offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
-        return IpuFunction(self._fun, self._device, given, options, self._replication, offload)
+        return IpuFunction(self._fun, device or self._device, given, options, self._replication, offload)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""
@@ -488,7 +511,18 @@ class _Plan:
         signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
         donated = [signature.donated[n] for n in self.moved]
         offloaded = tuple(signature.offloaded[n] for n in self.moved)
-        offloading = Offloading(offloaded, donated_aliases(unwrapped(self.jaxpr), donated))
+        whole = unwrapped(self.jaxpr)
+        num_ipus = self.target.num_ipus // whole.replicas
+        aliases = donated_aliases(whole, donated)
+        streamed = tuple(
+            self.options.io_tiles > 0
+            and not is_offloaded
+            and number not in aliases
+            and may_be_offloaded(self.signature.in_avals[self.moved[number]])
+            for number, is_offloaded in enumerate(offloaded)
+        )
+        in_place = tuple(map(operator.or_, offloaded, streamed))
+        offloading = Offloading(in_place, aliases, num_ipus, self._io_tiles())
         passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
         with _timed(timings, "lower"):
@@ -497,6 +531,7 @@ class _Plan:
                 self.target,
                 donated=donated,
                 offloaded=offloaded,
+                streamed=streamed,
                 names=[signature.leaf_names[n] for n in self.moved],
                 line=self.line,
                 options=replace(self.options, byte_price=choice.price),
@@ -506,6 +541,24 @@ class _Plan:
         return Lowered(
             self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread
         )
+
+    def _io_tiles(self) -> IoTiles | None:
+        """The tiles that only move data.
+
+        Raises:
+            ArgumentError: if they leave none to compute.
+        """
+        options, target = self.options, self.target
+        if not options.io_tiles:
+            return None
+        if options.io_tiles >= target.tiles_per_ipu:
+            raise ArgumentError(
+                f"Options.io_tiles leaves {self.name} no tiles that compute",
+                expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
+                got=options.io_tiles,
+            )
+        there = options.io_tiles * target.bytes_per_tile
+        return IoTiles(options.prefetch_depth, there // (2 * (options.prefetch_depth + 1)))
 
 
 @contextmanager

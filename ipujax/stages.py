@@ -21,6 +21,7 @@ from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tr
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, compile_fitting
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
+from ipujax.lowering.jaxpr import has_phases
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.runtime.compile import Executable
@@ -144,8 +145,9 @@ class Traced:
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
         names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
         positional, keywords = self.args_info
+        in_phases = has_phases(self.jaxpr.jaxpr)
         offloaded = tuple(
-            n in self._offloaded and may_be_offloaded(leaf)
+            (n in self._offloaded or in_phases) and may_be_offloaded(leaf)
             for n, argument in enumerate((*positional, keywords))
             for leaf in jax.tree.leaves(argument)
         )

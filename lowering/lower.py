@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from ipujax.lowering.ipus import IpuView
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import has_stages
 from ipujax.lowering.layout import MemoryOrder, map_linearly
@@ -102,6 +103,7 @@ def lower(
     *,
     donated: Sequence[bool] = (),
     offloaded: Sequence[bool] = (),
+    streamed: Sequence[bool] = (),
     names: Sequence[str] = (),
     line: str = "",
     options: Options | None = None,
@@ -115,6 +117,7 @@ def lower(
         donated: for each input whether its buffer may be reused; all False when empty.
         offloaded: for each input whether it lies in streaming memory, as the jaxpr has it already; all False when
             empty.
+        streamed: for each input whether it lies in memory of the host's, and is loaded from there likewise.
         names: debug name of each input.
         line: line of equations whose own line is not the user's, `file:line (function)`.
         options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
@@ -136,6 +139,7 @@ def lower(
         check_is_array(var.aval, "a value that the function closes over")
     donated = donated or [False] * len(jaxpr.in_avals)
     offloaded = offloaded or [False] * len(jaxpr.in_avals)
+    streamed = streamed or [False] * len(jaxpr.in_avals)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     one, options = of_one_replica(target, replicas), options or Options()
     price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
@@ -146,8 +150,8 @@ def lower(
     def program_of(found: CutJaxpr) -> LoweredProgram:
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
-            graph = Graph(planned_for, replicas, price)
-            program = _Program(whole, found, graph, make, donated, offloaded, names, recomputation)
+            graph = Graph(planned_for, replicas, price, options.io_tiles)
+            program = _Program(whole, found, graph, make, donated, (offloaded, streamed), names, recomputation)
             lowered[found.jaxpr] = program.lowered(line)
         return lowered[found.jaxpr]
 
@@ -179,12 +183,14 @@ class _Program:
         graph: Graph,
         make: Callable[..., Lowering],
         donated: Sequence[bool],
-        offloaded: Sequence[bool],
+        off_chip: tuple[Sequence[bool], Sequence[bool]],
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
         self._whole, self._found, self._graph, self._make, self._names = whole, found, graph, make, names
-        self._recomputation, self._offloaded = recomputation, offloaded
+        self._recomputation, (self._offloaded, self._streamed) = recomputation, off_chip
+        # Where what belongs to no stage lies: not on tiles that only move data.
+        self._home = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
         self._aliases = donated_aliases(whole, donated)
         self._outputs = [
@@ -198,18 +204,18 @@ class _Program:
         whole, graph, prog, names, aliases = self._whole, self._graph, self._prog, self._names, self._aliases
         arguments, inputs = self._arguments()
         results, pipelines = self._results(arguments, line)
-        results = _set_aside_arguments(graph, prog, results, arguments, aliases)
+        results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
-            if alias is not None and self._offloaded[alias]:
-                assert result is arguments[alias], "it has been stored"
+            if not set(graph.off_chip).isdisjoint(result.variables()):
+                self._leave_off_chip(result, stream, None if alias is None else arguments[alias])
                 continue
             if alias is not None and result is not arguments[alias]:
-                map_linearly(graph, result)
+                self._map_linearly(result)
                 prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
                 result = arguments[alias]
             prog.add(StreamOut(result, stream))
         for variable in graph.variables:
-            map_linearly(graph, Tensor.of(variable))
+            self._map_linearly(Tensor.of(variable))
         merge_compute_sets(graph, prog)
         ends = whole.in_dims, whole.out_dims
         return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *ends, pipelines)
@@ -225,7 +231,7 @@ class _Program:
             resident = number in self._aliases
             stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
             inputs.append(stream)
-            if self._offloaded[number]:
+            if self._offloaded[number] or self._streamed[number]:
                 self._shards.append(self._remote_argument(number, stream, bounds))
                 arguments.append(_joined(self._shards[-1]))
                 continue
@@ -243,11 +249,39 @@ class _Program:
             self._prog.add(StreamIn(stream, arguments[-1]))
         return arguments, inputs
 
+    def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+        """Copies results that are views of a donated argument, before that argument is overwritten."""
+        overwritten = {v for alias in self._aliases if alias is not None for v in arguments[alias].variables()}
+        kept = []
+        for result, alias in zip(results, self._aliases, strict=True):
+            in_place = alias is not None and result is arguments[alias]
+            if not in_place and overwritten & set(result.variables()):
+                copy = self._home.add_variable(result.shape, result.dtype, "aside")
+                self._map_linearly(copy)
+                self._prog.add(Copy(result, copy, "aside", _UPDATE))
+                result = copy
+            kept.append(result)
+        return kept
+
+    def _map_linearly(self, tensor: Tensor) -> None:
+        """Maps what no rule has placed."""
+        for variable in tensor.variables():
+            if variable not in self._graph.mappings:
+                map_linearly(self._home, Tensor.of(variable))
+
+    def _leave_off_chip(self, result: Tensor, stream: HostStream, home: Tensor | None) -> None:
+        """The host reads a result from streaming memory: where an argument lay, or from a buffer of its own."""
+        assert result is home or (home is None and result.is_whole_variable), "it has been stored"
+        if home is None:
+            (memory,) = result.variables()
+            self._graph.off_chip[memory] = replace(self._graph.off_chip[memory], read_into=stream)
+
     def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
         """A buffer for an argument, as tensors of its memory: one, or one for each shard."""
         result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
         left = None if result is None else self._outputs[result]
-        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, left)
+        on_host = self._streamed[number]
+        buffer = self._graph.add_off_chip(stream.shape, stream.dtype, stream.name, stream, left, on_host)
         whole = Tensor.of(buffer.memory)
         return (whole,) if bounds is None else tuple(whole[a:b] for a, b in pairwise(bounds))
 
@@ -261,7 +295,7 @@ class _Program:
                     graph, self._make, jaxpr, given, self._prog, self._donated(), self._recomputation
                 )
             else:
-                made = self._make(graph, self._donated()).jaxpr(jaxpr, given, self._prog)
+                made = self._make(self._home, self._donated()).jaxpr(jaxpr, given, self._prog)
         remaining, results = iter(made), list[Tensor]()
         whole_of = dict(zip(self._shards, arguments, strict=True))
         for bounds in self._found.outputs:
@@ -298,24 +332,3 @@ def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | N
 
 def _buffer(aval: Any, dim: int | None) -> tuple[Any, ...]:
     return aval.shape, aval.dtype, dim
-
-
-def _set_aside_arguments(
-    graph: Graph,
-    prog: ProgramSequence,
-    results: Sequence[Tensor],
-    arguments: Sequence[Tensor],
-    aliases: Sequence[int | None],
-) -> list[Tensor]:
-    """Copies results that are views of a donated argument, before that argument is overwritten."""
-    overwritten = {v for alias in aliases if alias is not None for v in arguments[alias].variables()}
-    kept = []
-    for result, alias in zip(results, aliases, strict=True):
-        in_place = alias is not None and result is arguments[alias]
-        if not in_place and overwritten & set(result.variables()):
-            copy = graph.add_variable(result.shape, result.dtype, "aside")
-            map_linearly(graph, copy)
-            prog.add(Copy(result, copy, "aside", _UPDATE))
-            result = copy
-        kept.append(result)
-    return kept

@@ -26,10 +26,12 @@ from ipujax.runtime.cost import (
     CopyCost,
     StreamCost,
     SyncCost,
+    WaitCost,
     compute_set_cost,
     copy_cost,
     cross_replica_cost,
     stream_cost,
+    wait_cost,
 )
 from ipujax.runtime.engine import engine_function, remote_memories
 from ipujax.runtime.errors import ArgumentError, StreamingMemoryError
@@ -47,6 +49,7 @@ from ipujax.runtime.graph import (
     StreamIn,
     StreamOut,
     Sync,
+    Wait,
     joining_streams,
     leaves,
     while_names,
@@ -54,13 +57,13 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import Variable, element_bytes
 from ipujax.runtime.timeline import ClockStep, Recording, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
-Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost
+Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +98,11 @@ class Executable:
     def target(self) -> Target:
         """The machine it was compiled for."""
         return self.graph.target
+
+    @cached_property
+    def streaming_memory_bytes(self) -> int:
+        """What remote buffers take of streaming memory, those of the host's own memory apart."""
+        return sum(_streaming_bytes(self.graph, self.program).values())
 
     @cached_property
     def function(self) -> Callable[[Mapping[HostStream, Any]], dict[HostStream, jax.Array]]:
@@ -175,6 +183,8 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
                 costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
             case RemoteIn(buffer, tensor) | RemoteOut(tensor, buffer):
                 costs[leaf] = stream_cost(graph, buffer, tensor, joins=leaf in joining)
+            case Wait(tensor):
+                costs[leaf] = wait_cost(graph, tensor)
             case Sync(kind):
                 costs[leaf] = SyncCost(kind)
     return costs
@@ -204,7 +214,7 @@ def program_cycles(
 
 
 def _copied(graph: Graph) -> Graph:
-    copy = Graph(graph.target, graph.replication_factor, graph.byte_price_cycles)
+    copy = Graph(graph.target, graph.replication_factor, graph.byte_price_cycles, graph.io_tiles)
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
@@ -214,8 +224,7 @@ def _copied(graph: Graph) -> Graph:
 
 def _check_streaming_memory(graph: Graph, program: Program) -> None:
     there = graph.target.streaming_memory_bytes * graph.target.num_ipus
-    memories = {*graph.off_chip, *remote_memories(program)}
-    needed = {memory: memory.size * element_bytes(memory.dtype) for memory in memories}
+    needed = _streaming_bytes(graph, program)
     if sum(needed.values()) > there:
         largest = max(needed, key=lambda memory: (needed[memory], memory.name))
         raise StreamingMemoryError(
@@ -225,6 +234,13 @@ def _check_streaming_memory(graph: Graph, program: Program) -> None:
             got=f"{sum(needed.values()):,} bytes, of which {largest.name} has {needed[largest]:,}",
             hint="more IPUs for each replica, or a share of the optimiser's state for each replica: ipu.optim.shard",
         )
+
+
+def _streaming_bytes(graph: Graph, program: Program) -> dict[Variable, int]:
+    """Bytes in streaming memory, by the memory of each remote buffer."""
+    memories = {*graph.off_chip, *remote_memories(program)}
+    memories -= {memory for memory, buffer in graph.off_chip.items() if buffer.on_host}
+    return {memory: memory.size * element_bytes(memory.dtype) for memory in memories}
 
 
 def _check_trip_counts(program: Program, options: Options) -> None:

@@ -44,11 +44,16 @@ class Options:
             or from what enters a stage; "standard" as PopART does, what lies between places with few bytes to keep;
             "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each. A
             loop over layers is one operation: what its iterations keep is for a `jax.checkpoint` in its body to say.
+        io_tiles: tiles of each IPU that only move data from and to the host and streaming memory, while the others
+            compute; arguments that are not donated, results and what is offloaded go through them. 0: all tiles
+            compute, and wait for such transfers.
+        prefetch_depth: batches of loads that I/O tiles are ahead of what computes, each with room of its own there.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
         ArgumentError: a choice that is not a bool, a trip count that is not a whole number of at least 0 or not of a
-            name, a dtype that partials cannot have, or a price that is not a number from 0 to 10¹².
+            name, a dtype that partials cannot have, a price that is not a number from 0 to 10¹², or a number of tiles
+            or batches that is none.
     """
 
     exact_splits: bool = False
@@ -58,6 +63,8 @@ class Options:
     partials: str | None = None
     byte_price: float | None = None
     recompute: str = "none"
+    io_tiles: int = 0
+    prefetch_depth: int = 1
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
@@ -68,6 +75,12 @@ class Options:
             what = "Options.partials is no dtype of partials"
             raise ArgumentError(what, expected=expected, got=repr(self.partials))
         check_recompute("Options.recompute", self.recompute)
+        for name, least in (("io_tiles", 0), ("prefetch_depth", 1)):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
+                expected = f"a whole number of at least {least}"
+                raise ArgumentError(f"Options.{name} is no such number", expected=expected, got=repr(number))
+            object.__setattr__(self, name, int(number))
         if self.byte_price is not None:
             object.__setattr__(self, "byte_price", _price(self.byte_price))
         if not isinstance(self.trip_counts, Mapping):

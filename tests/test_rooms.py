@@ -89,7 +89,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes lowering.pipelining"
+        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes"
+        " lowering.pipelining"
         " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
         " runtime.target runtime.tensor"
     ),
@@ -112,7 +113,7 @@ ROOMS: dict[str, str] = {
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
     "ipujax.fit": "lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options",
     "ipujax.stages": (
-        "ipujax.fit ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower"
+        "ipujax.fit ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.jaxpr lowering.lower"
         " lowering.recomputation"
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
         " runtime.signatures runtime.target"
@@ -122,7 +123,10 @@ ROOMS: dict[str, str] = {
         " lowering.lower lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.graph"
         " runtime.host runtime.options runtime.signatures runtime.target"
     ),
-    "ipujax.advice": "ipujax.calls ipujax.jit runtime.options runtime.signatures",
+    "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
+    "ipujax.advice": (
+        "ipujax.calls ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
+    ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
@@ -173,9 +177,9 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.pipeline"
-        " ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil ipujax.public"
-        " ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
+        "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
+        " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
+        " ipujax.public ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",

@@ -4,6 +4,7 @@ from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNu
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
     equations as equations,
+    equations_inside as equations_inside,
     everywhere as everywhere,
     once as once,
     primitive_names as primitive_names,
@@ -24,9 +25,12 @@ from ipujax.lowering.jaxpr.op_counts import (
 from ipujax.lowering.jaxpr.stage_names import (
     PIPELINE as PIPELINE,
     StageName as StageName,
+    has_phases as has_phases,
     has_stages as has_stages,
     holds_pipeline as holds_pipeline,
     named_stages as named_stages,
+    phase_of as phase_of,
+    phase_scope as phase_scope,
     read_name as read_name,
     recompute_mode as recompute_mode,
     recompute_scope as recompute_scope,

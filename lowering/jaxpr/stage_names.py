@@ -1,8 +1,9 @@
 """Stages in name stacks: `ipu.stage(2)` puts a name on all that is traced inside, and JAX carries it along.
 
 Input: the name stack of an equation after inlining, `transpose(jvp(ipu_stage_2))/dense`. Output: the innermost stage,
-and whether it is the stage's backward part: the gradients of what is traced inside a stage are named after it too. And
-whether `jax.checkpoint` has it computed a second time, for a gradient: such an equation is never one with its original.
+and whether it is the stage's backward part: the gradients of what is traced inside a stage are named after it too. So
+are those of a phase, `ipu.phase(2)`, which runs after the phases before it. And whether `jax.checkpoint` has it
+computed a second time, for a gradient: such an equation is never one with its original.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ipujax.lowering.jaxpr.nested import equations, equations_inside
 from ipujax.runtime.cache import remembered
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
+_PHASE = "ipu_phase_"
+_NUMBER_OF_PHASE = re.compile(rf"{_PHASE}(\d+)")
 _RECOMPUTE = "ipu_recompute_"
 _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
@@ -66,6 +69,27 @@ def recompute_mode(stack: str) -> str | None:
     """The way that a name stack says, the innermost."""
     found = _MODE.findall(stack)
     return found[-1] if found else None
+
+
+def phase_scope(number: int) -> str:
+    """The name of a phase's scope."""
+    return f"{_PHASE}{number}"
+
+
+@remembered
+def _phase_in(stack: str) -> int | None:
+    found = _NUMBER_OF_PHASE.findall(stack)
+    return int(found[-1]) if found else None
+
+
+def phase_of(eqn: JaxprEqn) -> int | None:
+    """The phase that an equation is named after, the innermost; None outside of all."""
+    return _phase_in(name_stack(eqn))
+
+
+def has_phases(jaxpr: Jaxpr) -> bool:
+    """Whether any equation, however deep, is named after a phase."""
+    return any(phase_of(eqn) is not None for eqn in equations(jaxpr))
 
 
 def stages_inside(eqn: JaxprEqn) -> dict[int, JaxprEqn]:

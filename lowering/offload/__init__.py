@@ -1,8 +1,10 @@
 """Streaming memory: which values lie there, and when they are loaded and stored."""
 
+from ipujax.lowering.offload.batches import IoTiles as IoTiles
 from ipujax.lowering.offload.offload import ON_CHIP as ON_CHIP, Offloading as Offloading, offload as offload
 from ipujax.lowering.offload.primitives import (
     remote_load_p as remote_load_p,
+    remote_put_p as remote_put_p,
     remote_rows_p as remote_rows_p,
     remote_store_p as remote_store_p,
     remote_update_p as remote_update_p,

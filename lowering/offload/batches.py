@@ -1,57 +1,131 @@
 """Loads and stores in batches: each exchange with streaming memory has a latency, which those next to each other share.
 
 Input: equations with loads and stores. Output: the same equations; loads moved up to the first of their batch, stores
-down to the end of it. Limits: a batch takes memory for as long as it lasts; its bytes are bounded.
+down to the end of it. With I/O tiles these fetch the loads of a batch while one before it computes, so many batches
+ahead, and store while the next one does; a batch waits for what the one before it has handed them.
+Limits: a batch takes memory for as long as it lasts; its bytes are bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ipujax.lowering.jax_compat import JaxprEqn, Var
+from ipujax.lowering.jax_compat import JaxprEqn, Var, new_equation
 from ipujax.lowering.jaxpr import value_bytes, variables_read
-from ipujax.lowering.offload.primitives import remote_load_p, remote_store_p
+from ipujax.lowering.offload.primitives import (
+    remote_fetch_p,
+    remote_hand_p,
+    remote_load_p,
+    remote_put_p,
+    remote_store_p,
+    remote_take_p,
+    remote_wait_p,
+)
 
-_MOST_BYTES = 1 << 20  # loaded in one batch: 700 bytes of a tile, and 5 times what moves in a latency of 10 us
+_MOST_BYTES = 1 << 20  # of the loads, and of the stores, of a batch: 700 bytes of a tile, and 5 times what moves in a
+# latency of 10 us
 
 
-def batched(eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+@dataclass(frozen=True, slots=True)
+class IoTiles:
+    """Tiles that only move data.
+
+    Args:
+        depth: batches of loads that they are ahead of what computes.
+        most_bytes: of one value that they move; larger ones go straight to the tiles that compute.
+    """
+
+    depth: int
+    most_bytes: int
+
+
+def batched(eqns: Sequence[JaxprEqn], io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
     """The equations with loads next to each other, and stores.
 
     Args:
         eqns: in an order in which they can run.
+        io_tiles: what moves them; None if all tiles do, one after the other.
     """
-    done, batch = list[JaxprEqn](), _Batch()
+    batches = [_Batch()]
     for eqn in eqns:
-        if eqn.primitive is remote_load_p and not batch.takes(eqn):
-            done += batch.closed()
-            batch = _Batch()
-        batch.add(eqn)
-    return [*done, *batch.closed()]
+        if batches[-1].is_full or (eqn.primitive is remote_load_p and not batches[-1].takes(eqn)):
+            batches.append(_Batch())
+        batches[-1].add(eqn)
+    if io_tiles is None:
+        return [eqn for batch in batches for eqn in batch.in_order()]
+    return _overlapped(batches, io_tiles)
 
 
 class _Batch:
+    """Equations around loads and stores that go together."""
+
     def __init__(self) -> None:
-        self._loads, self._rest, self._stores = list[JaxprEqn](), list[JaxprEqn](), list[JaxprEqn]()
-        self._before = list[JaxprEqn]()
-        self._num_bytes, self._stored = 0, set[Var]()
+        self.before, self.loads = list[JaxprEqn](), list[JaxprEqn]()
+        self.rest, self.stores = list[JaxprEqn](), list[JaxprEqn]()
+        self.stored = set[Var]()
+        self._loaded_bytes, self._stored_bytes = 0, 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough waits to be stored."""
+        return self._stored_bytes > _MOST_BYTES
 
     def takes(self, load: JaxprEqn) -> bool:
         """Whether a load may be one of these: it is not too much, and of nothing that these store."""
-        (out,), (remote,) = load.outvars, load.invars
-        return self._num_bytes + value_bytes(out.aval) <= _MOST_BYTES and remote not in self._stored
+        (remote,) = load.invars
+        return self._loaded_bytes + _bytes(load) <= _MOST_BYTES and remote not in self.stored
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
         if eqn.primitive is remote_load_p:
-            self._loads.append(eqn)
-            self._num_bytes += value_bytes(eqn.outvars[0].aval)
-        elif eqn.primitive is remote_store_p:
-            self._stores.append(eqn)
-            self._stored.update(variables_read(eqn)[:1])
+            self.loads.append(eqn)
+            self._loaded_bytes += _bytes(eqn)
+        elif eqn.primitive in (remote_store_p, remote_put_p):
+            self.stores.append(eqn)
+            self.stored.update(eqn.outvars, variables_read(eqn)[:-1])
+            self._stored_bytes += _bytes(eqn)
         else:
-            (self._rest if self._loads else self._before).append(eqn)
+            (self.rest if self.loads else self.before).append(eqn)
 
-    def closed(self) -> list[JaxprEqn]:
+    def in_order(self) -> list[JaxprEqn]:
         """All equations."""
-        return [*self._before, *self._loads, *self._rest, *self._stores]
+        return [*self.before, *self.loads, *self.rest, *self.stores]
+
+
+def _bytes(eqn: JaxprEqn) -> int:
+    return value_bytes(eqn.outvars[0].aval)
+
+
+def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
+    """The equations of all batches, moved by I/O tiles."""
+    put_in = {var: n for n, batch in enumerate(batches) for store in batch.stores for var in store.outvars}
+    fetches: list[list[JaxprEqn]] = [[] for _ in batches]
+    takes: list[list[JaxprEqn]] = [[] for _ in batches]
+    for number, batch in enumerate(batches):
+        for load in batch.loads:
+            (remote,) = variables_read(load)
+            if _bytes(load) > io_tiles.most_bytes:
+                takes[number].append(load)
+                continue
+            arrived = Var(remote.aval)
+            fetch = new_equation(remote_fetch_p, [remote], [arrived], {}, load)
+            fetches[max(0, number - io_tiles.depth, put_in.get(remote, -1) + 1)].append(fetch)
+            takes[number].append(new_equation(remote_take_p, [arrived], load.outvars, load.params, load))
+    done, waiting = list[JaxprEqn](), list[Var]()
+    for number, batch in enumerate(batches):
+        own = {var for take in takes[number] for var in variables_read(take)}
+        done += [*batch.before, *(fetch for fetch in fetches[number] if fetch.outvars[0] in own)]
+        done += [*takes[number], *(fetch for fetch in fetches[number] if fetch.outvars[0] not in own), *batch.rest]
+        if batch.stores:
+            done += [new_equation(remote_wait_p, [var], [], {}, None) for var in waiting]
+            waiting = []
+        for store in batch.stores:
+            if _bytes(store) > io_tiles.most_bytes:
+                done.append(store)
+                continue
+            handed = Var(store.outvars[0].aval)
+            done.append(new_equation(remote_hand_p, store.invars[-1:], [handed], {}, store))
+            done.append(store.replace(invars=[*store.invars[:-1], handed]))
+            waiting.append(handed)
+    return [*done, *(new_equation(remote_wait_p, [var], [], {}, None) for var in waiting)]

@@ -8,23 +8,24 @@ parameter after the other, see `depth_first`; small transfers go together, see `
 or updated by rows, these rows move.
 
 Source: tensor locations of PopART, off chip.
-Limits: what a loop or branch reads is loaded as a whole before it.
+What a `lax.scan` goes through stays off chip too: each iteration loads its row.
+Limits: what a loop or branch reads otherwise is loaded as a whole before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation
-from ipujax.lowering.jaxpr import variables_read
-from ipujax.lowering.offload.batches import batched
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn
+from ipujax.lowering.jaxpr import has_phases
+from ipujax.lowering.offload.batches import IoTiles, batched
 from ipujax.lowering.offload.depth_first import depth_first
-from ipujax.lowering.offload.primitives import remote_load_p, remote_store_p
-from ipujax.lowering.offload.row_access import row_access, writes_rows
+from ipujax.lowering.offload.moves import Moves
+from ipujax.lowering.offload.phase_steps import steps_of_phases
+from ipujax.lowering.offload.turns import in_turns
 from ipujax.lowering.replicas import on_one_replica
-
-_FEW = 4  # arguments that are loaded between two uses of one that is kept: an optimiser reads two or three together
+from ipujax.runtime.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,14 @@ class Offloading:
     Args:
         inputs: for each input of a jaxpr whether it does.
         aliases: for each output the number of the input whose place it takes, or None.
+        num_ipus: IPUs of a replica, on which phases take turns.
+        io_tiles: those that move it, None if all tiles do.
     """
 
     inputs: tuple[bool, ...] = ()
     aliases: tuple[int | None, ...] = ()
+    num_ipus: int = 1
+    io_tiles: IoTiles | None = None
 
 
 ON_CHIP = Offloading()
@@ -53,7 +58,7 @@ def offload(
         offloading: what lies there.
         in_groups: says which inputs of a jaxpr tiles keep with their columns in groups; none when None.
     """
-    if not any(offloading.inputs):
+    if not any(offloading.inputs) and offloading.io_tiles is None:
         return jaxpr
 
     def rewrite(body: ClosedJaxpr, places: Sequence[int | None]) -> ClosedJaxpr:
@@ -67,97 +72,45 @@ def _inside(offloading: Offloading, places: Sequence[int | None]) -> Offloading:
     """The same for the jaxpr of one replica, of which input n is the whole's input `places[n]`."""
     own = {place: n for n, place in enumerate(places) if place is not None}
     inputs = tuple(place is not None and offloading.inputs[place] for place in places)
-    return Offloading(inputs, tuple(None if alias is None else own[alias] for alias in offloading.aliases))
+    aliases = tuple(None if alias is None else own[alias] for alias in offloading.aliases)
+    return replace(offloading, inputs=inputs, aliases=aliases)
 
 
 def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
     body = jaxpr.jaxpr
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
     remote = {var: in_groups for var, is_remote, in_groups in inputs if is_remote}
-    moved = _Moved(body, remote, offloading.aliases)
-    return ClosedJaxpr(body.replace(eqns=batched(moved.eqns), outvars=moved.outvars), jaxpr.consts)
+    homes = [None if alias is None else body.invars[alias] for alias in offloading.aliases]
+    order, steps = _in_steps(body)
+    sends_results = has_phases(body) or offloading.io_tiles is not None
+    moves = Moves(
+        order,
+        steps,
+        body.outvars,
+        remote,
+        [home if home in remote else None for home in homes],
+        [sends_results and alias is None for alias in offloading.aliases],
+    )
+    if has_phases(body) and offloading.num_ipus > 1:
+        _check_no_io_tiles(offloading)
+        eqns = in_turns(moves.eqns, moves.steps, offloading.num_ipus)
+    else:
+        eqns = batched(moves.eqns, offloading.io_tiles)
+    return ClosedJaxpr(body.replace(eqns=eqns, outvars=moves.outvars), jaxpr.consts)
 
 
-class _Moved:
-    """The equations with loads and stores.
+def _check_no_io_tiles(offloading: Offloading) -> None:
+    if offloading.io_tiles is not None:
+        raise ArgumentError(
+            "phases take turns on several IPUs, and I/O tiles are asked for",
+            expected="one of both: each makes transfers overlap what is computed",
+            got=f"{offloading.num_ipus} IPUs for each replica",
+            hint="Options(io_tiles=0), or num_ipus=1",
+        )
 
-    Args:
-        body: the jaxpr.
-        remote: inputs in streaming memory, and whether tiles keep them in groups of columns.
-        aliases: for each output the number of the input whose place it takes.
-    """
 
-    def __init__(self, body: Jaxpr, remote: Mapping[Var, bool], aliases: Sequence[int | None]) -> None:
-        self.eqns, self.outvars = list[JaxprEqn](), list(body.outvars)
-        self._remote = remote
-        self._loaded: dict[Var, Var] = {}  # the arguments loaded last, in the order of their loads
-        eqns = depth_first(body.eqns, body.outvars)
-        homes = self._homes(body, aliases)
-        stored_by_rows = self._stored_by_rows(eqns, homes)
-        last_read = {var: n for n, eqn in enumerate(eqns) for var in variables_read(eqn) if var in remote}
-        given = {n: x for n, x in enumerate(body.outvars) if isinstance(x, Var) and x in remote}
-        handed_on = {n: x for n, x in given.items() if homes.get(n) is not x}
-        last_read.update((x, len(eqns)) for x in handed_on.values())
-        made = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars}
-        due: dict[int, list[int]] = {}  # outputs to be stored after each equation
-        for number, home in homes.items():
-            value = body.outvars[number]
-            if value is not home and value not in stored_by_rows:
-                at = max(made.get(value, -1) if isinstance(value, Var) else -1, last_read.get(home, -1))
-                due.setdefault(len(eqns) if number in handed_on else at, []).append(number)
-        self._store(due.get(-1, ()), homes)
-        for number, eqn in enumerate(eqns):
-            self._add(eqn, stored_by_rows)
-            self._store(due.get(number, ()), homes)
-        for number, remote_value in handed_on.items():
-            self.outvars[number] = self._load(remote_value)
-        self._store(due.get(len(eqns), ()), homes)
-
-    def _homes(self, body: Jaxpr, aliases: Sequence[int | None]) -> dict[int, Var]:
-        """The input in streaming memory that an output replaces, by the number of the output."""
-        pairs = ((number, body.invars[alias]) for number, alias in enumerate(aliases) if alias is not None)
-        return {number: var for number, var in pairs if var in self._remote}
-
-    def _stored_by_rows(self, eqns: Sequence[JaxprEqn], homes: Mapping[int, Var]) -> set[Atom]:
-        """Results that are an input with new rows, in the place of that input, which nothing reads later."""
-        found, last = set[Atom](), dict[Var, int]()
-        for number, eqn in enumerate(eqns):
-            last.update(dict.fromkeys(variables_read(eqn), number))
-        for number, eqn in enumerate(eqns):
-            if writes_rows(eqn) and isinstance(table := eqn.invars[0], Var) and table in homes.values():
-                (out,) = eqn.outvars
-                goes_there = [home for n, home in homes.items() if self.outvars[n] is out]
-                if goes_there == [table] and self.outvars.count(out) == 1 and out not in last and last[table] == number:
-                    found.add(out)
-        return found
-
-    def _add(self, eqn: JaxprEqn, stored_by_rows: set[Atom]) -> None:
-        """Adds an equation, with loads of what it reads."""
-        read = [atom for atom in variables_read(eqn) if atom in self._remote]
-        if read == [eqn.invars[0]] and (not writes_rows(eqn) or eqn.outvars[0] in stored_by_rows):
-            by_rows = row_access(eqn)
-            if by_rows is not None:
-                self.eqns += by_rows
-                return
-        here = {var: self._load(var, eqn) for var in dict.fromkeys(read)}
-        self.eqns.append(eqn.replace(invars=[here.get(x, x) if isinstance(x, Var) else x for x in eqn.invars]))
-
-    def _load(self, remote: Var, user: JaxprEqn | None = None) -> Var:
-        """An argument on chip: as it was loaded a moment ago, or loaded now."""
-        if remote not in self._loaded:
-            own = Var(remote.aval)
-            params = {"in_groups": self._remote[remote]}
-            self.eqns.append(new_equation(remote_load_p, [remote], [own], params, user))
-            self._loaded[remote] = own
-            while len(self._loaded) > _FEW:
-                self._loaded.pop(next(iter(self._loaded)))
-        return self._loaded[remote]
-
-    def _store(self, outputs: Sequence[int], homes: Mapping[int, Var]) -> None:
-        """Stores outputs in the place of arguments."""
-        for number in outputs:
-            new, home = self.outvars[number], homes[number]
-            stored = Var(home.aval)
-            maker = next((eqn for eqn in reversed(self.eqns) if new in eqn.outvars), None)
-            self.eqns.append(new_equation(remote_store_p, [home, new], [stored], {}, maker))
-            self.outvars[number] = stored
+def _in_steps(body: Jaxpr) -> tuple[list[JaxprEqn], list[int]]:
+    """The equations in the order of their steps, and the steps."""
+    step_of = dict(zip(map(id, body.eqns), steps_of_phases(body.eqns), strict=True))
+    eqns = depth_first(sorted(body.eqns, key=lambda eqn: step_of[id(eqn)]), body.outvars)
+    return eqns, [step_of[id(eqn)] for eqn in eqns]

@@ -3,7 +3,13 @@
     x  = remote_load[in_groups] r        all of what lies in streaming memory
     x  = remote_rows r rows              some rows of it: `x[i] = r[rows[i]]`
     r2 = remote_store r x                all of it is replaced
+    r  = remote_put[is_result] x         all of it, in a new buffer, of the host's if that is where it goes
     r2 = remote_update r rows x          some rows of it are: `r2[rows[i]] = x[i]`
+
+    b  = remote_fetch r                  all of it comes to the I/O tiles; what follows does not wait for it
+    x  = remote_take[in_groups] b        from there to the tiles that compute
+    b  = remote_hand x                   from these to the I/O tiles, which store or put it later
+    remote_wait b                        its memory is kept until it is stored
 
 `r` and `r2` lie in streaming memory, in one buffer: r must not be read afterwards. `in_groups` says how tiles keep `x`,
 see `passes.channel_groups`. Rows beyond the buffer read as zeros, and are lost when they are written.
@@ -56,7 +62,32 @@ def _known(remote: Any, rows: Any) -> Any:
     return jnp.where(rows < 0, remote.shape[0], rows)
 
 
+def _put(value: Any, *, is_result: bool) -> list[Any]:
+    return [value]
+
+
+def _put_shape(value: Any, *, is_result: bool) -> list[Any]:
+    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
+
+
+def _moved(value: Any) -> list[Any]:
+    return [value]
+
+
+def _moved_shape(value: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
+
+
+def _nothing(value: Any) -> list[Any]:
+    return []
+
+
 remote_load_p = make_primitive("remote_load", _load, _loaded)
 remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
 remote_store_p = make_primitive("remote_store", _store, _stored)
 remote_update_p = make_primitive("remote_update", _update, _updated)
+remote_put_p = make_primitive("remote_put", _put, _put_shape)
+remote_fetch_p = make_primitive("remote_fetch", _moved, _moved_shape)
+remote_take_p = make_primitive("remote_take", _load, _loaded)
+remote_hand_p = make_primitive("remote_hand", _moved, _moved_shape)
+remote_wait_p = make_primitive("remote_wait", _nothing, _nothing)

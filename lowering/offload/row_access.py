@@ -26,21 +26,24 @@ from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
 _DROPS = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def row_access(eqn: JaxprEqn) -> list[JaxprEqn] | None:
-    """Equations that move the rows that an equation reads or writes of its first operand, None if it takes all of it.
+def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """Equations that move the rows that an equation reads or writes of its first operand.
 
     Args:
-        eqn: its first operand lies in streaming memory, the others do not.
+        eqn: one that `takes_rows`; its first operand lies in streaming memory, the others do not.
     """
-    make = _ACCESSES.get(eqn.primitive.name)
-    if make is None or not _is_by_rows(eqn) or any(eqn.invars[0] is atom for atom in eqn.invars[1:]):
-        return None
-    return spliced(make(eqn), eqn)
+    return spliced(_ACCESSES[eqn.primitive.name](eqn), eqn)
+
+
+def takes_rows(eqn: JaxprEqn) -> bool:
+    """Whether an equation reads or writes rows of its first operand, and nothing else of it."""
+    applies_function = eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None
+    return eqn.primitive.name in _ACCESSES and not applies_function and _is_by_rows(eqn)
 
 
 def writes_rows(eqn: JaxprEqn) -> bool:
     """Whether an equation writes rows of its first operand."""
-    return eqn.primitive.name in ("scatter", "scatter-add") and _is_by_rows(eqn)
+    return eqn.primitive.name != "gather" and takes_rows(eqn)
 
 
 def _is_by_rows(eqn: JaxprEqn) -> bool:
@@ -111,7 +114,7 @@ def _add(eqn: JaxprEqn) -> Callable[..., Any]:
         values, inside = lax.reshape(updates, rows.shape), lax.GatherScatterMode.PROMISE_IN_BOUNDS
         window = tuple(range(1, rows.ndim))
         sums = lax.scatter_add(
-            lax.full_like(values, 0), first, values, lax.ScatterDimensionNumbers(window, (0,), (0,)), mode=inside
+            lax.full_like(values, -0.0), first, values, lax.ScatterDimensionNumbers(window, (0,), (0,)), mode=inside
         )
         look_up = lax.GatherDimensionNumbers(window, (0,), (0,))
         added = lax.gather(sums, first, look_up, (1, *rows.shape[1:]), mode=inside)

@@ -40,7 +40,15 @@ from ipujax.lowering.jax_compat import (
     part_of,
     shape_of,
 )
-from ipujax.lowering.jaxpr import Rewrite, everywhere, has_stages, rewritten_params, stage_name, variables_read
+from ipujax.lowering.jaxpr import (
+    Rewrite,
+    everywhere,
+    has_stages,
+    phase_of,
+    rewritten_params,
+    stage_name,
+    variables_read,
+)
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.passes.repeat_cheap import Repeated
@@ -237,7 +245,7 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
     scalars = all(np.ndim(atom.val) == 0 for atom in eqn.invars if isinstance(atom, Literal))
     reduces = not is_reduction or (prod(shape) > 0 and any(shape[d] != 1 for d in eqn.params["axes"]))
     name = stage_name(eqn)  # of which the stage does not matter: its place does
-    apart = name.is_backward, name.is_recomputed
+    apart = name.is_backward, name.is_recomputed, phase_of(eqn)
     return (index_space(shape), apart) if fits and plain and scalars and reduces else None
 
 

@@ -28,6 +28,7 @@ from ipujax.lowering.jaxpr import (
     StageName,
     has_stages,
     once,
+    phase_of,
     rewritten_params,
     stage_name,
     stages_inside,
@@ -98,12 +99,12 @@ def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_price: float) -> Sequ
 
 def _groups(jaxpr: Jaxpr) -> np.ndarray:
     """For each equation the part of the program it may be in a run with, −1 for one in no run, int64."""
-    staged, known = has_stages(jaxpr), dict[StageName, int]()
+    staged, known = has_stages(jaxpr), dict[tuple[StageName, int | None], int]()
     groups = np.full(len(jaxpr.eqns), -1)
     for n, eqn in enumerate(jaxpr.eqns):
         name = stage_name(eqn)
         apart = eqn.effects or is_collective(eqn) or (staged and (name.stage is None or stages_inside(eqn)))
         if not apart:
             part = StageName(name.stage, name.is_backward, is_recomputed=False)
-            groups[n] = known.setdefault(part, len(known))
+            groups[n] = known.setdefault((part, phase_of(eqn)), len(known))
     return groups

@@ -24,7 +24,7 @@ from ipujax.lowering.jax_compat import (
     new_jaxpr_eqn,
     part_of,
 )
-from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.jaxpr import phase_of, stage_name
 from ipujax.lowering.passes.dataflow import is_view
 from ipujax.lowering.passes.function_call import fixed_operands, function_call_p
 from ipujax.lowering.passes.repeats import Repeat
@@ -61,8 +61,7 @@ class Run:
         ]
         call = new_jaxpr_eqn(list(self._operands[number]), outvars, function_call_p, dict(params), frozenset())
         placed = at_source_of(call, run[0], run, "")
-        own, found = stage_name(run[0]), stage_name(placed)
-        if (own.stage, own.is_backward) != (found.stage, found.is_backward):  # name stacks do not begin with it
+        if _place(run[0]) != _place(placed):  # name stacks do not begin with it
             placed = at_source_of(call, run[0], run[:1], "")
         return [placed, *(run[n] for n in sorted(views))]
 
@@ -156,3 +155,9 @@ def _slots(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
         ]
         for n, eqn in enumerate(run)
     ]
+
+
+def _place(eqn: JaxprEqn) -> tuple[int | None, bool, int | None]:
+    """The part of the program that an equation belongs to."""
+    name = stage_name(eqn)
+    return name.stage, name.is_backward, phase_of(eqn)

@@ -130,7 +130,8 @@ _RULES: dict[str, Callable[[JaxprEqn], Rows | None]] = {
     "concatenate": lambda eqn: _all_of(eqn) if eqn.params["dimension"] else None,
     "dot_general": _product,
     "scan": _scan,
-    "remote_load": _all_of,
-    "remote_store": _all_of,
+    **dict.fromkeys(
+        ("remote_load", "remote_fetch", "remote_take", "remote_hand", "remote_store", "remote_wait"), _all_of
+    ),
     **dict.fromkeys(COMBINES, _reduce),
 }

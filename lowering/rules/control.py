@@ -27,6 +27,7 @@ from ipujax.lowering.popops import (
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.reduce import reduce
 from ipujax.lowering.rules.context import Context, Rule
+from ipujax.lowering.rules.row_streams import RowStreams, is_off_chip
 from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
 from ipujax.runtime.tensor import Tensor
 
@@ -48,18 +49,25 @@ def scan_rule(
     carries = _states(ctx, operands[num_consts : num_consts + num_carry], jaxpr, num_consts)
     stacks = operands[num_consts + num_carry :]
     for stack in stacks:
-        map_for_slicing(graph, stack, (0,))
-    counter = new_counter(graph, length - 1 if reverse else 0, ctx.prog, name)
+        if not is_off_chip(ctx, stack):
+            map_for_slicing(graph, stack, (0,))
+    first, step = (length - 1, -1) if reverse else (0, 1)
+    counter = new_counter(graph, first, ctx.prog, name)
     body = ProgramSequence()
-    slices = [slot_of(graph, stack, counter, body, name) for stack in stacks]
+    slices, streams = list[Tensor](), RowStreams(ctx, body, counter, first, step)
+    for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[num_consts + num_carry :], strict=True):
+        is_remote = is_off_chip(ctx, stack)
+        slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
+    streams.fetch_ahead()
     results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body)
     pushed = []
     for value in results[num_carry:]:
         pushed.append(new_stack(graph, value, length, ctx.prog, name))
         push(graph, pushed[-1], value, counter, body, name)
     assign(graph, results[:num_carry], carries, body, name)
-    advance(graph, counter, -1 if reverse else 1, body, name)
+    advance(graph, counter, step, body, name)
     ctx.prog.add(Repeat(length, body, graph.origin))
+    streams.finish()
     return [*carries, *pushed]
 
 

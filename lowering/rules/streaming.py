@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipujax.lowering.layout import MemoryOrder, map_linearly
+from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly
 from ipujax.lowering.rules.context import Context, Rule
-from ipujax.runtime.graph import RemoteBuffer, RemoteIn, RemoteOut
+from ipujax.runtime.graph import Copy, Graph, RemoteBuffer, RemoteIn, RemoteOut, Wait
 from ipujax.runtime.tensor import Tensor
 
 
@@ -21,6 +21,35 @@ def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor
     loaded = MemoryOrder.for_argument(remote.shape, in_groups).add_variable(ctx.graph, remote.dtype, ctx.name)
     ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, _rows_of(ctx, remote), ctx.graph.origin))
     return loaded
+
+
+def remote_fetch_rule(ctx: Context, remote: Tensor) -> Tensor:
+    """Moves what is loaded to the I/O tiles, while others go on."""
+    fetched = _on_io_tiles(ctx, remote)
+    transfer = RemoteIn(_buffer(ctx, remote), fetched, _rows_of(ctx, remote), ctx.graph.origin, overlaps=True)
+    ctx.prog.add(transfer)
+    return fetched
+
+
+def remote_take_rule(ctx: Context, fetched: Tensor, *, in_groups: bool) -> Tensor:
+    """Copies what I/O tiles have fetched."""
+    taken = MemoryOrder.for_argument(fetched.shape, in_groups).add_variable(ctx.graph, fetched.dtype, ctx.name)
+    ctx.prog.add(Copy(fetched, taken, ctx.name, ctx.graph.origin))
+    return taken
+
+
+def remote_hand_rule(ctx: Context, value: Tensor) -> Tensor:
+    """Copies what is to be stored to the I/O tiles."""
+    map_linearly(ctx.graph, value)
+    handed = _on_io_tiles(ctx, value)
+    ctx.prog.add(Copy(value, handed, ctx.name, ctx.graph.origin))
+    return handed
+
+
+def remote_wait_rule(ctx: Context, handed: Tensor) -> list[Tensor]:
+    """Waits until I/O tiles have stored a value."""
+    ctx.prog.add(Wait(handed, ctx.graph.origin))
+    return []
 
 
 def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
@@ -33,17 +62,41 @@ def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
 
 def remote_store_rule(ctx: Context, remote: Tensor, value: Tensor) -> Tensor:
     """Moves a value into a buffer, or into the rows of it that the tensor shows."""
-    map_linearly(ctx.graph, value)
-    ctx.prog.add(RemoteOut(value, _buffer(ctx, remote), _rows_of(ctx, remote), ctx.graph.origin))
+    _store(ctx, value, _buffer(ctx, remote), _rows_of(ctx, remote))
     return remote
+
+
+def remote_put_rule(ctx: Context, value: Tensor, *, is_result: bool) -> Tensor:
+    """Moves a value into a buffer of its own."""
+    buffer = ctx.graph.add_off_chip(value.shape, value.dtype, ctx.name, on_host=is_result)
+    _store(ctx, value, buffer)
+    return Tensor.of(buffer.memory)
 
 
 def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Moves a value into rows of a buffer."""
-    for tensor in (rows, values):
-        map_linearly(ctx.graph, tensor)
-    ctx.prog.add(RemoteOut(values, _buffer(ctx, remote), rows, ctx.graph.origin))
+    map_linearly(ctx.graph, rows)
+    _store(ctx, values, _buffer(ctx, remote), rows)
     return remote
+
+
+def _store(ctx: Context, value: Tensor, buffer: RemoteBuffer, rows: Tensor | None = None) -> None:
+    io_view = _io_view(ctx)
+    overlaps = io_view is not None and io_view.is_mapped(value)
+    if not overlaps:
+        map_linearly(ctx.graph, value)
+    ctx.prog.add(RemoteOut(value, buffer, rows, ctx.graph.origin, overlaps))
+
+
+def _on_io_tiles(ctx: Context, like: Tensor) -> Tensor:
+    io_view = _io_view(ctx)
+    assert io_view is not None, "there are I/O tiles"
+    return io_view.add_variable(like.shape, like.dtype, ctx.name, linear_mapping(io_view, like.size, like.dtype))
+
+
+def _io_view(ctx: Context) -> Graph | None:
+    """The I/O tiles of the IPU that is lowered for."""
+    return ctx.graph.io_view
 
 
 def _buffer(ctx: Context, remote: Tensor) -> RemoteBuffer:
@@ -63,8 +116,13 @@ def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
 
 
 RULES: Mapping[str, Rule] = {
+    "remote_fetch": remote_fetch_rule,
+    "remote_hand": remote_hand_rule,
     "remote_load": remote_load_rule,
+    "remote_put": remote_put_rule,
     "remote_rows": remote_rows_rule,
     "remote_store": remote_store_rule,
+    "remote_take": remote_take_rule,
     "remote_update": remote_update_rule,
+    "remote_wait": remote_wait_rule,
 }

@@ -13,7 +13,9 @@ from ipujax.runtime.cost.transfer import (
     CopyCost as CopyCost,
     StreamCost as StreamCost,
     SyncCost as SyncCost,
+    WaitCost as WaitCost,
     copy_cost as copy_cost,
     stream_cost as stream_cost,
     tensor_tile_bytes as tensor_tile_bytes,
+    wait_cost as wait_cost,
 )

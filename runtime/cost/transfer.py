@@ -71,6 +71,17 @@ class StreamCost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WaitCost:
+    """What waits for a transfer, which takes as long as that needs.
+
+    Args:
+        ipus: who waits, rising.
+    """
+
+    ipus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SyncCost:
     """A sync for its own sake.
 
@@ -113,13 +124,20 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
     tile_bytes = tensor_tile_bytes(graph, tensor)
     per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
     limit, bytes_per_second = target.stream_buffer_limit_bytes, target.host_bytes_per_second
-    if isinstance(stream, RemoteBuffer):
+    if isinstance(stream, RemoteBuffer) and not stream.on_host:
         limit, bytes_per_second = target.max_remote_transfer_bytes, target.streaming_bytes_per_second
     exchanges = -(-per_ipu // limit) - joins
     seconds = exchanges * target.host_latency_seconds + per_ipu / bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
     return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), joins)
+
+
+def wait_cost(graph: Graph, tensor: Tensor) -> WaitCost:
+    """Who waits for a transfer of a tensor."""
+    tiles_per_ipu = graph.target.tiles_per_ipu
+    ipus = {int(ipu) for v in tensor.variables() for ipu in np.unique(graph.mappings[v].tiles // tiles_per_ipu)}
+    return WaitCost(tuple(sorted(ipus)))
 
 
 def tensor_tile_bytes(graph: Graph, tensor: Tensor) -> np.ndarray:

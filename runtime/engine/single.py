@@ -49,6 +49,7 @@ from ipujax.runtime.graph import (
     StreamOut,
     Switch,
     Sync,
+    Wait,
     WriteUndef,
     distinct,
     own_tensors,
@@ -270,7 +271,7 @@ class EngineProgram:
                 if offset is not None:
                     rows = values[buffer.memory].at[_row_numbers(offset, values)].set(rows, mode="drop")
                 values[buffer.memory] = rows
-            case Sync():
+            case Sync() | Wait():
                 pass  # steps are in order anyway
             case Call():
                 self._call(step, values, live)

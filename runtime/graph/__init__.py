@@ -35,6 +35,7 @@ from ipujax.runtime.graph.program import (
     Switch as Switch,
     Sync as Sync,
     SyncKind as SyncKind,
+    Wait as Wait,
     WriteUndef as WriteUndef,
     check_program as check_program,
     own_tensors as own_tensors,

@@ -37,6 +37,7 @@ class Graph:
         target: the machine the graph is built for; that of one replica where there are several.
         replication_factor: how many replicas run the graph, each on IPUs of its own.
         byte_price_cycles: what a byte on the fullest tile is worth to planners.
+        io_tiles: the last so many tiles of each IPU only move data, see `Options.io_tiles`.
 
     Attributes:
         fallbacks: the primitive of each compute set that runs one as a single vertex.
@@ -49,10 +50,14 @@ class Graph:
     maps_automatically = True  # whether operations may place what has no tile mapping yet
 
     def __init__(
-        self, target: Target, replication_factor: int = 1, byte_price_cycles: float = BYTE_PRICE_CYCLES
+        self,
+        target: Target,
+        replication_factor: int = 1,
+        byte_price_cycles: float = BYTE_PRICE_CYCLES,
+        io_tiles: int = 0,
     ) -> None:
         self.target, self.replication_factor = target, replication_factor
-        self.byte_price_cycles = byte_price_cycles
+        self.byte_price_cycles, self.io_tiles = byte_price_cycles, io_tiles
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
@@ -74,6 +79,11 @@ class Graph:
     def system_target(self) -> Target:
         """The machine of all replicas together; replica r has IPUs r · n … of n each."""
         return of_replicas(self.target, self.replication_factor)
+
+    @property
+    def io_view(self) -> Graph | None:
+        """The tiles that only move data, as a graph; None where the graph is not that of one IPU, or has none."""
+        return None
 
     @contextmanager
     def debug_origin(self, origin: Origin) -> Iterator[None]:
@@ -132,6 +142,7 @@ class Graph:
         name: str = "",
         filled_from: HostStream | None = None,
         read_into: HostStream | None = None,
+        on_host: bool = False,
     ) -> RemoteBuffer:
         """Adds a buffer in streaming memory.
 
@@ -141,9 +152,10 @@ class Graph:
             name: debug name.
             filled_from: see `RemoteBuffer`.
             read_into: see `RemoteBuffer`.
+            on_host: see `RemoteBuffer`.
         """
         memory = Variable(tuple(int(n) for n in shape), dtype, name, None, None, self.origin)
-        buffer = self.off_chip[memory] = RemoteBuffer(name, memory, filled_from, read_into)
+        buffer = self.off_chip[memory] = RemoteBuffer(name, memory, filled_from, read_into, on_host)
         return buffer
 
     def _add(self, variable: Variable, mapping: TileMapping | None) -> Tensor:

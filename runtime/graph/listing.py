@@ -51,6 +51,7 @@ from ipujax.runtime.graph.program import (
     StreamOut,
     Switch,
     Sync,
+    Wait,
     WriteUndef,
 )
 from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, Dim, Term, VertexGroup
@@ -151,9 +152,11 @@ class _Writer:
             case StreamOut(source, stream):
                 yield f"out {self._view(source)} -> {_stream(stream)}"
             case RemoteIn(buffer, destination, offset):
-                yield f"in {self._rows(buffer, offset)} -> {self._view(destination)}"
+                yield f"in {self._rows(buffer, offset)} -> {self._view(destination)}{_overlap(program)}"
             case RemoteOut(source, buffer, offset):
-                yield f"out {self._view(source)} -> {self._rows(buffer, offset)}"
+                yield f"out {self._view(source)} -> {self._rows(buffer, offset)}{_overlap(program)}"
+            case Wait(tensor):
+                yield f"wait {self._view(tensor)}"
             case Sync(kind):
                 yield f"sync {kind}"
             case Call(function):
@@ -259,6 +262,10 @@ def _index(axes: Sequence[Axis], dim: Dim) -> str:
 def _term(axes: Sequence[Axis], term: Term) -> str:
     sign, size = "-" if term.coeff < 0 else "+", abs(term.coeff)
     return f"{sign}{'' if size == 1 else size}{'#' if term.unit == 'block' else ''}{axes[term.axis].name}"
+
+
+def _overlap(transfer: RemoteIn | RemoteOut) -> str:
+    return " (overlaps)" if transfer.overlaps else ""
 
 
 def _stream(stream: HostStream) -> str:

@@ -4,7 +4,7 @@
               | Repeat(count, body) | RepeatWhile(condition, predicate, body)
               | If(predicate, then, else) | Switch(selector, cases, default) | Call(function)
               | StreamIn(stream, destination) | StreamOut(source, stream) | WriteUndef(destination)
-              | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Sync(kind)
+              | RemoteIn(buffer, destination, offset) | RemoteOut(source, buffer, offset) | Wait(tensor) | Sync(kind)
               | CrossReplicaCopy(source, destination, replica map)
               | Collective(inputs, outputs, program…)
 
@@ -57,12 +57,14 @@ class RemoteBuffer:
         memory: what it holds; a variable of no graph, for no tile holds it.
         filled_from: the host fills it with a value of this stream before a run.
         read_into: the host reads what it holds after a run, as a value of this stream.
+        on_host: it is memory of the host's, not streaming memory.
     """
 
     name: str
     memory: Variable
     filled_from: HostStream | None = None
     read_into: HostStream | None = None
+    on_host: bool = False
     resident: ClassVar[bool] = False  # its bytes do move, as those of a `HostStream` may not
 
     @staticmethod
@@ -370,13 +372,14 @@ class RemoteIn(Program):
     """Moves rows of a remote buffer into a tensor [rows, *shape of a row].
 
     `offset`, int32 or uint32 [rows], names the rows; None stands for the whole buffer. What is beyond the buffer reads
-    as zeros.
+    as zeros. If it `overlaps`, what follows does not wait for it but where it needs the tensor.
     """
 
     buffer: RemoteBuffer
     destination: Tensor
     offset: Tensor | None = None
     origin: Origin = Origin()
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -386,6 +389,15 @@ class RemoteOut(Program):
     source: Tensor
     buffer: RemoteBuffer
     offset: Tensor | None = None
+    origin: Origin = Origin()
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wait(Program):
+    """Waits until transfers of a tensor that overlap other work are over; its memory is kept until then."""
+
+    tensor: Tensor
     origin: Origin = Origin()
 
 
@@ -418,7 +430,7 @@ def reads_and_writes(node: Program) -> tuple[tuple[Tensor, ...], tuple[Tensor, .
             return (source,), (destination,)
         case StreamIn(_, tensor) | WriteUndef(tensor):
             return (), (tensor,)
-        case StreamOut(tensor, _) | RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
+        case StreamOut(tensor, _) | Wait(tensor) | RepeatWhile(_, tensor, _) | If(tensor) | Switch(tensor):
             return (tensor,), ()
         case RemoteIn(_, tensor, offset):
             return () if offset is None else (offset,), (tensor,)

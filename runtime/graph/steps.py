@@ -1,7 +1,7 @@
 """The leaves of a program tree, and the names people know them by.
 
 A leaf is a program that moves or computes something itself, or waits: Execute, Copy, StreamIn, StreamOut, RemoteIn,
-RemoteOut, CrossReplicaCopy, Sync. Everything else is control.
+RemoteOut, CrossReplicaCopy, Wait, Sync. Everything else is control.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ipujax.runtime.graph.program import (
     StreamIn,
     StreamOut,
     Sync,
+    Wait,
     WriteUndef,
 )
 from ipujax.runtime.tensor import Origin
 
 _TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
 
-Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Sync
+Leaf = Execute | Copy | StreamIn | StreamOut | RemoteIn | RemoteOut | CrossReplicaCopy | Wait | Sync
 
 
 def leaf_name(leaf: Leaf) -> str:
@@ -40,6 +41,8 @@ def leaf_name(leaf: Leaf) -> str:
             return leaf.name
         case StreamIn(channel, _) | StreamOut(_, channel) | RemoteIn(channel, _) | RemoteOut(_, channel):
             return channel.name
+        case Wait():
+            return "wait"
         case Sync(kind):
             return f"{kind} sync"
     raise AssertionError(f"not a leaf: {leaf!r}")
@@ -89,9 +92,9 @@ def joining_streams(program: Program) -> frozenset[Leaf]:
 
 
 def is_free(node: Program) -> bool:
-    """Whether a node takes no time: a stream of what stays on the device, or `WriteUndef`."""
+    """Whether a node takes no time of its own: a stream of what stays on the device, `Wait` or `WriteUndef`."""
     is_resident = isinstance(node, (StreamIn, StreamOut)) and node.stream.resident
-    return is_resident or isinstance(node, WriteUndef)
+    return is_resident or isinstance(node, WriteUndef | Wait)
 
 
 def while_names(program: Program) -> dict[RepeatWhile, tuple[str, ...]]:

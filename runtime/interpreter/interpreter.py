@@ -36,6 +36,7 @@ from ipujax.runtime.graph import (
     Switch,
     Sync,
     VertexGroup,
+    Wait,
     WriteUndef,
     distinct,
     own_tensors,
@@ -165,7 +166,7 @@ class _Machine(Runner):
                 self._remote_in(program)
             case RemoteOut():
                 self._remote_out(program)
-            case Sync():
+            case Sync() | Wait():
                 pass  # one step after the other is all there is here
             case WriteUndef(destination):
                 self.store(destination, raw_empty(destination.dtype, destination.shape), program)

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, tile_range
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost, tile_range
 from ipujax.runtime.graph import NO_TILE, Execute, Graph, Leaf, Program, VertexGroup, is_free, leaves
 from ipujax.runtime.target import Target
 
@@ -43,7 +43,7 @@ CODE = ("vertexCode", "controlCode", *EXCHANGE_CODE)
 DATA = ("constant", "vertexInstanceState", "hostExchangePacketHeader", "stack")
 FIXED = CODE + DATA
 
-Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost
+Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
 Costs = Mapping[Leaf, Cost]
 
 
@@ -89,7 +89,7 @@ def _add_vertices(state: np.ndarray, code: dict[str, tuple[int, np.ndarray]], gr
 
 def _add_exchange_code(layers: dict[str, np.ndarray], cost: Cost, target: Target) -> None:
     """Adds the instructions of the exchanges of one leaf."""
-    if isinstance(cost, SyncCost):
+    if isinstance(cost, SyncCost | WaitCost):
         return
     first = cost.first_ipu * target.tiles_per_ipu
     if isinstance(cost, StreamCost):

@@ -151,6 +151,16 @@ class Figures:
         return self.executable.byte_price_cost_cycles
 
     @property
+    def streaming_memory_bytes(self) -> int:
+        """What lies in streaming memory, of one replica."""
+        return self.executable.streaming_memory_bytes
+
+    @property
+    def overlapped_cycles(self) -> int:
+        """Cycles that I/O tiles of the critical IPU moved data while its other tiles went on."""
+        return int(self.timeline.overlapped[self.timeline.critical_ipu])
+
+    @property
     def phase_cycles(self) -> dict[str, int]:
         """Cycles of each phase of the critical IPU; they add up to `cycles`."""
         return self.timeline.phase_cycles()

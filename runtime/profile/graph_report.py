@@ -47,6 +47,7 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
         "controlPrograms": [ids.root],
         "functionPrograms": list(ids.functions),
         "memory": memory_section(executable, ids),
+        "streamingMemory": {"bytes": executable.streaming_memory_bytes},
     }
 
 

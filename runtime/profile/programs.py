@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost
 from ipujax.runtime.graph import (
     Call,
     Collective,
@@ -129,6 +129,8 @@ class _Walk:
     def activities(self, leaf: Leaf) -> list[Activity]:
         cost, name = self.executable.costs[leaf], leaf_name(leaf)
         match cost:
+            case WaitCost():
+                return []
             case SyncCost():
                 return [Activity("Sync", np.zeros(0, np.int64), None, {"syncType": cost.kind.title()})]
             case StreamCost():

@@ -41,8 +41,23 @@ def saved_data(figures: Figures) -> Json:
 
 
 _LISTS = ("fallbacks", "emulated", "unmet_bounds")
-_RUN = ("cycles", "critical_ipu", "phase_cycles", "total_worker_cycles", "tile_cycles", "tile_balance")
-_GRAPH = ("byte_prices", "graph_counts", "optimization_info", "vertex_type_bytes", "compute_set_vertices")
+_RUN = (
+    "cycles",
+    "critical_ipu",
+    "phase_cycles",
+    "overlapped_cycles",
+    "total_worker_cycles",
+    "tile_cycles",
+    "tile_balance",
+)
+_GRAPH = (
+    "byte_prices",
+    "streaming_memory_bytes",
+    "graph_counts",
+    "optimization_info",
+    "vertex_type_bytes",
+    "compute_set_vertices",
+)
 _ANSWERS = ("memory", *_LISTS, *_GRAPH)
 
 
@@ -155,6 +170,16 @@ class SavedFigures(Figures):
     def byte_prices(self) -> tuple[float, ...]:
         """As `Figures.byte_prices`."""
         return tuple(self._data["graph"]["bytePrice"]["tried"])
+
+    @property
+    def streaming_memory_bytes(self) -> int:
+        """As `Figures.streaming_memory_bytes`."""
+        return int(self._data["graph"]["streamingMemory"]["bytes"])
+
+    @property
+    def overlapped_cycles(self) -> int:
+        """As `Figures.overlapped_cycles`."""
+        return int(self._known["overlapped_cycles"])
 
     @property
     def _byte_price_cost_cycles(self) -> int | None:

@@ -98,6 +98,10 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
         rows.append(("Critical IPU", str(profile.critical_ipu)))
     for phase, spent in profile.phase_cycles.items():
         rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
+    if profile.overlapped_cycles:
+        rows.append(
+            ("I/O tiles meanwhile", f"{profile.overlapped_cycles:>15,}  {share(profile.overlapped_cycles, cycles)}")
+        )
     types = profile.vertex_type_cycles
     by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
     sections = (
@@ -178,6 +182,9 @@ def memory_totals(profile: Figures) -> str:
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
         ("Peak at", memory.peak_step),
     ]
+    if profile.streaming_memory_bytes:
+        have_there = profile.target.streaming_memory_bytes * profile.target.num_ipus
+        rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(have_there)}"))
     if len(profile.byte_prices) > 1:
         rows.append(("Price of a byte", _byte_price(profile)))
     lacking = np.flatnonzero(over)

@@ -195,6 +195,11 @@ class Target:
         sources = {name: Source(kind, text) for name, (kind, text) in data["sources"].items()}
         return cls(**{**data, "native_dtypes": frozenset(data["native_dtypes"]), "sources": sources})
 
+    def changes(self) -> dict[str, Any]:
+        """The constants that were set by `replace`, by name; not how many IPUs there are."""
+        changed = [name for name, source in self.sources.items() if source.kind == "user" and name != "num_ipus"]
+        return {name: getattr(self, name) for name in changed}
+
     def replace(self, **changes: Any) -> Target:
         """Returns a target with some constants changed, for what-if studies.
 

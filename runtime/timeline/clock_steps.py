@@ -10,6 +10,8 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
                          where it reads or writes the destination
     CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
     StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first the sync zones of the IPUs in it meet
+                         if it overlaps: by the I/O tiles of the IPU, while the others go on
+    Wait                 until transfers of a tensor are over
     Sync                 internal: each IPU by itself; external: all IPUs meet
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
 
@@ -22,20 +24,32 @@ links or its busiest tile need, whichever is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
 import numpy as np
 
 from ipujax.runtime.analysis import Effects, EffectsOf
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost
-from ipujax.runtime.graph import Copy, CrossReplicaCopy, If, Leaf, Program, RepeatWhile, Switch, distinct
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost, WaitCost
+from ipujax.runtime.graph import (
+    Copy,
+    CrossReplicaCopy,
+    If,
+    Leaf,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    RepeatWhile,
+    Switch,
+    distinct,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Variable, padded
+from ipujax.runtime.tensor import Tensor, Variable, padded
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 
-Costs = Mapping[Leaf, ComputeSetCost | CopyCost | StreamCost | SyncCost]
+Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
+Costs = Mapping[Leaf, Cost]
 
 
 def clock_steps(
@@ -52,7 +66,9 @@ def clock_steps(
     Returns:
         (steps, slots): the steps by node, and how many rows the clock state has beside the IPUs.
     """
-    slots = _slots(costs, target)
+    rows = count(target.num_ipus)
+    slots, io_tiles = _slots(costs, target, rows), _io_tiles(costs, rows)
+    slots |= _moved(costs, rows)
     steps: dict[Program, ClockStep] = {}
     for node in distinct(program):
         if isinstance(node, (If, Switch, RepeatWhile)):
@@ -60,14 +76,14 @@ def clock_steps(
             steps[node] = _with_slots(_decision(target), decider.variables(), (), slots)
         elif isinstance(node, Leaf):
             does = effects(node) if slots else Effects()
-            step = _step(node, costs[node], target, slots)
+            step = _transfer(node, costs[node], target, slots, io_tiles) or _step(node, costs[node], target, slots)
             steps[node] = _with_slots(step, does.reads, () if step.fills else does.writes, slots)
-    return steps, sum(1 + len(slot.arrivals) for slot in slots.values())
+    return steps, next(rows) - target.num_ipus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slot:
-    """The rows in the clock state of a destination of buffered exchanges.
+    """The rows in the clock state of a destination of buffered exchanges, or of what I/O tiles move.
 
     Args:
         free: the row of the time since when it is free.
@@ -81,11 +97,52 @@ class _Slot:
 _Slots = Mapping[Variable, _Slot]
 
 
-def _slots(costs: Costs, target: Target) -> _Slots:
+def _io_tiles(costs: Costs, rows: Iterator[int]) -> dict[int, int]:
+    """The row of the clock of each IPU's I/O tiles, of those that have something to move."""
+    busy = {ipu for _, cost in _overlapping(costs) for ipu in np.flatnonzero(cost.cycles).tolist()}
+    return {ipu: next(rows) for ipu in sorted(busy)}
+
+
+def _moved(costs: Costs, rows: Iterator[int]) -> dict[Variable, _Slot]:
+    """What I/O tiles move: when each has arrived last."""
+    slots: dict[Variable, _Slot] = {}
+    for leaf, cost in _overlapping(costs):
+        for variable in _tensor_of(leaf).variables():
+            if variable not in slots:
+                slots[variable] = _Slot(next(rows), {ipu: next(rows) for ipu in np.flatnonzero(cost.cycles).tolist()})
+    return slots
+
+
+def _overlapping(costs: Costs) -> Iterator[tuple[RemoteIn | RemoteOut, StreamCost]]:
+    """Transfers that what follows does not wait for."""
+    for leaf, cost in costs.items():
+        if isinstance(leaf, RemoteIn | RemoteOut) and leaf.overlaps and isinstance(cost, StreamCost):
+            yield leaf, cost
+
+
+def _tensor_of(leaf: RemoteIn | RemoteOut) -> Tensor:
+    return leaf.destination if isinstance(leaf, RemoteIn) else leaf.source
+
+
+def _transfer(leaf: Leaf, cost: Cost, target: Target, slots: _Slots, io_tiles: Mapping[int, int]) -> ClockStep | None:
+    """What a transfer on I/O tiles does; None for any other leaf."""
+    if not isinstance(leaf, RemoteIn | RemoteOut) or not leaf.overlaps:
+        return None
+    assert isinstance(cost, StreamCost)
+    ipus = tuple(np.flatnonzero(cost.cycles).tolist())
+    moved = [slots[variable] for variable in _tensor_of(leaf).variables()]
+    return ClockStep(
+        _work(target),
+        ipus,
+        transfers=tuple((io_tiles[ipu], ipu, int(cost.cycles[ipu])) for ipu in ipus),
+        delivers=tuple((slot.arrivals[ipu], (io_tiles[ipu],)) for slot in moved for ipu in ipus),
+    )
+
+
+def _slots(costs: Costs, target: Target, rows: Iterator[int]) -> dict[Variable, _Slot]:
     """The destinations of buffered exchanges."""
     if target.global_exchange == "lockstep":
         return {}
-    rows = count(target.num_ipus)
     slots: dict[Variable, _Slot] = {}
     for leaf, cost in costs.items():
         if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and cost.is_global:
@@ -107,7 +164,7 @@ def _with_slots(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Var
 
 def _step(
     leaf: Leaf,
-    cost: ComputeSetCost | CopyCost | StreamCost | SyncCost,
+    cost: Cost,
     target: Target,
     slots: _Slots,
 ) -> ClockStep:
@@ -118,6 +175,8 @@ def _step(
             return ClockStep(work, _busy(work))
         case StreamCost():
             return _host_exchange(cost, target)
+        case WaitCost(ipus):
+            return ClockStep(_work(target), ipus)
         case SyncCost(kind):
             if kind == "external":
                 return _meeting(target, target.global_sync_cycles)

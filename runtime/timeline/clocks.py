@@ -9,7 +9,9 @@ So an IPU waits where it needs a value, not where the program copies it. All of 
 `maxplus`, so a clock state may be a vector or a matrix.
 
 State: int64[num_ipus + slots, k] cycles; row i < num_ipus is the clock of IPU i, further rows are the times since when
-each slot (the destination of a buffered exchange) is free, and when what was sent there has arrived at each receiver.
+each slot (the destination of a buffered exchange) is free, when what was sent there has arrived at each receiver, and
+of the clocks of I/O tiles. A transfer on I/O tiles begins when it is issued and they are free; it has arrived when it
+ends, and whoever needs what it moves waits for that.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class ClockStep:
         fills: slots that `senders` write, and so wait for, as rows of the state.
         frees: slots that the senders, or else all `ipus`, have read when the step ends, as rows of the state.
         awaits: IPUs and the arrivals they wait for, as (IPU, row of the state).
-        delivers: arrivals at the end of the step, and the IPUs that send them, as (row of the state, IPUs).
+        delivers: arrivals at the end of the step, and the IPUs, or rows of I/O tiles, that send them, as (row of the
+            state, rows).
+        transfers: what I/O tiles do meanwhile, as (row of their clock, IPU, cycles).
     """
 
     work: np.ndarray
@@ -46,6 +50,7 @@ class ClockStep:
     frees: tuple[int, ...] = _NONE
     awaits: tuple[tuple[int, int], ...] = ()
     delivers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    transfers: tuple[tuple[int, int, int], ...] = ()
     cycles: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,8 +69,10 @@ class ClockStep:
             state[senders] = np.maximum(state[senders], state[list(self.fills)].max(0))
 
     def finish(self, state: np.ndarray) -> None:
-        """Makes the IPUs of a started `state` work, free slots and deliver, in place."""
+        """Makes the IPUs of a started `state` work, transfer, free slots and deliver, in place."""
         state[: len(self.cycles)] += self.cycles[:, None]
+        for row, ipu, cycles in self.transfers:
+            state[row] = np.maximum(state[row], state[ipu]) + cycles
         readers = list(self.senders or self.ipus)
         if self.frees and readers:
             frees = list(self.frees)

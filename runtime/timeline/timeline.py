@@ -65,6 +65,7 @@ class Timeline:
     Args:
         clocks: cycle at which each IPU ends, int64[num_ipus].
         work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
+        overlapped: cycles that I/O tiles of each IPU moved data while the others went on, int64[num_ipus].
         steps: what ran, in order; a loop is one step.
         executions: how often each leaf, and each decision of data-dependent control, ran.
         taken: the branch taken by each decision that was not recorded.
@@ -72,6 +73,7 @@ class Timeline:
 
     clocks: np.ndarray
     work: np.ndarray
+    overlapped: np.ndarray
     steps: tuple[TimelineStep, ...]
     executions: Mapping[Program, int] = field(repr=False)
     taken: Mapping[Program, int] = field(default_factory=dict, repr=False)
@@ -159,6 +161,7 @@ class _Walker:
         self.recorded = {node: iter(choices) for node, choices in recording.items()}
         self.executions: Counter[Program] = Counter()
         self.work = np.zeros((num_ipus, len(PHASES)), np.int64)
+        self.overlapped = np.zeros(num_ipus, np.int64)
         self._matrices: dict[Program, np.ndarray] = {}
         self._dearest: dict[Program, int] = {}
         self._changing: dict[Program, bool] = {}
@@ -170,7 +173,8 @@ class _Walker:
         clocks = state[: self.num_ipus, 0]
         clocks.setflags(write=False)
         self.work.setflags(write=False)
-        return Timeline(clocks, self.work, tuple(steps), dict(self.executions), dict(self._dearest))
+        self.overlapped.setflags(write=False)
+        return Timeline(clocks, self.work, self.overlapped, tuple(steps), dict(self.executions), dict(self._dearest))
 
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
         """Advances `state` by one run of `program`, in place, and counts it as `times` runs; `into` gets the steps."""
@@ -202,13 +206,19 @@ class _Walker:
             maxplus.check_time(times * int(step.cycles.max()))
             self.executions[leaf] += times
             self.work += step.work * times
+            for _, ipu, cycles in step.transfers:
+                self.overlapped[ipu] += cycles * times
         step.start(state)
         ipus = list(step.ipus)
         starts = state[ipus, 0].tolist() if into is not None else ()
         step.finish(state)
         maxplus.check_time(int(state.max()))
         if into is not None:
-            into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(state[ipus, 0].tolist())))
+            ends = state[ipus, 0].tolist()
+            if step.transfers:  # as I/O tiles see it
+                ends = [int(state[row, 0]) for row, _, _ in step.transfers]
+                starts = [end - cycles for end, (_, _, cycles) in zip(ends, step.transfers, strict=True)]
+            into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends)))
 
     def loop(
         self,

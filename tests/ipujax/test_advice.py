@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -49,7 +50,7 @@ def advice() -> ipu.Advice:
 
 def test_each_way_has_a_row_with_what_it_takes() -> None:
     rows = {row.change: row for row in advice()}
-    assert rows.keys() == {OWN, ALL, STANDARD, AUTO, HALF, f"{HALF}, {AUTO}"} and len(advice()) == len(rows)
+    assert rows.keys() == {OWN, ALL, STANDARD, AUTO, HALF} and len(advice()) == len(rows)
     assert rows[AUTO].fits and rows[HALF].fits and not rows[OWN].fits
     for row in advice():
         assert row.refused is None
@@ -151,7 +152,7 @@ def test_what_cannot_be_compiled_is_a_row_with_the_reason() -> None:
     fun = ipu.jit(loss, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4), **settings)
     found = ipu.advise(fun, array(4, 4), array(8, 4), batch_argnums=1, show=False)
     refused = [row for row in found if row.refused is not None]
-    assert refused == list(found)[-2:] and all(row.change.startswith(HALF) for row in refused)
+    assert refused == list(found)[-1:] and refused[0].change == HALF
     assert all("cannot be split into 4 micro-batches" in str(row.refused) for row in refused)
     lines = str(found).splitlines()
     assert lines[-1].endswith(str(refused[-1].refused)) and found.best().change == OWN
@@ -181,3 +182,33 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ipu.ArgumentError, match=text):
             ipu.advise(fun, *args, batch_argnums=batch)
+
+
+def test_state_goes_off_chip_first_and_then_all_that_is_donated() -> None:
+    def step(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        m = 0.9 * m + jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+        return w - 0.1 * m, m
+
+    fun = ipu.jit(step, donate_argnums=(0, 1), device=ipu.IPUModel(tiles_per_ipu=4))
+    found = {row.change: row for row in ipu.advise(fun, array(32, 32), array(32, 32), array(4, 32), show=False)}
+    for chosen in ((1,), (0, 1)):
+        again = fun.with_options(offload_argnums=chosen).lower(array(32, 32), array(32, 32), array(4, 32)).compile()
+        assert found[f"offload_argnums={chosen}"].cycles == again.profile.cycles
+
+
+def test_where_nothing_fits_values_are_computed_again_too() -> None:
+    found = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
+    assert f"{HALF}, {AUTO}" in {row.change for row in found} and not any(row.fits for row in found)
+
+
+def test_pipelines_that_find_their_stages_are_tried_on_twice_the_ipus() -> None:
+    def loss(ws: jax.Array, x: jax.Array) -> jax.Array:
+        return (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0] ** 2).mean()
+
+    def step(ws: jax.Array, x: jax.Array) -> jax.Array:
+        value: jax.Array = ipu.pipeline(loss, micro_batches=4, stages="auto")(ws, x)
+        return value
+
+    fun = ipu.jit(step, device=ipu.IPUModel(2, tiles_per_ipu=4))
+    changes = [row.change for row in ipu.advise(fun, array(4, 16, 16), array(8, 16), show=False)]
+    assert 'device=ipu.IPUModel(num_ipus=4, arch="mk2", tiles_per_ipu=4)' in changes

@@ -16,7 +16,7 @@ from jax.extend.core import primitives  # noqa: TID251 the list of JAX that the 
 
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.jax_compat import CALLEES, Primitive
-from ipujax.lowering.rules import RULES
+from ipujax.lowering.rules import RULES, streaming
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_fallback import fallback_rows
 from tests.lowering.rules.op_table import CASES
@@ -35,6 +35,7 @@ NOTES: dict[str, str] = {
     "stage": "not met in any program so far",
 }
 
+_REMOTE = "streaming memory: `tests/lowering/offload/test_offload.py`"
 _COLLECTIVES = "collective over replicas: `tests/lowering/gcl/test_collectives.py`"
 
 _HEAD = """# Primitives
@@ -86,6 +87,7 @@ def page() -> str:
 def _tested(name: str, kind: str, rows: Iterable[OpCase]) -> str:
     found = [f"{case.name}{' ∂' if case.grad else ''}" for case in rows]
     found += [_COLLECTIVES] if name in COLLECTIVES else []
+    found += [_REMOTE] if name in streaming.RULES else []
     if found:
         return ", ".join(found)
     return NOTES.get(name, "`tests/lowering/passes/test_passes.py`") if kind == "inlined" else NOTES[name]

@@ -1,0 +1,193 @@
+"""Functions of arguments in streaming memory: which lie there, which are donated, and what is to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+ALL = 0, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function, and what is to move of its arguments, in order.
+
+    Args:
+        fun: the function.
+        args: its arguments.
+        moves: `l0` loads all of argument 0, `r0` some of its rows, `s0` stores all of it, `u0` some of its rows.
+        offloaded: numbers of the arguments that lie in streaming memory.
+        donated: numbers of those that are donated.
+    """
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    moves: str
+    offloaded: tuple[int, ...] = (0,)
+    donated: tuple[int, ...] = ALL
+
+
+def array(*shape: int, seed: int = 0) -> jax.Array:
+    """Quarters, so that sums of a few are exact in any order."""
+    return jnp.asarray(np.random.default_rng([*shape, seed]).integers(-8, 9, shape) / 4, np.float32)
+
+
+A, B, C, X = (array(7, 3, seed=n) for n in range(4))
+V = array(3)
+ROWS = jnp.array([0, 3, -1, 9, 3, -9])  # twice the same, from the end, behind the end, before the start
+GRID = ROWS.reshape(2, 3)
+NEW = array(6, 3)
+
+OPTIMIZERS: dict[str, optax.GradientTransformation] = {
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "clipped adamw": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.1)),
+    "lamb": optax.lamb(0.1),
+    "every third": optax.MultiSteps(optax.adam(0.1), 3).gradient_transformation(),
+    "if finite": optax.apply_if_finite(optax.adam(0.1), 3),
+}
+
+
+def training_step(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """A step of a chain of dense layers: parameters, state, inputs."""
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(weights: Any, state: Any, x: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(weights, x)
+        updates, state = optimizer.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state, value
+
+    return step
+
+
+def training(name: str, layers: int = 3) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A training step by the name of its optimizer, and arguments."""
+    weights = [array(4, 4, seed=n) for n in range(layers)]
+    return training_step(OPTIMIZERS[name]), (weights, OPTIMIZERS[name].init(weights), array(5, 4))
+
+
+def both(value: Any) -> Any:
+    return value, value
+
+
+def printing(a: jax.Array, x: jax.Array) -> Any:
+    """Says what it adds, before and behind."""
+    jax.debug.print("a {}", a.sum())
+    new = a + x
+    jax.debug.print("new {}", new.sum())
+    return new
+
+
+WHOLE = {
+    "not used": Case(lambda a, x: x + 1, (A, V), ""),
+    "handed on": Case(lambda a, x: (a, x + 1), (A, V), ""),
+    "handed on, not donated": Case(lambda a: a, (A,), "l0", donated=()),
+    "read": Case(lambda a, x: (a * x).sum(), (A, X), "l0"),
+    "replaced": Case(lambda a, x: a + x, (A, X), "l0 s0"),
+    "replaced, not donated": Case(lambda a, x: a + x, (A, X), "l0", donated=()),
+    "replaced by another's": Case(lambda a, x: x + 1, (A, X), "s0", donated=(0,)),
+    "replaced by a constant": Case(lambda a, x: (jnp.zeros_like(a), x + a), (A, X), "l0 s0"),
+    "replaced by an array": Case(lambda a, x: (np.asarray(X), a * x), (A, X), "l0 s0"),
+    "replaced, and read behind": Case(lambda a, x: (lambda new: (new, (a * new).sum()))(a + x), (A, X), "l0 s0"),
+    "new and old": Case(lambda a, x: (a + x, a), (A, X), "l0 s0"),
+    "beside no operand": Case(lambda a: (a * 2, lax.iota(np.int32, 5)), (A,), "l0 s0"),
+    "swapped": Case(lambda a, b: (b, a), (A, B), "l1 l0 s0 s1", offloaded=ALL),
+    "swapped with one on chip": Case(lambda a, b: (b, a), (A, B), "l0 s0"),
+    "round in a ring": Case(
+        lambda a, b, c: (b + 1, c, a), (A, B, C), "l1 l2 l0 s0 s1 s2", (0, 1, 2), donated=(0, 1, 2)
+    ),
+    "one result for two": Case(lambda a, b: both(a + b), (A, B), "l0 l1 s0 s1", offloaded=ALL),
+    "one result for one": Case(lambda a, b: both(a + b), (A, B), "l0 s0", donated=(0,)),
+    "one argument for three": Case(lambda a, b: (a, a, a), (A, B), "l0 s1", offloaded=ALL),
+    "in a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + (a * r).sum(0), c), x, a), (A, V), "l0 s0"),
+    "rows of a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + r, c.sum()), x, a), (A, V), ""),
+    "carried": Case(lambda a: lax.scan(lambda c, _: (c * 2 + 1, c.sum()), a, None, 3), (A,), "l0 s0"),
+    "in a branch": Case(lambda a, x: lax.cond(x[0] > 0, lambda: a + 1, lambda: a * 2), (A, V), "l0 s0"),
+    "deciding a branch": Case(lambda a, x: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, x), (A, V), "l0"),
+    "in a loop": Case(lambda a: lax.while_loop(lambda a: a.sum() < 99, lambda a: jnp.abs(a) * 2 + 1, a), (A,), "l0 s0"),
+    "columns": Case(lambda a, i: a[:, i], (A, jnp.array([0, 2])), "l0"),
+    "elements": Case(lambda a, i: a[i, i], (A, ROWS), "l0"),
+    "parts of rows": Case(lambda a, i: a.at[i, :2].add(1), (A, ROWS), "l0 s0"),
+    "printed": Case(printing, (A, X), "l0 s0"),
+}
+
+
+def look_up(
+    fun: Callable[..., Any], args: tuple[Any, ...], moves: str = "r0", offloaded: tuple[int, ...] = (0,)
+) -> Case:
+    """A function that reads rows of its first argument."""
+    return Case(fun, args, moves, offloaded)
+
+
+LOOK_UPS = {
+    **{f"mode {mode}": look_up(lambda a, i, m=mode: a.at[i].get(mode=m), (A, ROWS)) for mode in (None, "clip", "fill")},
+    **{f"take, {mode}": look_up(lambda a, i, m=mode: jnp.take(a, i, 0, mode=m), (A, ROWS)) for mode in (None, "wrap")},
+    "in bounds": look_up(lambda a, i: a.at[i].get(mode="promise_in_bounds"), (A, ROWS % 7)),
+    "filled with 3": look_up(lambda a, i: a.at[i].get(mode="fill", fill_value=3.0), (A, ROWS)),
+    "integers": look_up(lambda a, i: a.at[i].get(mode="fill"), ((A * 4).astype(np.int8), ROWS)),
+    "unsigned": look_up(lambda a, i: a.at[i].get(mode="fill"), ((A * 4).astype(np.uint8), ROWS)),
+    "booleans": look_up(lambda a, i: a.at[i].get(mode="fill"), (A > 0, ROWS)),
+    "half": look_up(lambda a, i: a.at[i].get(mode="fill"), (A.astype(jnp.bfloat16), ROWS)),
+    "bytes for indices": look_up(lambda a, i: a.at[i].get(mode="fill"), (A, jnp.array([1, 255, 6, 7], np.uint8))),
+    "grid": look_up(lambda a, i: a[i], (A, GRID)),
+    "rows of matrices": look_up(lambda a, i: a[i], (array(5, 2, 3), GRID)),
+    "one row": look_up(lambda a, i: a[i], (array(1, 3), ROWS)),
+    "twice": look_up(lambda a, i: a[i] + a[i[::-1]], (A, ROWS), "r0 r0"),
+    "indices that lie there too": look_up(lambda a, i: a.at[i].get(mode="clip"), (A, ROWS), "l1 r0", offloaded=ALL),
+    "and whole": look_up(lambda a, i: (a[i], a.sum()), (A, ROWS), "r0 l0"),
+    "no indices": look_up(lambda a, i: (a[i], a + 1), (A, ROWS[:0]), "l0 s0"),
+}
+
+UPDATES = {
+    **{
+        f"{what}, mode {mode}": Case(
+            lambda a, i, u, w=what, m=mode: getattr(a.at[i], w)(u, mode=m), (A, ROWS, NEW), moves
+        )
+        for what, moves in (("add", "r0 u0"), ("set", "u0"))
+        for mode in (None, "clip", "drop")
+    },
+    "NaN and infinity": Case(
+        lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW.at[1, 1].set(np.nan).at[2, 0].set(np.inf)), "r0 u0"
+    ),
+    "minus zero": Case(lambda a, i, u: a.at[i].add(u), (-0.0 * A, ROWS, -0.0 * NEW), "r0 u0"),
+    "integers": Case(
+        lambda a, i, u: a.at[i].add(u), ((A * 4).astype(np.int8), ROWS, (NEW * 4).astype(np.int8)), "r0 u0"
+    ),
+    "half": Case(lambda a, i, u: a.at[i].add(u), (A.astype(jnp.bfloat16), ROWS, NEW.astype(jnp.bfloat16)), "r0 u0"),
+    "grid": Case(lambda a, i, u: a.at[i].add(u), (A, GRID, NEW.reshape(2, 3, 3)), "r0 u0"),
+    "one number": Case(lambda a, i: a.at[i].add(1), (A, ROWS), "r0 u0"),
+    "one row": Case(lambda a, i, u: a.at[i].add(u), (A, jnp.int32(2), V), "r0 u0"),
+    "of what is there": Case(lambda a, i, u: a.at[i].add(u + a[i]), (A, ROWS, NEW), "r0 r0 u0"),
+    "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
+    "added, of another": Case(lambda a, u, i: a.at[i].add(u), (A, NEW, ROWS), "l1 r0 u0", offloaded=ALL),
+    "set, of another": Case(lambda a, u, i: a.at[i].set(u), (A, NEW, ROWS), "l1 u0", offloaded=ALL),
+    # All of the table moves: it, or what becomes of it, is read once more, or goes to another place.
+    "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 s0"),
+    "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
+    "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "l0 s0"),
+    "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "for another": Case(lambda a, b, i, u: b.at[i].add(u), (A, B, ROWS, NEW), "l1 s0", offloaded=ALL),
+    "not donated": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW), "l0", donated=()),
+    # Neither is a plain sum or a plain replacement.
+    "multiplied": Case(lambda a, i, u: a.at[i].multiply(u), (A, ROWS, NEW), "l0 s0"),
+    "a function of rows": Case(lambda a, i: a.at[i].apply(jnp.sin), (A, ROWS), "l0 s0"),
+}
+
+
+CASES: dict[str, Case] = {
+    **WHOLE,
+    **{f"look up, {name}": case for name, case in LOOK_UPS.items()},
+    **{f"update, {name}": case for name, case in UPDATES.items()},
+}
