@@ -6,7 +6,8 @@ Input: a program as planned first, and what plans it in another way. Output: the
     recomputation      of what is kept for gradients, "auto" keeps as much less as the fullest tile lacks
 
 What is cheaper for the bytes that are lacking comes first: a price of p frees bytes for at most p cycles each, what
-recomputation takes is in its plans. A price that is given stays, and so does the first where nothing has to fit.
+recomputation takes is in its plans. A dearer byte may take memory elsewhere: if nothing fits, recomputation goes on at
+the first price, as if that were given. A price that is given stays, and so does the first where nothing has to fit.
 """
 
 from __future__ import annotations
@@ -89,23 +90,30 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     executable = compile(first.graph, first.program, options=options, check=fits)
     if fits(executable.memory):
         return first, executable
-    search = _Search(_Attempt(first, executable), () if options.byte_price is not None else BYTE_PRICES)
-    while (choice := search.next()) is not None:
-        seconds, planned = time.perf_counter() - start, plan(choice)
-        executable = compile(planned.graph, planned.program, options=options, check=fits)
-        attempt = _Attempt(planned, executable)
-        if fits(executable.memory):
-            cycles, first_cycles = attempt.cycles, search.attempts[0].cycles
-            tried = dict.fromkeys(each.planned.choice.price for each in search.attempts)
-            timings = {"prices": seconds, **executable.timings}
-            return planned, replace(
-                executable,
-                byte_prices=(*(price for price in tried if price != choice.price), choice.price),
-                byte_price_cost_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
-                timings=MappingProxyType(timings),
-            )
-        search.add(attempt)
-    _refuse(search.attempts)
+    attempts = {first.choice: _Attempt(first, executable)}
+    for prices in (BYTE_PRICES, ()) if options.byte_price is None else ((),):
+        search = _Search(attempts[first.choice], prices)
+        while (choice := search.next()) is not None:
+            if choice not in attempts:
+                seconds, planned = time.perf_counter() - start, plan(choice)
+                executable = compile(planned.graph, planned.program, options=options, check=fits)
+                attempts[choice] = _Attempt(planned, executable)
+                if fits(executable.memory):
+                    return planned, _described(executable, list(attempts.values()), seconds)
+            search.add(attempts[choice])
+    _refuse(list(attempts.values()))
+
+
+def _described(executable: Executable, attempts: Sequence[_Attempt[P]], seconds: float) -> Executable:
+    """What fits, with the prices that were tried and what the last of them costs, and the time before it."""
+    *tried, price = (attempt.planned.choice.price for attempt in attempts)
+    cycles, first_cycles = attempts[-1].cycles, attempts[0].cycles
+    return replace(
+        executable,
+        byte_prices=(*dict.fromkeys(each for each in tried if each != price), price),
+        byte_price_cost_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
+        timings=MappingProxyType({"prices": seconds, **executable.timings}),
+    )
 
 
 class _Attempt(Generic[P]):
@@ -130,6 +138,11 @@ class _Attempt(Generic[P]):
         if not short.any():
             short = memory.lacking().get("memory", short)
         return np.asarray(short.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
+
+    @property
+    def kept(self) -> float:
+        """Of the bytes that it takes to keep all for a gradient, the share that is planned, the least of all."""
+        return min((trade.planned.peak_bytes / max(1, trade.all_bytes) for trade in self.planned.trades), default=1.0)
 
     def more_cycles(self, other: _Attempt[P]) -> int:
         """The cycles that another attempt takes more."""
@@ -184,7 +197,7 @@ class _Search(Generic[P]):
             self._at = attempt
             return
         more = self._at.more_cycles(attempt)
-        if self._alternative is None or more * lacking <= self._alternative.cycles * freed:
+        if self._alternative is None or (freed > 0 and more * lacking <= self._alternative.cycles * freed):
             self._at = attempt
         else:
             self._prices_pay = False
@@ -224,7 +237,7 @@ def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     reports = [attempt.executable.memory for attempt in attempts]
     choices = [attempt.planned.choice for attempt in attempts]
     prices = tuple(dict.fromkeys(choice.price for choice in choices))
-    shares = [min(choice.recomputation.shares, default=1.0) for choice in choices]
+    shares = [attempt.kept for attempt in attempts]
     best = _smallest(reports)
     check_memory(reports[best], prices, choices[best].price, tuple(dict.fromkeys(shares)), shares[best])
     raise AssertionError("it does not fit")

@@ -42,7 +42,8 @@ class Options:
             tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
             or from what enters a stage; "standard" as PopART does, what lies between places with few bytes to keep;
-            "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each.
+            "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each. A
+            loop over layers is one operation: what its iterations keep is for a `jax.checkpoint` in its body to say.
         io_tiles: tiles of each IPU that only move data from and to the host and streaming memory, while the others
             compute; arguments that are not donated, results and what is offloaded go through them. 0: all tiles
             compute, and wait for such transfers.

@@ -12,7 +12,8 @@ again stays as it is. Random numbers are drawn again from the same keys.
     standard  PopART's: what lies between places with few bytes to keep; not what feeds the loss last
     auto      what takes fewest cycles in a share of the bytes that keeping all takes
 
-Limits: a gradient whose effects would come in another order stays as it is.
+Limits: a gradient whose effects would come in another order stays as it is. A loop over layers is one operation, whose
+gradient is another loop: what the first keeps for each iteration of the second stays, or the whole loop is run again.
 """
 
 from __future__ import annotations

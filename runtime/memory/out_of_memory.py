@@ -75,7 +75,7 @@ def check_memory(
     if others:
         lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in others))
     if len(shares) > 1:
-        tried = ", ".join(f"{100 * each:.0f}" for each in shares)
+        tried = ", ".join(dict.fromkeys(f"{100 * each:.0f}" for each in shares))
         lines.append(
             f"  keeping {tried} % of what gradients need, the rest computed again: {100 * share:.0f} % as shown"
         )
