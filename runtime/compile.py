@@ -44,6 +44,7 @@ from ipujax.runtime.graph import (
     HostStream,
     Leaf,
     Program,
+    RemoteBuffer,
     RemoteIn,
     RemoteOut,
     StreamIn,
@@ -57,7 +58,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Variable, element_bytes
+from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import ClockStep, Recording, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.timeline import timeline
@@ -169,6 +170,11 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
     known: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
     joining = joining_streams(program)
+
+    def transfer_cost(leaf: Leaf, channel: HostStream | RemoteBuffer, tensor: Tensor) -> StreamCost:
+        before = costs.get(joining[leaf]) if leaf in joining else None
+        return stream_cost(graph, channel, tensor, after=before if isinstance(before, StreamCost) else None)
+
     for leaf in leaves(program):
         match leaf:
             case Execute(compute_set):
@@ -180,9 +186,9 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
             case CrossReplicaCopy():
                 costs[leaf] = cross_replica_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
-                costs[leaf] = stream_cost(graph, stream, tensor, joins=leaf in joining)
+                costs[leaf] = transfer_cost(leaf, stream, tensor)
             case RemoteIn(buffer, tensor) | RemoteOut(tensor, buffer):
-                costs[leaf] = stream_cost(graph, buffer, tensor, joins=leaf in joining)
+                costs[leaf] = transfer_cost(leaf, buffer, tensor)
             case Wait(tensor):
                 costs[leaf] = wait_cost(graph, tensor)
             case Sync(kind):

@@ -78,32 +78,36 @@ class Moves:
 
     def _results_due(self, is_sent: Sequence[bool]) -> dict[int, list[int]]:
         """Results to be stored behind each equation; −1 before all of them, and their number behind all."""
-        end = len(self._all)
-        last_read = {var: n for n, eqn in enumerate(self._all) for var in variables_read(eqn)}
-        for var, number in [*last_read.items()]:
-            viewed = self._viewed_value(var)
-            last_read[viewed] = max(last_read.get(viewed, -1), number)
-        given = [x for x, home in zip(self.outvars, self._homes, strict=True) if x in self._remote and x is not home]
-        last_read.update(dict.fromkeys(variables(given), end))
+        end, last_read = len(self._all), self._last_read()
         due: dict[int, list[int]] = {}
         for number, (value, home) in enumerate(zip(self.outvars, self._homes, strict=True)):
             made = self._maker.get(value, -1) if isinstance(value, Var) else -1
             if home is not None and value is not home and value not in self._by_rows:
-                due.setdefault(end if value in self._remote else max(made, last_read.get(home, -1)), []).append(number)
+                is_old = isinstance(value, Var) and self._viewed_value(value) in self._remote
+                due.setdefault(end if is_old else max(made, last_read.get(home, -1)), []).append(number)
             elif home is None and is_sent[number] and made >= 0 and _is_large(value):
                 due.setdefault(made, []).append(number)
         return due
 
+    def _last_read(self) -> dict[Var, int]:
+        """The last equation that reads a value or a view of it; their number if a result is one of these."""
+        last = {var: n for n, eqn in enumerate(self._all) for var in variables_read(eqn)}
+        given = (x for x, home in zip(self.outvars, self._homes, strict=True) if x is not home)
+        last.update(dict.fromkeys(variables(list(given)), len(self._all)))
+        for var, number in [*last.items()]:
+            viewed = self._viewed_value(var)
+            last[viewed] = max(last.get(viewed, -1), number)
+        return last
+
     def _stored_by_rows(self) -> set[Atom]:
         """Results that are an input with new rows, in the place of that input, which nothing reads later."""
-        last_read = {var: n for n, eqn in enumerate(self._all) for var in variables_read(eqn)}
-        found = set[Atom]()
+        is_read = {var for eqn in self._all for var in variables_read(eqn)}
+        found, last_read = set[Atom](), self._last_read()
         for number, eqn in enumerate(self._all):
             if writes_rows(eqn) and (table := eqn.invars[0]) in self._remote and isinstance(table, Var):
                 (out,) = eqn.outvars
                 goes_to = [home for x, home in zip(self.outvars, self._homes, strict=True) if x is out]
-                is_read_later = last_read[table] != number or table in self.outvars
-                if goes_to == [table] and out not in last_read and not is_read_later:
+                if goes_to == [table] and out not in is_read and last_read[table] == number:
                     found.add(out)
         return found
 

@@ -61,13 +61,13 @@ class StreamCost:
         first_ipu: the IPU of the first tile of `tile_bytes`.
         tile_bytes: bytes each tile sends or receives, int64[tiles], the tiles of whole IPUs.
         cycles: cycles each IPU needs, int64[num_ipus]; 0 for a resident stream, whose value stays on the device.
-        joins: whether it is part of the host exchange of the transfer before it.
+        earlier: whether each IPU took part in transfers before it that are the same host exchange, bool[num_ipus].
     """
 
     first_ipu: int
     tile_bytes: np.ndarray
     cycles: np.ndarray
-    joins: bool = False
+    earlier: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +109,9 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target))
 
 
-def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, joins: bool = False) -> StreamCost:
+def stream_cost(
+    graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor, *, after: StreamCost | None = None
+) -> StreamCost:
     """What one transfer between the host and a tensor costs, in either direction.
 
     Every IPU has its own link to the host and pays the latency once a host exchange, of which large ones take several.
@@ -118,7 +120,7 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
         graph: holds the tile mappings.
         stream: the host's side.
         tensor: the device's side.
-        joins: whether it is part of the host exchange of the transfer before it, see `steps.joining_streams`.
+        after: the transfer before it, if both are one host exchange, see `steps.joining_streams`.
     """
     target = graph.target
     tile_bytes = tensor_tile_bytes(graph, tensor)
@@ -126,11 +128,12 @@ def stream_cost(graph: Graph, stream: HostStream | RemoteBuffer, tensor: Tensor,
     limit, bytes_per_second = target.stream_buffer_limit_bytes, target.host_bytes_per_second
     if isinstance(stream, RemoteBuffer) and not stream.on_host:
         limit, bytes_per_second = target.max_remote_transfer_bytes, target.streaming_bytes_per_second
-    exchanges = -(-per_ipu // limit) - joins
+    earlier = np.zeros(target.num_ipus, bool) if after is None else after.earlier | (after.cycles > 0)
+    exchanges = -(-per_ipu // limit) - earlier
     seconds = exchanges * target.host_latency_seconds + per_ipu / bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
-    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), joins)
+    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), earlier)
 
 
 def wait_cost(graph: Graph, tensor: Tensor) -> WaitCost:

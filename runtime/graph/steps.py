@@ -79,16 +79,17 @@ def leaves(program: Program) -> Iterator[Leaf]:
     return (node for node in distinct(program) if isinstance(node, Leaf))
 
 
-def joining_streams(program: Program) -> frozenset[Leaf]:
-    """Transfers that directly follow another in the same direction: Poplar merges them into one host exchange."""
-    joining: set[Leaf] = set()
+def joining_streams(program: Program) -> dict[Leaf, Leaf]:
+    """Transfers that directly follow another in the same direction, and that other: both are one host exchange."""
+    joining: dict[Leaf, Leaf] = {}
     for node in distinct(program):
         if isinstance(node, Sequence):
             moving = [child for child in node.children() if not is_free(child)]
             for before, child in pairwise(moving):
                 if isinstance(child, _TRANSFERS) and type(before) is type(child):
-                    joining.add(child)
-    return frozenset(joining)
+                    assert isinstance(before, _TRANSFERS)
+                    joining[child] = before
+    return joining
 
 
 def is_free(node: Program) -> bool:

@@ -197,11 +197,11 @@ def _step(
 
 
 def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
-    """The zones that a transfer touches meet in an external sync, unless it goes on with the exchange before it."""
+    """The zones that a transfer touches meet in an external sync, unless they did for the exchange it is part of."""
     work = _work(target, host_exchange=cost.cycles)
     busy = _busy(work)
-    zones = () if cost.joins else tuple(zone for zone in host_sync_zones(target) if any(ipu in zone for ipu in busy))
-    meets = tuple(tuple(zone) for zone in zones)
+    zones = tuple(tuple(zone) for zone in host_sync_zones(target) if not cost.earlier[list(zone)].any())
+    meets = tuple(zone for zone in zones if any(ipu in zone for ipu in busy))
     for zone in meets:
         work[list(zone), SYNC] = target.global_sync_cycles
     return ClockStep(work, tuple(sorted({*busy, *chain(*meets)})), meets=meets)

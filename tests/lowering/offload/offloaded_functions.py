@@ -22,7 +22,8 @@ class Case:
     Args:
         fun: the function.
         args: its arguments.
-        moves: `l0` loads all of argument 0, `r0` some of its rows, `s0` stores all of it, `u0` some of its rows.
+        moves: `l0` loads all of argument 0, `r0` some of its rows, `x0` each of them in an iteration of a loop; `s0`
+            stores all of it, `u0` some of its rows.
         offloaded: numbers of the arguments that lie in streaming memory.
         donated: numbers of those that are donated.
     """
@@ -81,12 +82,22 @@ def both(value: Any) -> Any:
     return value, value
 
 
+def rows_added(a: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.scan(lambda c, r: (c + r, None), x, a, reverse=True)[0]
+
+
 def printing(a: jax.Array, x: jax.Array) -> Any:
     """Says what it adds, before and behind."""
     jax.debug.print("a {}", a.sum())
     new = a + x
     jax.debug.print("new {}", new.sum())
     return new
+
+
+def with_view_read_behind(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
+    """Reads a view of the old table once it has made the new one."""
+    view = a[::-1]
+    return a.at[rows].add(u), jnp.sin(view)
 
 
 WHOLE = {
@@ -101,6 +112,9 @@ WHOLE = {
     "replaced by an array": Case(lambda a, x: (np.asarray(X), a * x), (A, X), "l0 s0"),
     "replaced, and read behind": Case(lambda a, x: (lambda new: (new, (a * new).sum()))(a + x), (A, X), "l0 s0"),
     "new and old": Case(lambda a, x: (a + x, a), (A, X), "l0 s0"),
+    "a view of it": Case(lambda a: a[::-1], (A,), "l0 s0"),
+    "new and a view of old": Case(lambda a, x: (a + x, a.T), (A, X), "l0 s0"),
+    "views swapped": Case(lambda a, b: (b[::-1], a[::-1]), (A, B), "l1 l0 s0 s1", offloaded=ALL),
     "beside no operand": Case(lambda a: (a * 2, lax.iota(np.int32, 5)), (A,), "l0 s0"),
     "swapped": Case(lambda a, b: (b, a), (A, B), "l1 l0 s0 s1", offloaded=ALL),
     "swapped with one on chip": Case(lambda a, b: (b, a), (A, B), "l0 s0"),
@@ -110,8 +124,10 @@ WHOLE = {
     "one result for two": Case(lambda a, b: both(a + b), (A, B), "l0 l1 s0 s1", offloaded=ALL),
     "one result for one": Case(lambda a, b: both(a + b), (A, B), "l0 s0", donated=(0,)),
     "one argument for three": Case(lambda a, b: (a, a, a), (A, B), "l0 s1", offloaded=ALL),
-    "in a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + (a * r).sum(0), c), x, a), (A, V), "l0 s0"),
-    "rows of a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + r, c.sum()), x, a), (A, V), ""),
+    "along a scan": Case(lambda a, x: lax.scan(lambda c, r: (c * r + 1, c), x, a), (A, V), "x0 s0"),
+    "along a scan, and whole": Case(lambda a, x: (rows_added(a, x), a * 2), (A, V), "x0 l0 s0"),
+    "along and around a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + (a * r).sum(0), c), x, a), (A, V), "l0 s0"),
+    "rows of a scan": Case(lambda a, x: lax.scan(lambda c, r: (c + r, c.sum()), x, a), (A, V), "x0"),
     "carried": Case(lambda a: lax.scan(lambda c, _: (c * 2 + 1, c.sum()), a, None, 3), (A,), "l0 s0"),
     "in a branch": Case(lambda a, x: lax.cond(x[0] > 0, lambda: a + 1, lambda: a * 2), (A, V), "l0 s0"),
     "deciding a branch": Case(lambda a, x: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, x), (A, V), "l0"),
@@ -175,6 +191,8 @@ UPDATES = {
     # All of the table moves: it, or what becomes of it, is read once more, or goes to another place.
     "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 s0"),
     "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
+    "and a view of old": Case(lambda a, i, u: (a.at[i].add(u), a.T), (A, ROWS, NEW), "l0 s0"),
+    "and a view read behind": Case(with_view_read_behind, (A, ROWS, NEW), "l0 s0"),
     "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "l0 s0"),
     "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
     "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),

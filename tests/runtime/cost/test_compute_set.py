@@ -14,7 +14,7 @@ from ipujax.runtime.cost.transfer import copy_cost, stream_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy, Execute, HostStream, RemoteBuffer, Repeat, Sequence, StreamIn
+from ipujax.runtime.graph.program import Copy, Execute, HostStream, RemoteBuffer, RemoteIn, Repeat, Sequence, StreamIn
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import concat
@@ -384,6 +384,24 @@ def test_transfers_that_are_one_host_exchange_sync_once():
     assert steps_of(alone, StreamIn(HostStream("s", (8,), F32), x)).meets == ()
 
 
+@pytest.mark.parametrize("pattern", ZONES)
+def test_each_ipu_pays_the_latency_of_a_host_exchange_once(pattern):
+    """Four transfers that are one exchange, of IPU 0, 2, 0 and 1: all but the third are the first of an IPU."""
+    graph = Graph(POD.replace(sync_pattern=pattern))
+    tiles = [ipu * POD.tiles_per_ipu for ipu in (0, 2, 0, 1)]
+    tensors = [graph.add_variable((8,), F32, f"x{n}", Flat(8, np.array([0]), np.array([n]))) for n in tiles]
+    program = Sequence(*(RemoteIn(RemoteBuffer.of("x", F32, 8), tensor) for tensor in tensors))
+    costs = leaf_costs(graph, program)
+    short, latency = 32 / POD.streaming_bytes_per_second, POD.host_latency_seconds
+    first, later = (int(np.ceil(seconds * POD.clock_hz)) for seconds in (latency + short, short))
+    cycles = [cost.cycles.tolist() for cost in costs.values()]
+    assert cycles == [[first, 0, 0, 0], [0, 0, first, 0], [later, 0, 0, 0], [0, first, 0, 0]]
+    steps, _ = clock_steps(program, costs, EffectsOf(graph), graph.target)
+    of_0_and_1 = {"single_pipeline": ((), ()), "ping_pong": (((0, 2),), ((1, 3),)), "full": (((0, 1, 2, 3),), ())}
+    meets = [step.meets for step in steps.values()]
+    assert meets[1:3] == [(), ()] and (meets[0], meets[3]) == of_0_and_1[pattern]
+
+
 @pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])
 def test_more_than_a_transfer_may_hold_takes_several(stream):
     limits = {"stream_buffer_limit_bytes": 4096, "max_remote_transfer_bytes": 4096}
@@ -393,7 +411,7 @@ def test_more_than_a_transfer_may_hold_takes_several(stream):
     expected = [int(np.ceil(s * POD.clock_hz)) for s in seconds] + [0, 0]
     assert stream_cost(graph, stream, x).cycles.tolist() == expected
     joined = [int(np.ceil((s - POD.host_latency_seconds) * POD.clock_hz)) for s in seconds] + [0, 0]
-    assert stream_cost(graph, stream, x, joins=True).cycles.tolist() == joined
+    assert stream_cost(graph, stream, x, after=stream_cost(graph, stream, x)).cycles.tolist() == joined
 
 
 def test_part_of_a_variable_streams_its_own_bytes():
