@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -85,7 +85,8 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
         TileMemoryError: if it fits in no way; that of the first whose fullest tile is smallest.
     """
     if options.allow_out_of_memory or (options.byte_price is not None and not first.trades):
-        return first, compile(first.graph, first.program, options=options)
+        check = partial(check_memory, hints=_hints(options))
+        return first, compile(first.graph, first.program, options=options, check=check)
     start = time.perf_counter()
     executable = compile(first.graph, first.program, options=options, check=fits)
     if fits(executable.memory):
@@ -101,7 +102,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
                 if fits(executable.memory):
                     return planned, _described(executable, list(attempts.values()), seconds)
             search.add(attempts[choice])
-    _refuse(list(attempts.values()))
+    _refuse(list(attempts.values()), options)
 
 
 def _described(executable: Executable, attempts: Sequence[_Attempt[P]], seconds: float) -> Executable:
@@ -232,14 +233,25 @@ def _of_ipu(trades: Sequence[ChainTrade], ipu: int) -> list[ChainTrade]:
     return [trade for trade in trades if trade.ipu in (ipu, None)]
 
 
-def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
+def _hints(options: Options) -> list[str]:
+    """What may make a program fit that is planned already."""
+    recompute = ['Options(recompute="auto"), if values wait for a gradient'] if options.recompute != "auto" else []
+    return [
+        *recompute,
+        "offload_argnums of ipu.jit, for what may lie in streaming memory: the state of an optimiser, large tables",
+        "ipu.advise(fun, *args), which compiles these ways and compares them",
+    ]
+
+
+def _refuse(attempts: Sequence[_Attempt[P]], options: Options) -> NoReturn:
     """Raises the error of the program whose fullest tile is smallest, the first of equals."""
     reports = [attempt.executable.memory for attempt in attempts]
     choices = [attempt.planned.choice for attempt in attempts]
     prices = tuple(dict.fromkeys(choice.price for choice in choices))
     shares = [attempt.kept for attempt in attempts]
     best = _smallest(reports)
-    check_memory(reports[best], prices, choices[best].price, tuple(dict.fromkeys(shares)), shares[best])
+    kept, hints = tuple(dict.fromkeys(shares)), _hints(options)
+    check_memory(reports[best], prices, choices[best].price, kept, shares[best], hints)
     raise AssertionError("it does not fit")
 
 

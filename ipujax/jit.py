@@ -10,11 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import operator
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -37,28 +33,22 @@ from ipujax.calls import (
     function_name,
     given_twice,
     has_tracer,
-    may_be_offloaded,
     offloaded_arguments,
     static_keywords,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
-from ipujax.fit import Choice, first_choice
+from ipujax.fit import first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
-from ipujax.lowering.lower import donated_aliases, lower
-from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
-from ipujax.lowering.passes import run_passes
-from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.replicas import AXIS, evaluate, replicated_p, unwrapped
+from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
+from ipujax.lowering_plan import LoweringPlan, timed
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph
+from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
-from ipujax.stages import Lowered, Signature, Traced, settled
-
-_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
+from ipujax.stages import Lowered, Traced, settled
 
 _LOG = logging.getLogger("ipujax")
 _P = ParamSpec("_P")
@@ -441,7 +431,7 @@ class IpuFunction(Generic[_P, _R]):
     def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with _timed(timings, "trace"), explaining_axis_errors(self._replication):
+        with timed(timings, "trace"), explaining_axis_errors(self._replication):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
@@ -466,7 +456,9 @@ class IpuFunction(Generic[_P, _R]):
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
         line, target, options = self._line or calling_line(), device.target, self._options
-        plan = _Plan(self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings)
+        plan = LoweringPlan(
+            self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings
+        )
         lowered = plan.lowered(first_choice(options))
         self._warn_of_unused_ipus(device, lowered.graph)
         return lowered
@@ -480,95 +472,3 @@ class IpuFunction(Generic[_P, _R]):
             self._partly_used.add(device)
             what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
             _LOG.warning(what, self.__name__, used, there, enough)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Plan:
-    """What a traced function is lowered with, in one way or another.
-
-    Args:
-        name: of the function.
-        signature: what it was traced with.
-        jaxpr: without what is float0.
-        moved: the leaves of the arguments that the jaxpr has.
-        line: line of equations whose own line is not the user's.
-        target: the machine.
-        options: what the user chose.
-        spread: how replicas are spread over instances.
-        timings: seconds spent before.
-    """
-
-    name: FunctionName
-    signature: Signature
-    jaxpr: ClosedJaxpr
-    moved: Sequence[int]
-    line: str
-    target: Target
-    options: Options
-    spread: Spread | None
-    timings: Mapping[str, float]
-
-    def lowered(self, choice: Choice) -> Lowered:
-        """The function, planned in a way."""
-        signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
-        donated = [signature.donated[n] for n in self.moved]
-        offloaded = tuple(signature.offloaded[n] for n in self.moved)
-        whole = unwrapped(self.jaxpr)
-        num_ipus = self.target.num_ipus // whole.replicas
-        aliases = donated_aliases(whole, donated)
-        streamed = tuple(
-            self.options.io_tiles > 0
-            and not is_offloaded
-            and number not in aliases
-            and may_be_offloaded(self.signature.in_avals[self.moved[number]])
-            for number, is_offloaded in enumerate(offloaded)
-        )
-        in_place = tuple(map(operator.or_, offloaded, streamed))
-        chip_bytes = self.target.total_memory_bytes // self.target.num_ipus
-        batch_bytes = int(
-            min(BATCH_BYTES, _BATCH_SHARE * chip_bytes) * BYTE_PRICE_CYCLES / max(choice.price, BYTE_PRICE_CYCLES)
-        )
-        offloading = Offloading(in_place, aliases, num_ipus, batch_bytes, self._io_tiles())
-        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
-        jaxprs = {"trace": self.jaxpr, **passed}
-        with _timed(timings, "lower"):
-            program = lower(
-                list(jaxprs.values())[-1],
-                self.target,
-                donated=donated,
-                offloaded=offloaded,
-                streamed=streamed,
-                names=[signature.leaf_names[n] for n in self.moved],
-                line=self.line,
-                options=replace(self.options, byte_price=choice.price),
-                recomputation=choice.recomputation,
-            )
-        trades += program.trades
-        return Lowered(
-            self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread
-        )
-
-    def _io_tiles(self) -> IoTiles | None:
-        """The tiles that only move data.
-
-        Raises:
-            ArgumentError: if they leave none to compute.
-        """
-        options, target = self.options, self.target
-        if not options.io_tiles:
-            return None
-        if options.io_tiles >= target.tiles_per_ipu:
-            raise ArgumentError(
-                f"Options.io_tiles leaves {self.name} no tiles that compute",
-                expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
-                got=options.io_tiles,
-            )
-        there = options.io_tiles * target.bytes_per_tile
-        return IoTiles(options.prefetch_depth, there // (2 * (options.prefetch_depth + 1)))
-
-
-@contextmanager
-def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    timings[name] = time.perf_counter() - start

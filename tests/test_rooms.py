@@ -118,10 +118,15 @@ ROOMS: dict[str, str] = {
         " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
         " runtime.signatures runtime.target"
     ),
+    "ipujax.lowering_plan": (
+        "ipujax.fit ipujax.calls ipujax.distributed.instance ipujax.stages lowering.jax_compat lowering.lower"
+        " lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.graph runtime.options"
+        " runtime.target"
+    ),
     "ipujax.jit": (
-        "ipujax.fit ipujax.calls ipujax.device ipujax.distributed.instance ipujax.stages lowering.jax_compat"
-        " lowering.lower lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.graph"
-        " runtime.host runtime.options runtime.signatures runtime.target"
+        "ipujax.fit ipujax.calls ipujax.device ipujax.distributed.instance ipujax.lowering_plan ipujax.stages"
+        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.options runtime.signatures"
+        " runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (

@@ -40,6 +40,7 @@ def check_memory(
     price: float = 0,
     shares: Sequence[float] = (),
     share: float = 1,
+    hints: Sequence[str] = (),
 ) -> None:
     """Refuses a program that does not fit.
 
@@ -49,6 +50,7 @@ def check_memory(
         price: the one of them that the report is of.
         shares: of the bytes that it takes to keep all for gradients, those it was planned with, if there are several.
         share: the one of them that the report is of.
+        hints: what else would help.
 
     Raises:
         TileMemoryError: naming the worst tiles, how many bytes they lack, what is largest there and when.
@@ -92,6 +94,7 @@ def check_memory(
         hint="\n    or: ".join(
             [
                 *helps,
+                *hints,
                 f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
                 "planners use more where there is more, so leave some room",
                 "Options(allow_out_of_memory=True) for the profile of a program that does not fit",

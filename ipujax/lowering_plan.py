@@ -1,0 +1,125 @@
+"""What a traced function is lowered with: where its arguments lie, and the way down from its jaxpr to a program.
+
+Input: a traced function, the machine, what the user chose, and a `Choice`. Output: `Lowered`.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ipujax.calls import FunctionName, may_be_offloaded
+from ipujax.distributed.instance import Spread
+from ipujax.fit import Choice
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.lower import donated_aliases, lower
+from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
+from ipujax.lowering.passes import run_passes
+from ipujax.lowering.recomputation import ChainTrade
+from ipujax.lowering.replicas import unwrapped
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.options import Options
+from ipujax.runtime.target import Target
+from ipujax.stages import Lowered, Signature
+
+_BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoweringPlan:
+    """What a traced function is lowered with, in one way or another.
+
+    Args:
+        name: of the function.
+        signature: what it was traced with.
+        jaxpr: without what is float0.
+        moved: the leaves of the arguments that the jaxpr has.
+        line: line of equations whose own line is not the user's.
+        target: the machine.
+        options: what the user chose.
+        spread: how replicas are spread over instances.
+        timings: seconds spent before.
+    """
+
+    name: FunctionName
+    signature: Signature
+    jaxpr: ClosedJaxpr
+    moved: Sequence[int]
+    line: str
+    target: Target
+    options: Options
+    spread: Spread | None
+    timings: Mapping[str, float]
+
+    def lowered(self, choice: Choice) -> Lowered:
+        """The function, planned in a way."""
+        signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
+        donated = [signature.donated[n] for n in self.moved]
+        offloaded = tuple(signature.offloaded[n] for n in self.moved)
+        aliases = donated_aliases(unwrapped(self.jaxpr), donated)
+        streamed = self._streamed(offloaded, aliases)
+        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, choice.price)
+        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
+        jaxprs = {"trace": self.jaxpr, **passed}
+        with timed(timings, "lower"):
+            program = lower(
+                list(jaxprs.values())[-1],
+                self.target,
+                donated=donated,
+                offloaded=offloaded,
+                streamed=streamed,
+                names=[signature.leaf_names[n] for n in self.moved],
+                line=self.line,
+                options=replace(self.options, byte_price=choice.price),
+                recomputation=choice.recomputation,
+            )
+        trades += program.trades
+        return Lowered(
+            self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread
+        )
+
+    def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
+        """For each argument whether I/O tiles bring it from the host: it is neither on the chip nor off it already."""
+        avals = [self.signature.in_avals[n] for n in self.moved]
+        return tuple(
+            self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
+            for number, (is_offloaded, aval) in enumerate(zip(offloaded, avals, strict=True))
+        )
+
+    def _offloading(self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], price: float) -> Offloading:
+        """What lies off chip; as the price of a byte climbs, less of it is loaded together."""
+        num_ipus = self.target.num_ipus // unwrapped(self.jaxpr).replicas
+        chip_bytes = self.target.tiles_per_ipu * self.target.bytes_per_tile
+        cheapness = BYTE_PRICE_CYCLES / max(price, BYTE_PRICE_CYCLES)
+        batch_bytes = int(cheapness * min(BATCH_BYTES, _BATCH_SHARE * chip_bytes))
+        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles())
+
+    def _io_tiles(self) -> IoTiles | None:
+        """The tiles that only move data.
+
+        Raises:
+            ArgumentError: if they leave none to compute.
+        """
+        options, target = self.options, self.target
+        if not options.io_tiles:
+            return None
+        if options.io_tiles >= target.tiles_per_ipu:
+            raise ArgumentError(
+                f"Options.io_tiles leaves {self.name} no tiles that compute",
+                expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
+                got=options.io_tiles,
+            )
+        there = options.io_tiles * target.bytes_per_tile
+        return IoTiles(options.prefetch_depth, there // (2 * (options.prefetch_depth + 1)))
+
+
+@contextmanager
+def timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Notes the seconds of what is inside."""
+    start = time.perf_counter()
+    yield
+    timings[name] = time.perf_counter() - start
