@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, without_axes
 from ipujax.lowering.jaxpr import PIPELINE, stage_name, variables, variables_read
 
 
@@ -24,7 +24,7 @@ def depth_first(eqns: Sequence[JaxprEqn], wanted: Sequence[Atom]) -> list[JaxprE
     """
     start = 1 + max((n for n, eqn in enumerate(eqns) if _is_gradient(eqn)), default=len(eqns) - 1)
     update = eqns[start:]
-    if any(eqn.effects for eqn in update):
+    if any(without_axes(eqn.effects) for eqn in update):
         return list(eqns)
     maker = {var: n for n, eqn in enumerate(update) for var in eqn.outvars}
     order: dict[int, None] = {}
