@@ -250,6 +250,7 @@ def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
 
 
 def _shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable or a literal."""
     aval: Any = atom.aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 

@@ -25,7 +25,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.lower import donated_aliases
-from ipujax.lowering.offload import Offloading, batches, offload, remote_rows_p, remote_update_p
+from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload, remote_rows_p, remote_update_p
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.replicas import unwrapped
@@ -45,17 +45,24 @@ class Passed:
         args: its arguments.
         offloaded: numbers of the arguments that lie in streaming memory; scalars of them do not.
         donated: numbers of those that are donated.
+        batch_bytes: of a batch of loads, or of stores.
     """
 
     def __init__(
-        self, fun: Callable[..., Any], args: Sequence[Any], offloaded: Sequence[int], donated: Sequence[int]
+        self,
+        fun: Callable[..., Any],
+        args: Sequence[Any],
+        offloaded: Sequence[int],
+        donated: Sequence[int],
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         leaves = [(number, x) for number, arg in enumerate(args) for x in jax.tree.leaves(arg)]
         traced = jax.make_jaxpr(fun)(*args)
         self.leaves = [x for _, x in leaves]
         self.before = list(run_passes(traced).values())[-1]
         aliases = donated_aliases(unwrapped(traced), [number in donated for number, _ in leaves])
-        self.places = Offloading(tuple(number in offloaded and x.size > 1 for number, x in leaves), aliases)
+        inputs = tuple(number in offloaded and x.size > 1 for number, x in leaves)
+        self.places = Offloading(inputs, aliases, batch_bytes=batch_bytes)
         self.after = offload(self.before, self.places, grouped_inputs)
 
     @staticmethod
@@ -181,23 +188,21 @@ def test_rows_beyond_a_buffer_are_zeros_and_are_lost(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "clipped adamw", "lamb"])
-def test_one_parameter_is_updated_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_parameter_is_updated_after_the_other(name: str) -> None:
     """Where the state of one fills a batch, that of the next is loaded when the update has ended."""
     fun, args = training(name)
     state = [n for n, x in enumerate(jax.tree.leaves(args)) if x.size > 1][len(args[0]) : -1]
     of_each = [state[n :: len(args[0])] for n in range(len(args[0]))]
-    monkeypatch.setattr(batches, "_MOST_BYTES", len(of_each[0]) * args[0][0].nbytes)
-    passed = Passed(fun, args, (1,), ALL)
+    passed = Passed(fun, args, (1,), ALL, len(of_each[0]) * args[0][0].nbytes)
     passed.check()
     assert passed.moves == [f"{way}{n}" for own in of_each for way in "ls" for n in own]
 
 
 @pytest.mark.parametrize(("most_bytes", "together"), [(1, [1] * 4), (84, [1] * 4), (168, [2] * 2), (1 << 20, [4])])
-def test_batches_are_bounded(most_bytes: int, together: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_bounded(most_bytes: int, together: list[int]) -> None:
     """Four arguments of 84 bytes, each doubled."""
-    monkeypatch.setattr(batches, "_MOST_BYTES", most_bytes)
     every = tuple(range(4))
-    passed = Passed(lambda *args: [x * 2 for x in args], [A] * 4, every, every)
+    passed = Passed(lambda *args: [x * 2 for x in args], [A] * 4, every, every, most_bytes)
     passed.check()
     runs = [(way, len(list(run))) for way, run in groupby(passed.moves, key=lambda move: move[0])]
     assert runs == [(way, count) for count in together for way in "ls"]
