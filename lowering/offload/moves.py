@@ -11,6 +11,7 @@ What was loaded a moment ago is not loaded again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
 from ipujax.lowering.jaxpr import PARTS, VIEWS, variables, variables_read
@@ -205,7 +206,4 @@ class Moves:
 
 
 def _is_large(atom: Atom) -> bool:
-    size = 1
-    for n in shape_of(atom):
-        size *= n
-    return size >= _LEAST_ELEMENTS
+    return prod(shape_of(atom)) >= _LEAST_ELEMENTS

@@ -4,8 +4,8 @@
     table.at[indices].add(updates)    the rows are loaded, added to, and stored
     table.at[indices].set(updates)    the rows are stored
 
-Input: an equation that looks up or updates rows of a table. Output: equations that do so in streaming memory, or None
-for any other equation. Updates of a row that is named several times are added up first, where it is named first: so
+Input: an equation that looks up or updates rows of a table. Output: equations that do so in streaming memory. Updates
+of a row that is named several times are added up first, where it is named first: so
 every copy of the row that is stored is the same.
 Limits: rows of the first dimension, in full. Of `n` indices, all pairs are compared.
 """

@@ -80,16 +80,20 @@ def leaves(program: Program) -> Iterator[Leaf]:
 
 
 def joining_streams(program: Program) -> dict[Leaf, Leaf]:
-    """Transfers that directly follow another in the same direction, and that other: both are one host exchange."""
+    """Transfers that follow another of their kind directly, and that other: both are one host exchange."""
     joining: dict[Leaf, Leaf] = {}
     for node in distinct(program):
         if isinstance(node, Sequence):
             moving = [child for child in node.children() if not is_free(child)]
             for before, child in pairwise(moving):
-                if isinstance(child, _TRANSFERS) and type(before) is type(child):
-                    assert isinstance(before, _TRANSFERS)
+                if isinstance(child, _TRANSFERS) and isinstance(before, _TRANSFERS) and _kind(before) == _kind(child):
                     joining[child] = before
     return joining
+
+
+def _kind(transfer: StreamIn | StreamOut | RemoteIn | RemoteOut) -> tuple[type, bool]:
+    """The direction of a transfer, and whether I/O tiles move it."""
+    return type(transfer), isinstance(transfer, RemoteIn | RemoteOut) and transfer.overlaps
 
 
 def is_free(node: Program) -> bool:

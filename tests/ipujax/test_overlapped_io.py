@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.graph import Copy, RemoteIn, Repeat, distinct
+from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, Repeat, Sequence, distinct, joining_streams
 from ipujax.runtime.interpreter.interpreter import interpret
+from ipujax.runtime.tensor import Tensor, Variable
 
 TILES, IO = 12, 4
 BATCHES, ROWS, WIDTH = 8, 16, 32
@@ -126,6 +127,14 @@ def test_one_batch_at_a_time_is_on_the_chip() -> None:
     copies = [node for node in distinct(done.program) if isinstance(node, Copy)]
     buffers = {v for load in loads for v in load.destination.variables()}
     assert sum(bool(buffers & set(copy.source.variables())) for copy in copies) == len(buffers)
+
+
+def test_a_transfer_joins_those_of_its_kind_alone() -> None:
+    """I/O tiles begin an exchange of their own behind one of all tiles."""
+    buffer = RemoteBuffer.of("held", np.dtype(np.float32), 4)
+    rows = Tensor.of(Variable((1, 4), np.dtype(np.float32), "rows"))
+    plain, other, apart = RemoteIn(buffer, rows), RemoteIn(buffer, rows), RemoteIn(buffer, rows, overlaps=True)
+    assert joining_streams(Sequence(plain, other, apart)) == {other: plain}
 
 
 def test_vertices_stay_off_the_io_tiles() -> None:

@@ -304,6 +304,7 @@ def test_what_fits_in_no_way_says_what_was_tried(price: float | None) -> None:
     assert tried[0] == 100 and min(tried) == round(100 * least) > 0
     shown = int(kept[1].split(" % as shown")[0])
     assert shown in tried and shown < 100
+    assert "offload_argnums of ipu.jit" in text and "ipu.advise(fun, *args)" in text
     assert "out of memory on 16 of 16 tiles, worst on tile" in text and "largest on that tile:" in text
     assert f"{error.value.needed_bytes - 20_000:,} bytes, while running" in text
     assert ("planned with a byte worth 0.5, 1, 2, 4, 8, 16 cycles" in text) == (price is None)

@@ -26,6 +26,7 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.lower import donated_aliases
 from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload, remote_rows_p, remote_update_p
+from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.replicas import unwrapped
@@ -196,6 +197,24 @@ def test_one_parameter_is_updated_after_the_other(name: str) -> None:
     passed = Passed(fun, args, (1,), ALL, len(of_each[0]) * args[0][0].nbytes)
     passed.check()
     assert passed.moves == [f"{way}{n}" for own in of_each for way in "ls" for n in own]
+
+
+def test_sums_over_replicas_do_not_keep_the_order_of_updates() -> None:
+    def step(ws: list[jax.Array], ms: list[jax.Array], x: jax.Array) -> Any:
+        grads = jax.grad(lambda ws: jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]).sum())(ws)
+        ms = [0.9 * m + g for m, g in zip(ms, lax.psum(grads, "replica"), strict=True)]
+        return [w - m for w, m in zip(ws, ms, strict=True)], ms
+
+    square = jnp.ones((3, 3))
+    traced = jax.make_jaxpr(step, axis_env=[("replica", 2)])([square] * 2, [square] * 2, square).jaxpr
+    traced_order, own_order = (
+        [
+            next(n for n, eqn in enumerate(eqns) if traced.outvars[0] in eqn.outvars),
+            next(n for n, eqn in enumerate(eqns) if traced.invars[3] in eqn.invars),
+        ]
+        for eqns in (traced.eqns, depth_first(traced.eqns, traced.outvars))
+    )
+    assert traced_order[0] > traced_order[1] and own_order[0] < own_order[1]
 
 
 @pytest.mark.parametrize(("most_bytes", "together"), [(1, [1] * 4), (84, [1] * 4), (168, [2] * 2), (1 << 20, [4])])
