@@ -158,6 +158,8 @@ class _Way:
 
 def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Way]:
     """Donated arguments in streaming memory."""
+    if not args:
+        return []
     donated = tuple(sorted(number % len(args) for number in fun.donate_argnums if -len(args) <= number < len(args)))
     wanted = dict.fromkeys(chosen for chosen in (donated[1:], donated) if chosen)
     already = {number % len(args) for number in fun.offload_argnums}

@@ -1,8 +1,9 @@
 """Which results of a chain of steps are kept for the backward pass, and which are computed again, in a budget of bytes.
 
 Input: steps in a row, each with what its forward and its backward part cost and hold. Output: a `RecomputePlan`, the
-order of forward and backward parts that takes fewest cycles. With several inputs in flight, as in a stage of a
-pipeline, what is kept from the forward to the backward task is held for each of them, see `stashes`.
+order of forward and backward parts that takes fewest cycles, of those that keep what they keep until its gradient has
+run. With several inputs in flight, as in a stage of a pipeline, what is kept from the forward to the backward task is
+held for each of them, see `stashes`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class RecomputePlan:
 def plan_recompute(
     steps: Sequence[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int = 1
 ) -> RecomputePlan:
-    """Finds what to keep and what to compute again, such that a budget is kept in fewest cycles.
+    """Finds what to keep and what to compute again, such that a budget is kept in few cycles.
+
+    An order that drops a value before its gradient may take fewer: in a chain of four steps 10 in place of 13.
 
     Args:
         steps: the chain; the last one's result is what is differentiated.

@@ -196,6 +196,12 @@ def test_state_goes_off_chip_first_and_then_all_that_is_donated() -> None:
         assert found[f"offload_argnums={chosen}"].cycles == again.profile.cycles
 
 
+def test_a_call_that_lacks_what_is_offloaded_is_refused() -> None:
+    fun = ipu.jit(lambda: jnp.ones(4), device=ipu.IPUModel(tiles_per_ipu=4), offload_argnums=0)
+    with pytest.raises(ipu.ArgumentError, match="offload_argnums"):
+        ipu.advise(fun, show=False)
+
+
 def test_where_nothing_fits_values_are_computed_again_too() -> None:
     found = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
     assert f"{HALF}, {AUTO}" in {row.change for row in found} and not any(row.fits for row in found)
