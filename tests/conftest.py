@@ -32,11 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ instead of comparing with it")
 
 
-def pytest_configure() -> None:
-    """Lets tests find what others have compiled, in a folder of this run: the whole run takes a tenth less time."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets tests find what others have compiled, in folders of this run: the whole run takes a tenth less time.
+
+    A folder for each worker: JAX writes an entry in place, so that another process may read half of it and warn.
+    """
     if _CACHE_DIR not in os.environ:  # workers, and what tests start, use that of the process that started them
         _own_folders.append(tempfile.mkdtemp(prefix="ipujax-tests-"))
         os.environ[_CACHE_DIR] = _own_folders[0]
+    if hasattr(config, "workerinput"):
+        os.environ[_CACHE_DIR] = str(Path(os.environ[_CACHE_DIR]) / config.workerinput["workerid"])
     options = {
         _CACHE_DIR: os.environ[_CACHE_DIR],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0,

@@ -59,6 +59,7 @@ class Runner:
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Runner:
     """Runs scripts that import this very package."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # instances run side by side: see tests/conftest.py
     return Runner(tmp_path, capfd)
 
 
