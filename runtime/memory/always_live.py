@@ -6,7 +6,7 @@ memory profile.
     constant                 constants the program uses
     vertexInstanceState      one instance a vertex, with its fields
     vertexCode               once for each codelet and tile that has a vertex of it
-    controlCode              running each step of the program
+    controlCode              running each step of the program in which the IPU takes part
     internalExchangeCode     sending and receiving inside an IPU, each exchange of the program once
     globalExchangeCode       the same between IPUs
     hostExchangeCode         the same with the host, each transfer once; hostExchangePacketHeader its packet headers
@@ -70,10 +70,10 @@ def fixed_bytes(graph: Graph, program: Program, costs: Costs, constants: np.ndar
         seen.add(key)
         for group in graph.groups[leaf.compute_set] if isinstance(leaf, Execute) else ():
             _add_vertices(layers["vertexInstanceState"], code, group)
+        layers["controlCode"][_where_it_runs(costs[leaf], graph.target)] += CONTROL_BYTES_PER_STEP
         _add_exchange_code(layers, costs[leaf], graph.target)
     for size, where in code.values():
         layers["vertexCode"] += size * where
-    layers["controlCode"] += CONTROL_BYTES_PER_STEP * len(seen)
     layers["stack"] += STACK_BYTES
     return layers
 
@@ -85,6 +85,18 @@ def _add_vertices(state: np.ndarray, code: dict[str, tuple[int, np.ndarray]], gr
     size, where = code.get(group.codelet.name, (0, np.zeros(len(state), bool)))
     where[there] = True
     code[group.codelet.name] = max(size, group.codelet.code_bytes), where
+
+
+def _where_it_runs(cost: Cost, target: Target) -> slice:
+    """The tiles of the IPUs that a leaf keeps busy (assumed to have code of it); a plain sync, or a wait, does all."""
+    if isinstance(cost, SyncCost | WaitCost):
+        return slice(None)
+    if isinstance(cost, StreamCost):
+        values = cost.tile_bytes
+    else:
+        values = cost.copy_cycles if isinstance(cost, CopyCost) else cost.compute_cycles
+    first = cost.first_ipu * target.tiles_per_ipu
+    return slice(first, first + len(values))
 
 
 def _add_exchange_code(layers: dict[str, np.ndarray], cost: Cost, target: Target) -> None:

@@ -254,3 +254,11 @@ def test_reports_cannot_be_changed():
         assert not array.flags.writeable
     with pytest.raises(TypeError):
         memory.by_category["stack"] = None
+
+
+def test_a_tile_has_the_code_of_steps_of_its_own_ipu():
+    target = TARGET.replace(num_ipus=2, tiles_per_ipu=2)
+    graph = Graph(target)
+    a, b = (graph.add_variable((SIZE,), F32, name, on_one_tile(SIZE, tile)) for name, tile in (("a", 2), ("b", 3)))
+    report = report_of(graph, Sequence(StreamIn(stream(), a), Copy(a, b), StreamOut(b, stream())))
+    assert report.by_category["controlCode"].tolist() == [0, 0, 3 * CONTROL_BYTES_PER_STEP, 3 * CONTROL_BYTES_PER_STEP]
