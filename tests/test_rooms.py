@@ -72,7 +72,7 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.tensor"
     ),
     "lowering.ipus": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": "lowering.popops lowering.layout runtime.graph runtime.memory runtime.target runtime.tensor",

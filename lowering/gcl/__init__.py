@@ -12,6 +12,7 @@ from ipujax.lowering.gcl.collective_params import (
     Form as Form,
     axis_of as axis_of,
     is_collective as is_collective,
+    is_reduction as is_reduction,
 )
 from ipujax.lowering.gcl.collective_schedules import Groups as Groups
 from ipujax.lowering.gcl.stacked import whole as whole

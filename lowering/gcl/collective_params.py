@@ -208,3 +208,8 @@ def is_collective(eqn: JaxprEqn) -> bool:
     """Whether an equation is one over the axis of replicas, not over one that `vmap` made a dimension."""
     axes = eqn.params.get("axes", (AXIS,))
     return eqn.primitive.name in COLLECTIVES and any(isinstance(axis, str) for axis in axes)
+
+
+def is_reduction(eqn: JaxprEqn) -> bool:
+    """Whether an equation reduces its operands over replicas, and over nothing else."""
+    return is_collective(eqn) and all(isinstance(axis, str) for axis in eqn.params.get("axes", (0,)))

@@ -5,6 +5,7 @@ Input: an inlined jaxpr of which some equations are named after a stage. Output:
     named equation        its stage
     other equation        where most bytes of its operands are: an argument counts as where it is first used in a stage,
                           so that an optimiser's update is where the parameter is
+    sum over replicas     nowhere: each of its results is where the operand is
     of nothing placed yet where it is used first: masks, one-hot labels, constants
     of no use             stage 0
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, source_line
 from ipujax.lowering.jaxpr import has_phases, holds_pipeline, stage_name, stages_inside, value_bytes, variables
 from ipujax.runtime.errors import ArgumentError
@@ -188,7 +190,12 @@ class _Filling:
         if var not in self.maker:
             return self.home.get(var)
         n, k = self.maker[var]
-        return self.spans[n].results[k] if n in self.spans else self.stages[n]
+        if n in self.spans:
+            return self.spans[n].results[k]
+        operands = self.eqns[n].invars
+        if is_reduction(self.eqns[n]) and isinstance(operands[k], Var):
+            return self.made_at(operands[k])  # type: ignore[arg-type]
+        return self.stages[n]
 
     def run(self) -> tuple[int, ...]:
         stages, waits = self.stages, True

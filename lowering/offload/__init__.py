@@ -8,6 +8,7 @@ from ipujax.lowering.offload.offload import (
     offload as offload,
 )
 from ipujax.lowering.offload.primitives import (
+    MOVES as MOVES,
     remote_load_p as remote_load_p,
     remote_put_p as remote_put_p,
     remote_rows_p as remote_rows_p,

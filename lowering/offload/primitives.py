@@ -91,3 +91,10 @@ remote_fetch_p = make_primitive("remote_fetch", _load, _loaded)
 remote_take_p = make_primitive("remote_take", _load, _loaded)
 remote_hand_p = make_primitive("remote_hand", _moved, _moved_shape)
 remote_wait_p = make_primitive("remote_wait", _nothing, _nothing)
+
+MOVES = frozenset(
+    (
+        *(remote_load_p, remote_rows_p, remote_store_p, remote_update_p, remote_put_p),
+        *(remote_fetch_p, remote_take_p, remote_hand_p, remote_wait_p),
+    )
+)

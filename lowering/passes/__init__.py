@@ -33,7 +33,7 @@ from ipujax.lowering.passes.merge_collectives import (
     merge_collectives,
 )
 from ipujax.lowering.passes.narrow import narrow
-from ipujax.lowering.passes.outline import outline, outliner as outliner
+from ipujax.lowering.passes.outline import outline, outline_placed as outline_placed, outliner as outliner
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
@@ -53,6 +53,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fuse", fuse),
     ("offload", offload),
 )
+
+_WHOLE = ("inline", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
 
 
 def _at(
@@ -101,11 +103,10 @@ def run_passes(
 
 
 def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_price: float = BYTE_PRICE_CYCLES) -> ClosedJaxpr:
-    """A jaxpr after all passes; up to `dce` if it is cut into stages first, whose parts go through the others."""
+    """A jaxpr after all passes; those of `_WHOLE` if it is cut into stages first, whose parts go through the others."""
     for name, run in _at(byte_price):
-        jaxpr = run(jaxpr)
-        if is_cut and name == "dce":
-            break
+        if not is_cut or name in _WHOLE:
+            jaxpr = run(jaxpr)
     return jaxpr
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.ipus import Ipus, MakeLowering, place, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.passes import fuse_equations, fuser, last_uses
+from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
-from ipujax.lowering.rules import is_reduction, may_overwrite, reduce_where_they_lie
+from ipujax.lowering.rules import may_overwrite, reduce_where_they_lie
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -54,7 +55,10 @@ def lower_staged(
     cut = {n: staged_pipeline(eqn, graph.target, price, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)}
     placed = place(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in cut.items()})
     _check_fits(jaxpr, placed, num_ipus)
-    body, sources = fuse_equations(jaxpr.jaxpr, fuser(), placed)
+    unnamed = [None if n in cut or stage_name(eqn).stage is not None else placed[n] for n, eqn in enumerate(eqns)]
+    called, outlined = outline_placed(jaxpr.jaxpr, unnamed, price)
+    body, fused = fuse_equations(called, fuser(), [placed[n] for n in outlined])
+    sources = [outlined[n] for n in fused]
     stages = [placed[source] for source in sources]
     pipelines = {n: cut[source] for n, source in enumerate(sources) if source in cut}
     ipus = Ipus(graph, make)

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from jax import lax
 
+from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.jax_compat import JaxprEqn, Primitive, shape_of
 from ipujax.lowering.popops import OP_COSTS
-from ipujax.lowering.rules import is_reduction
 
 Kind = Literal["each", "chain", "combine", "sums"]
 

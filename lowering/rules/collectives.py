@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl import COLLECTIVES, Form, collectives, is_collective, stacked
+from ipujax.lowering.gcl import COLLECTIVES, Form, collectives, stacked
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops import Op, neutral
 from ipujax.lowering.popops.elementwise import elementwise
@@ -53,11 +53,6 @@ def reduce_where_they_lie(
     """
     form = COLLECTIVES[eqn.primitive.name](eqn, graph.replication_factor)
     return _by_dtype(graph, form, operands, homes, prog, name)
-
-
-def is_reduction(eqn: JaxprEqn) -> bool:
-    """Whether an equation reduces its operands over replicas, and over nothing else."""
-    return is_collective(eqn) and all(isinstance(axis, str) for axis in eqn.params.get("axes", (0,)))
 
 
 def _by_dtype(
