@@ -50,7 +50,8 @@ class Shard:
     """An array of which each replica has a part: its elements in order, padded to a multiple of the replicas.
 
     Args:
-        value: on a replica its part; outside of `ipu.jit` the parts of all replicas, one after the other.
+        value: on a replica its part, see `lowering.replicas.Shards`; outside of `ipu.jit` those of all replicas, one
+            after the other.
         shape: of the array.
         axis: name of the axis of replicas.
     """
@@ -172,7 +173,7 @@ class _Sharding:
 
         def split(x: Any) -> Any:
             is_like = _is_like(jnp.result_type(x), np.shape(x), large)
-            return Shard(rows(jnp.asarray(x)).reshape(-1), np.shape(x), self.axis) if is_like else x
+            return Shard(_one_after_the_other(rows(jnp.asarray(x))), np.shape(x), self.axis) if is_like else x
 
         return jax.tree.map(split, state)
 
@@ -235,9 +236,9 @@ class _Sharding:
             # Divided before: sums of half precision stay small, and what was made transposed lies in order when cut.
             own = [jnp.asarray(gradients[n]) for n in numbers]
             rows = [parts.rows(x / parts.replicas if is_mean else x) for x in own]
-            mine = lax.psum_scatter(_side_by_side(rows), self.axis)
-            for n, at, row in zip(numbers, _starts(rows), rows, strict=True):
-                reduced[n] = Held(mine[at : at + row.shape[-1]], np.shape(gradients[n]), "shard")
+            mine = lax.psum_scatter(_side_by_side(rows, 1), self.axis)
+            for n, x in zip(numbers, _apart(mine, [row.shape[1:] for row in rows], 0), strict=True):
+                reduced[n] = Held(x, np.shape(gradients[n]), "shard")
         return reduced
 
     def _gathered(self, parts: Shards, updates: Sequence[Held]) -> list[jax.Array]:
@@ -246,9 +247,9 @@ class _Sharding:
         whole = {n: parts.as_whole(x) for n, x in enumerate(updates) if n not in shards}
         for numbers in self._buckets(shards):
             own = [shards[n] for n in numbers]
-            everyone = lax.all_gather(_side_by_side(own), self.axis)
-            for n, at, x in zip(numbers, _starts(own), own, strict=True):
-                whole[n] = parts.whole(everyone[:, at : at + x.shape[-1]], updates[n].shape)
+            everyone = lax.all_gather(_side_by_side(own, 0), self.axis)
+            for n, x in zip(numbers, _apart(everyone, [x.shape for x in own], 1), strict=True):
+                whole[n] = parts.whole(x, updates[n].shape)
         return [whole[n] for n in range(len(updates))]
 
     def _buckets(self, arrays: Mapping[int, Any]) -> Iterator[list[int]]:
@@ -286,13 +287,13 @@ def _held(parts: Shards, x: Any) -> Held:
     """A part of the state."""
     if not _is_shard(x):
         return _whole(x)
-    expected = parts.length(prod(x.shape))
-    if x.value.shape != (expected,):
+    expected = prod(parts.shape(x.shape))
+    if x.value.shape != parts.shape(x.shape):
         raise ArgumentValueError(
             f"the state given to ipu.optim.shard is no replica's of {parts.replicas}",
             where=calling_line() or None,
             expected=f"{expected} elements of an array of shape {x.shape}",
-            got=f"{x.value.shape[0]} elements",
+            got=f"{x.value.size} elements",
             hint="in_specs=ipu.optim.shard_specs(state) for it, of as many replicas as it was made for",
         )
     return Held(x.value, x.shape, "shard")
@@ -316,13 +317,25 @@ def _is_like(dtype: Any, shape: tuple[int, ...], large: Collection[tuple[int, ..
     return shape in large and not jnp.issubdtype(dtype, jnp.unsignedinteger) and jnp.issubdtype(dtype, np.generic)
 
 
-def _side_by_side(arrays: Sequence[jax.Array]) -> jax.Array:
-    return jnp.concatenate(arrays, axis=-1) if len(arrays) > 1 else arrays[0]
+def _one_after_the_other(rows: jax.Array) -> jax.Array:
+    """Parts, [replicas, *shape], without their first dimension."""
+    return rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
-def _starts(arrays: Sequence[jax.Array]) -> list[int]:
-    """The first column of each of several arrays side by side."""
-    return [sum(x.shape[-1] for x in arrays[:n]) for n in range(len(arrays))]
+def _side_by_side(arrays: Sequence[jax.Array], outer: int) -> jax.Array:
+    """Arrays as one: one array as it is, of several those behind the outer dimensions flat, one after the other."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return jnp.concatenate([x.reshape(*x.shape[:outer], -1) for x in arrays], axis=-1)
+
+
+def _apart(together: jax.Array, shapes: Sequence[tuple[int, ...]], outer: int) -> list[jax.Array]:
+    """The arrays, of some shapes behind the outer dimensions, that are side by side in one."""
+    if len(shapes) == 1:
+        return [together]
+    ends = np.cumsum([prod(shape) for shape in shapes])[:-1]
+    parts = jnp.split(together, [int(end) for end in ends], axis=-1)
+    return [x.reshape(*x.shape[:outer], *shape) for x, shape in zip(parts, shapes, strict=True)]
 
 
 def _axis_size(axis: str) -> int | None:

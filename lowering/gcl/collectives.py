@@ -20,7 +20,7 @@ from ipujax.lowering.gcl import rounds, stacked
 from ipujax.lowering.gcl.cheapest import choose
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
 from ipujax.lowering.gcl.rounds import Part
-from ipujax.lowering.layout import add_like, map_linearly
+from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
 from ipujax.runtime.graph import Collective, Copy, Graph, Sequence as Program, substituted
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
 
@@ -94,7 +94,8 @@ def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: P
         return x.reshape(x.shape[1:]) if len(groups[0]) == 1 else _nothing(graph, x.shape[1:], x.dtype, name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
-    parts, body = x.reshape((x.shape[0], prod(x.shape[1:]))), Program()
+    order = _order_of_parts(x)
+    parts, body = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:]))), Program()
     value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{name}/value")
     places = schedule.places(groups).ravel()
     ordered = concat([parts[int(rank) : int(rank) + 1] for rank in places])
@@ -103,10 +104,10 @@ def reduce_scatter(graph: Graph, x: Tensor, monoid: str, groups: Groups, prog: P
     held = reduced.tensor
 
     def compute(v: jax.Array) -> jax.Array:
-        return stacked.reduce_scatter(v, monoid, groups).reshape((len(v), *held.shape))
+        return _as_held(stacked.reduce_scatter(v, monoid, groups), 1, order, held.shape)
 
     _add(graph, prog, body, x, held, compute, name)
-    return held.reshape(x.shape[1:])
+    return order.of_view(held.reshape(order.variable_shape))
 
 
 def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
@@ -129,9 +130,9 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
         return _nothing(graph, (ranks, *x.shape), x.dtype, name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, ranks * x.size * element_bytes(x.dtype), reduces_all=False)
-    body = Program()
+    body, order = Program(), memory_order(x) or MemoryOrder.own(x.shape)
     held = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{name}/own")
-    body.add(Copy(x.reshape(held.shape), held, f"{name}/pack", graph.origin))
+    body.add(Copy(order.of_variable(x).reshape(held.shape), held, f"{name}/pack", graph.origin))
     value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{name}/value")
     (whole,) = rounds.gather([Part(graph, held)], [Part(graph, value)], schedule, body, name)
     gathered = whole.tensor.reshape((ranks, x.size))
@@ -139,12 +140,13 @@ def all_gather(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str
     at = np.argsort(places)
 
     def compute(v: jax.Array) -> jax.Array:
-        return stacked.all_gather(v, groups)[:, places].reshape((len(v), *value.shape))
+        return _as_held(stacked.all_gather(v, groups)[:, places], 2, order, value.shape)
 
     _add(graph, prog, body, x, value, compute, name, is_same=len(groups) == 1)
-    if (at == np.arange(ranks)).all():
-        return gathered.reshape((ranks, *x.shape))
-    return concat([gathered[int(n) : int(n) + 1] for n in at]).reshape((ranks, *x.shape))
+    if (at != np.arange(ranks)).any():
+        gathered = concat([gathered[int(n) : int(n) + 1] for n in at])
+    everyone = order.behind(ranks)
+    return everyone.of_view(gathered.reshape(everyone.variable_shape))
 
 
 def all_to_all(graph: Graph, x: Tensor, groups: Groups, prog: Program, name: str) -> Tensor:
@@ -206,6 +208,23 @@ def _add(
     """Adds a collective of one tensor."""
     node = Collective(body, (x,), (out,), lambda v: [compute(v[0])], is_same=is_same, name=name, origin=graph.origin)
     prog.add(node)
+
+
+def _order_of_parts(x: Tensor) -> MemoryOrder:
+    """The order in which memory has the elements of each part of a tensor, [ranks, …], if it has part after part."""
+    own, found = MemoryOrder.own(x.shape[1:]), memory_order(x)
+    if found is None or found.sizes[0] != (x.shape[0],):
+        return own
+    return found.without((0,))
+
+
+def _as_held(x: jax.Array, first: int, order: MemoryOrder, shape: tuple[int, ...]) -> jax.Array:
+    """Values behind the first dimensions of an array in an order of memory, all but the replicas' in another shape."""
+    if not order.is_own:
+        ahead = x.shape[:first]
+        x = x.reshape((*ahead, *(n for row in order.sizes for n in row)))
+        x = x.transpose((*range(first), *(first + d for d in order.order)))
+    return x.reshape((len(x), *shape))
 
 
 def _in_order_of_memory(x: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ of an optimiser), moves between tiles in fewer pieces if all of it is kept alike
 
 Input: a jaxpr. Output: for each of its inputs whether it is one of these. Values are in one class if an equation maps
 elements of one to the same elements of the other, hands one to a jaxpr inside as the other, looks up or updates rows of
-one by the other, or transposes the matrices of one: each is then kept with its own columns in groups.
+one by the other, transposes the matrices of one, or cuts or joins rows, on one replica or of several, as the shards of
+an optimiser are: each is then kept with its own columns in groups.
 Source of groups: as `layout.memory_order`.
-Limits: a class ends at views, loops of unknown length and branches; nothing is weighed.
+Limits: a class ends at other views, loops of unknown length and branches; nothing is weighed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ipujax.lowering.popops import OP_COSTS, SCATTERS
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 _ROWS = frozenset(("gather", *SCATTERS))  # of a table, with as many columns
+_PARTS = frozenset(("reshape", "dynamic_slice", "reduce_scatter", "all_gather"))  # of rows
 _ELEMENTWISE = frozenset(OP_COSTS) | {"add_any", "copy", "optimization_barrier"}
 
 
@@ -75,6 +77,9 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
             (one,), (other,) = eqn.invars, eqn.outvars
             if sorted(_matrix(one) or ()) == sorted(_matrix(other) or ()):
                 classes.join(one, other)
+        elif eqn.primitive.name in _PARTS:
+            if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
+                classes.join(eqn.invars[0], eqn.outvars[0])
         elif eqn.primitive.name in _ROWS:
             table, _, *updates = eqn.invars
             for rows in (*updates, *eqn.outvars):

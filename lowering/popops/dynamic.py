@@ -2,6 +2,7 @@
 
 A sliced dimension is whole in every vertex, and the others are cut, so that each tile slices what it holds and nothing
 moves if the tensor is mapped that way: `map_for_slicing` does so. A tensor that is mapped otherwise is exchanged first.
+A box is kept as the tensor is, with its dimensions in the same order.
 
 Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_cycles`.
 """
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import map_linearly, mapping_like, total_elements
+from ipujax.lowering.layout import MemoryOrder, map_linearly, mapping_like, memory_order, total_elements
 from ipujax.lowering.layout.box_charge import spans
 from ipujax.lowering.layout.place import (
     along,
@@ -70,6 +71,9 @@ def dynamic_slice(
     starts, dims = _moving(x, starts, sizes, dims)
     if not dims:
         return x
+    held = memory_order(x)
+    if held is not None and not held.is_own and all(len(held.sizes[d]) == 1 for d in dims):
+        return _in_order_of_memory(graph, x, held, starts, sizes, prog, name, dims)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
     out_dims = [None if d in dims else d for d in range(x.ndim)]
@@ -77,6 +81,23 @@ def dynamic_slice(
     codelet = _slice_codelet(x.dtype, x.ndim, dims, starts[0].dtype)
     _add(graph, codelet, x, out, starts, dims, placement, prog, name)
     return out
+
+
+def _in_order_of_memory(
+    graph: Graph,
+    x: Tensor,
+    held: MemoryOrder,
+    starts: Sequence[Tensor],
+    sizes: Sequence[int],
+    prog: ProgramSequence,
+    name: str,
+    dims: Sequence[int],
+) -> Tensor:
+    """The box of a tensor whose memory has dimensions in another order, kept as the tensor is."""
+    box = MemoryOrder(tuple((sizes[d],) if d in dims else row for d, row in enumerate(held.sizes)), held.order)
+    moving = [held.view_dims.index(d) for d in dims]
+    part = dynamic_slice(graph, held.of_variable(x), starts, box.variable_shape, prog, name, moving)
+    return box.of_view(part)
 
 
 def dynamic_update_slice_in_place(

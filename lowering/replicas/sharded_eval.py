@@ -8,8 +8,9 @@ The numbers are those of the jaxpr on whole arrays, but for the order of sums:
     what touches no shard                                 done whole, on every replica
     anything else on a shard                              refused
 
-An array that is held whole is cut where it meets a shard. So decisions that depend on shapes, as the mask of a weight
-decay, are those of the whole arrays, since the jaxpr was traced with them.
+An array that is held whole is cut where it meets a shard; of one that is computed element by element, its operands are
+cut, and the whole is only computed where something else needs it. Decisions that depend on shapes, as the mask of a
+weight decay, are those of the whole arrays, since the jaxpr was traced with them.
 
 Limits: loops and collectives on shards are refused; a shard's numbers behind its array's last element mean nothing.
 """
@@ -17,7 +18,7 @@ Limits: loops and collectives on shards are refused; a shard's numbers behind it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal, NoReturn
 
@@ -49,7 +50,7 @@ class Held:
     """How a replica holds an array.
 
     Args:
-        value: "whole": the array. "uniform": its one number, [], which all elements are. "shard": [length].
+        value: "whole": the array. "uniform": its one number, [], which all elements are. "shard": of the shard's shape.
         shape: of the whole array.
         kind: which of these.
     """
@@ -68,6 +69,9 @@ class Held:
 class Shards:
     """How arrays are cut: their elements in order, in as many equal parts as there are replicas, the last one padded.
 
+    Where the first dimension can be divided, a part has the others as they are: so it lies in memory as the whole does.
+    Else it has one dimension.
+
     Args:
         axis: name of the axis of replicas.
         replicas: how many.
@@ -76,17 +80,23 @@ class Shards:
     axis: str
     replicas: int
 
-    def length(self, size: int) -> int:
-        """Elements of the shard of an array of `size`."""
-        return -(-size // self.replicas)
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the shard of an array."""
+        if whole and whole[0] % self.replicas == 0:
+            return whole[0] // self.replicas, *whole[1:]
+        return (-(-prod(whole) // self.replicas),)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """All shards of an array, [replicas, length], zeros behind its last element."""
-        length = self.length(x.size)
-        return jnp.pad(x.reshape(-1), (0, length * self.replicas - x.size)).reshape(self.replicas, length)
+        """All shards of an array, [replicas, *shape], zeros behind its last element."""
+        shape = self.shape(x.shape)
+        if x.ndim and x.shape[0] % self.replicas == 0:
+            return x.reshape(self.replicas, *shape)
+        return jnp.pad(x.reshape(-1), (0, shape[0] * self.replicas - x.size)).reshape(self.replicas, *shape)
 
     def whole(self, rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The array of all shards, whether [replicas, length] or one after the other."""
+        """The array of all shards, whether [replicas, *shape] or one after the other."""
+        if rows.size == prod(shape):
+            return rows.reshape(shape)
         return rows.reshape(-1)[: prod(shape)].reshape(shape)
 
     def as_whole(self, held: Held) -> jax.Array:
@@ -96,11 +106,11 @@ class Shards:
         return jnp.broadcast_to(held.value, held.shape)
 
     def as_shard(self, held: Held) -> jax.Array:
-        """This replica's shard, [length]."""
+        """This replica's shard."""
         if held.kind == "whole":
             index = lax.axis_index(self.axis)
             return lax.dynamic_index_in_dim(self.rows(held.value), index, keepdims=False, allow_negative_indices=False)
-        return jnp.broadcast_to(held.value, (self.length(held.size),))
+        return jnp.broadcast_to(held.value, self.shape(held.shape))
 
     def as_kind(self, held: Held, kind: Kind) -> Held:
         """The array held in another way, which may not be "uniform" if it is not so already."""
@@ -111,7 +121,7 @@ class Shards:
     def within(self, held: Held, fill: Any) -> jax.Array:
         """The shard, with a number instead of what lies behind the array's last element."""
         shard = self.as_shard(held)
-        if held.size == len(shard) * self.replicas:
+        if held.size == shard.size * self.replicas:
             return shard
         at = lax.axis_index(self.axis) * len(shard) + jnp.arange(len(shard))
         return jnp.where(at < held.size, shard, jnp.asarray(fill, shard.dtype))
@@ -138,6 +148,8 @@ class _Evaluation:
     within: Path = ()
     # By an array's id and the shape it is repeated to: the array, and its shard, which is cut once.
     cut: dict[tuple[int, tuple[int, ...]], tuple[Held, jax.Array]] = field(default_factory=dict)
+    # By an array's id: the array, and what computes it element by element.
+    made: dict[int, tuple[Held, JaxprEqn, list[Held]]] = field(default_factory=dict)
 
     def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Held]) -> list[Held]:
         return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _whole(jnp.asarray(x)))
@@ -145,7 +157,8 @@ class _Evaluation:
     def _equation(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
         if name in EVALUATED:
-            return self._inside(eqn).jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
+            inside = replace(self, within=(*self.within, eqn))  # and so with what is known of the same arrays
+            return inside.jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
         if name == "optimization_barrier":
             values = eval_equation(eqn, *(held.value for held in operands))
             return [Held(x, held.shape, held.kind) for x, held in zip(values, operands, strict=True)]
@@ -158,14 +171,18 @@ class _Evaluation:
         if name in ELEMENTWISE and are_uniform and all(held.value.ndim == 0 for held in operands):
             (number,) = eval_equation(eqn, *(held.value for held in operands))
             return [Held(number, shape, "uniform")]
-        return [_whole(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
+        results = [_whole(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
+        if name in ELEMENTWISE and all(held.shape in ((), shape) for held in operands):
+            self.made.update((id(held), (held, eqn, operands)) for held in results)
+        return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[Held]) -> list[Held]:
         name = eqn.primitive.name
         if name in ELEMENTWISE or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
             return self._elementwise(eqn, operands)
         if name in _VIEWS and _keeps_order(eqn, operands[0]):
-            return [Held(operands[0].value, shape_of(eqn.outvars[0]), "shard")]
+            shape = shape_of(eqn.outvars[0])
+            return [Held(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
         if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
             return [_whole(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
         if name == "dot_general" and _is_inner_product(eqn, operands):
@@ -192,7 +209,12 @@ class _Evaluation:
             return held.value
         key = id(held), shape
         if key not in self.cut:
-            self.cut[key] = held, self.shards.as_shard(_whole(jnp.broadcast_to(held.value, shape)))
+            if id(held) in self.made and held.shape == shape:
+                _, eqn, operands = self.made[id(held)]
+                (shard,) = eval_equation(eqn, *(self._shard_of(each, shape) for each in operands))
+            else:
+                shard = self.shards.as_shard(_whole(jnp.broadcast_to(held.value, shape)))
+            self.cut[key] = held, shard
         return self.cut[key][1]
 
     def _reduced(self, name: str, held: Held) -> jax.Array:
@@ -203,7 +225,7 @@ class _Evaluation:
         return over_replicas(own.astype(jnp.int32), self.shards.axis).astype(bool)
 
     def _inner_product(self, eqn: JaxprEqn, operands: list[Held]) -> jax.Array:
-        left, right = (self.shards.within(held, 0) for held in operands)
+        left, right = (self.shards.within(held, 0).reshape(-1) for held in operands)
         keep = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
         return lax.psum(lax.dot_general(left, right, (((0,), (0,)), ((), ())), **keep), self.shards.axis)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.dynamic import dynamic_update_slice_in_place, map_for_slicing
+from ipujax.lowering.popops.dynamic import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.tensor.mapping import Blocked, on_one_tile
@@ -115,3 +115,11 @@ def test_the_engine_computes_one_slice() -> None:
     program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), args, small_target(16))
     text = str(jax.make_jaxpr(engine(program))(*args))
     assert text.count("dynamic_slice") == 1 and "gather" not in text
+
+
+def test_a_box_is_kept_as_the_tensor_is() -> None:
+    graph, prog = Graph(small_target(4)), Sequence()
+    columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
+    start = graph.add_constant(np.int32(3), "start")
+    box = dynamic_slice(graph, columns, [start], (2, 6, 4), prog, "box", dims=(0,))
+    assert box.shape == (2, 6, 4) and box.transpose((1, 0, 2)).is_whole_variable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -141,3 +142,23 @@ def test_rows_and_whole_are_inverse(size: int) -> None:
     assert rows.shape == (REPLICAS, -(-size // REPLICAS))
     np.testing.assert_array_equal(SHARDS.whole(rows, (size,)), x)
     np.testing.assert_array_equal(rows.reshape(-1)[size:], 0)
+
+
+def test_of_what_is_computed_element_by_element_the_operands_are_cut() -> None:
+    """No whole array in the type that only its shard needs."""
+    whole = Y.astype(jnp.float16)
+    jaxpr = jax.make_jaxpr(jax.jit(lambda x, y: x + 2 * y.astype(x.dtype)))(X, whole)
+
+    def replica(part: Any) -> Any:
+        given = [Held(part, X.shape, "shard"), Held(whole, whole.shape, "whole")]
+        return sharded_eval(jaxpr, given, SHARDS, refuse)[0].value
+
+    text = str(jax.make_jaxpr(replica, axis_env=[("replica", REPLICAS)])(SHARDS.rows(X)[0]))
+    assert re.findall(r":(\w+)\[[\d,]*\] = dynamic_slice", text) == ["f16"]
+
+
+def test_shards_keep_the_other_dimensions_where_rows_can_be_divided() -> None:
+    x = jnp.arange(2 * REPLICAS * 3).reshape(2 * REPLICAS, 3)
+    rows = SHARDS.rows(x)
+    assert rows.shape == (REPLICAS, 2, 3) and SHARDS.shape(x.shape) == (2, 3) and SHARDS.shape((3, 7)) == (6,)
+    np.testing.assert_array_equal(SHARDS.whole(rows, x.shape), x)
