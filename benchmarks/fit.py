@@ -38,11 +38,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from models import COMPARED, MODELS, Model
+from models import COMPARED, LARGE, MODELS, Model
 
 import ipujax as ipu
 
 Figures = dict[str, float]
+
+ALL = {**MODELS, **LARGE}
 
 COLUMNS = {  # figure → heading
     "cycles": "cycles",
@@ -68,7 +70,7 @@ def figures(model: Model, machine: Mapping[str, Any], options: Mapping[str, Any]
         machine: fields of `Target` to set otherwise.
         options: fields of `ipu.Options`, beside those of the model.
     """
-    chosen = ipu.Options(allow_out_of_memory=True, **known_options({**model.options, **options}))
+    chosen = ipu.Options(**known_options({"allow_out_of_memory": True, **model.options, **options}))
     device = model.device(**machine)
     # What happens once in a process, as imports inside functions, is not measured.
     one = ipu.IPUModel(arch=model.arch)
@@ -105,8 +107,8 @@ def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str, sizes: Mapping[str, int], machine: Mapping[str, Any], options: Mapping[str, Any]) -> Figures:
-    """Figures of a model of `MODELS`, made with some sizes."""
-    return figures(MODELS[name](**sizes), machine, options)
+    """Figures of a model, made with some sizes."""
+    return figures(ALL[name](**sizes), machine, options)
 
 
 def measure_apart(*given: Any) -> Figures:
@@ -157,7 +159,7 @@ def summary(new: Mapping[str, Figures], old: Mapping[str, Figures]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a row a model; returns 1 if one could not be compiled."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    choices = ["compared", *MODELS]
+    choices = ["compared", *ALL]
     parser.add_argument("--only", choices=choices, action="append", help="these models; `compared`: those of the means")
     parser.add_argument("--layers", type=int, help="layers of models that have them")
     parser.add_argument("--micro-batches", type=int, help="micro-batches of models that have them")
@@ -173,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for group in (("layers", "micro_batches"), ("tiles_per_ipu", "bytes_per_tile"), ("byte_price",))
     )
     for name in names:
-        if missing := sorted(set(sizes) - set(inspect.signature(MODELS[name]).parameters)):
+        if missing := sorted(set(sizes) - set(inspect.signature(ALL[name]).parameters)):
             parser.error(f"{name} has no {' and no '.join(missing)} to choose; name models that have with --only")
     old = json.loads(given["against"].read_text()) if given["against"] else {}
     new: dict[str, Figures] = {}
@@ -197,11 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def chosen_models(only: Sequence[str] | None) -> list[str]:
-    """Names of models in the order of `MODELS`, all of them if none is chosen."""
+    """Names of models in their order, all but large ones if none is chosen."""
     chosen = set(MODELS if only is None else only)
     if "compared" in chosen:
         chosen |= set(COMPARED)
-    return [name for name in MODELS if name in chosen]
+    return [name for name in ALL if name in chosen]
 
 
 def save(path: Path, new: Mapping[str, Figures]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from .bert import bert_base, bert_large
+from .bert import bert_base, bert_large, bert_large_lamb
 from .digits import digits
 from .gcn import gcn
 from .gpt import gpt
+from .gpt2 import gpt2_medium
 from .graphnet import graphnet
 from .hmm import hmm
 from .lstm import lstm
@@ -43,4 +44,10 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet-50": resnet50,
     "bert-large": bert_large,
     "bert-base": bert_base,
+}
+
+# The models that take a minute or more to compile, and are left out where all are.
+LARGE: dict[str, Callable[..., Model]] = {
+    "bert-large-lamb": bert_large_lamb,
+    "gpt2-medium": gpt2_medium,
 }

@@ -1,9 +1,11 @@
-"""BERT's pre-training on a pipeline of four IPUs, in half precision: masked words and next sentence, plain SGD.
+"""BERT's pre-training on a pipeline of four IPUs, in half precision: masked words and next sentence, SGD or LAMB.
 
 The table of words lies on the first IPU, which has fewer layers for that: the first stage embeds, the last one, on the
 same IPU, predicts words by the same table. Each layer is recomputed in the backward pass. The loss is scaled by a
-constant, so that small gradients do not vanish in half precision.
-Source: Devlin et al., "BERT" (2019); stages as in Graphcore's PyTorch example, without its dropout.
+constant, so that small gradients do not vanish in half precision. LAMB computes in single precision; each replica keeps
+its part of the moments, in streaming memory.
+Source: Devlin et al., "BERT" (2019); You et al., "Large Batch Optimization" (2020); stages, and where the moments lie,
+as in Graphcore's PyTorch example, without its dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 
 from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_init, weights
-from .model import Model, Struct
+from .model import Model, Struct, in_single
 
 HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
 
@@ -40,6 +42,7 @@ class Sizes:
         length: words of a sequence.
         masked: words of a sequence that are to be predicted.
         vocabulary: different words.
+        keeps_layers: whether what enters each layer is kept for the backward pass, or only what enters each stage.
     """
 
     layers: tuple[int, ...]
@@ -51,6 +54,7 @@ class Sizes:
     length: int = 128
     masked: int = 20
     vocabulary: int = 30_528
+    keeps_layers: bool = True
 
 
 def layer(p: Params, x: jax.Array, bias: jax.Array, heads: int) -> jax.Array:
@@ -95,14 +99,23 @@ def init(sizes: Sizes, key: jax.Array) -> Params:
 def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
     """Scaled sum of the losses of both tasks, of a micro-batch."""
     each = jax.checkpoint(jax.jit(layer, static_argnums=3), static_argnums=3)
-    with ipu.stage(0):
+
+    def embedded(params: Params, batch: Params) -> jax.Array:
         x = params["words"][batch["words"]] + params["places"] + params["segments"][batch["segments"]]
-        x = layer_norm(params["norm"], x)
+        return layer_norm(params["norm"], x)
+
+    with ipu.stage(0):
+        x = (embedded if sizes.keeps_layers else jax.checkpoint(embedded))(params, batch)
         bias = jnp.where(batch["is_word"], 0.0, -1e4).astype(HALF)[:, None, None]
+
+    def stage(layers: list[Params], x: jax.Array, bias: jax.Array) -> jax.Array:
+        for p in layers:
+            x = each(p, x, bias, sizes.heads)
+        return x
+
     for number, layers in enumerate(params["layers"]):
         with ipu.stage(number):
-            for p in layers:
-                x = each(p, x, bias, sizes.heads)
+            x = (stage if sizes.keeps_layers else jax.checkpoint(stage))(layers, x, bias)
     with ipu.stage(IPUS):
         masked = jax.nn.one_hot(batch["positions"], sizes.length, dtype=HALF) @ x
         masked = layer_norm(params["transform_norm"], jax.nn.gelu(dense(params["transform"], masked)))
@@ -111,34 +124,78 @@ def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
         return LOSS_SCALE * (cross_entropy(guesses, batch["guesses"]) + cross_entropy(follows, batch["follows"]))
 
 
-def bert(name: str, sizes: Sizes, **rest: Any) -> Model:
+def lamb(sizes: Sizes, min_elements: int) -> optax.GradientTransformation:
+    """LAMB in single precision, of gradients, and for parameters, in half precision; sharded over replicas.
+
+    Args:
+        sizes: of the model.
+        min_elements: parameters of fewer elements are updated by every replica.
+    """
+    inside = optax.chain(optax.scale(1 / LOSS_SCALE), optax.lamb(1e-3, weight_decay=0.01))
+    return ipu.optim.shard(in_single(inside), replicas=sizes.replicas, min_elements=min_elements, merge_bytes=0)
+
+
+def parted(state: Any) -> tuple[Any, Any]:
+    """The state of an optimiser as what is sharded, and what is not, None in the place of the other.
+
+    The moments of vectors are less on a tile than the code that would move them to streaming memory and back.
+    """
+
+    def only(wanted: bool) -> Any:
+        return jax.tree.map(lambda x: x if _is_shard(x) == wanted else None, state, is_leaf=_is_shard)
+
+    return only(True), only(False)
+
+
+def joined(sharded: Any, others: Any) -> Any:
+    """The state that `parted` took apart."""
+
+    def is_end(x: Any) -> bool:
+        return x is None or _is_shard(x)
+
+    return jax.tree.map(lambda x, other: other if x is None else x, sharded, others, is_leaf=is_end)
+
+
+def _is_shard(x: Any) -> bool:
+    return isinstance(x, ipu.optim.Shard)
+
+
+def bert(name: str, sizes: Sizes, optimizer: optax.GradientTransformation | None = None, **rest: Any) -> Model:
     """The training step of all replicas.
 
     Args:
         name: of the model.
         sizes: of the model and its batches.
+        optimizer: sharded over replicas, what it shards in streaming memory; plain SGD when None.
         rest: further fields of `Model`.
     """
-    optimizer = optax.sgd(1e-3 / LOSS_SCALE)
+    chosen = optimizer or optax.sgd(1e-3 / LOSS_SCALE)
 
-    def start(key: jax.Array) -> tuple[Params, Any]:
+    def start(key: jax.Array) -> tuple[Params, Any, Any]:
         params = init(sizes, key)
-        return params, optimizer.init(params)
+        return params, *parted(chosen.init(params))
 
-    def step(params: Params, opt_state: Any, batch: Params) -> Any:
+    def step(params: Params, sharded: Any, others: Any, batch: Params) -> Any:
         grad_fn = jax.value_and_grad(lambda params, batch: loss(sizes, params, batch))
         mapping = [*range(IPUS), 0]
         result = ipu.pipeline(grad_fn, micro_batches=sizes.micro_batches, device_mapping=mapping)(params, batch)
-        value, grads = lax.pmean(result, "replica") if sizes.replicas > 1 else result
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value / LOSS_SCALE
+        if optimizer is not None:
+            value, grads = lax.pmean(result[0], "replica"), result[1]
+        else:
+            value, grads = lax.pmean(result, "replica") if sizes.replicas > 1 else result
+        updates, opt_state = chosen.update(grads, joined(sharded, others), params)
+        return optax.apply_updates(params, updates), *parted(opt_state), value / LOSS_SCALE
 
     rows = sizes.replicas * sizes.micro_batches * sizes.micro_batch
     words, masked = Struct((rows, sizes.length), np.int32), Struct((rows, sizes.masked), np.int32)
     batch = {"words": words, "segments": words, "is_word": Struct(words.shape, np.bool_), "positions": masked}
     batch |= {"guesses": masked, "follows": Struct((rows,), np.int32)}
-    specs = {"replicas": sizes.replicas, "in_specs": (P(), P(), P("replica")), "out_specs": P()}
-    jit = specs if sizes.replicas > 1 else {}
+    jit: dict[str, Any] = {}
+    if sizes.replicas > 1:
+        specs = P(), ipu.optim.shard_specs(jax.eval_shape(start, jax.random.key(0))[1]), P()
+        jit = {"replicas": sizes.replicas, "in_specs": (*specs, P("replica")), "out_specs": (*specs, P())}
+    if optimizer is not None:
+        jit["offload_argnums"] = 1
     return Model(name, step, start, (batch,), num_ipus=IPUS * sizes.replicas, arch="bow", jit=jit, **rest)
 
 
@@ -170,3 +227,14 @@ def bert_base(layers: int = 12, micro_batches: int = 16) -> Model:
     """
     sizes = Sizes(spread(layers, 0), 768, 12, 32, micro_batches, replicas=4)
     return bert("bert-base", sizes, options={"partials": "float16"})
+
+
+def bert_large_lamb(layers: int = 24, micro_batches: int = 16) -> Model:
+    """BERT-Large, phase 1, as it was trained: 4 replicas of 4 Bow IPUs, LAMB, 8 sequences a micro-batch.
+
+    Args:
+        layers: of all IPUs, an eighth of them on the first.
+        micro_batches: of each replica, a step.
+    """
+    sizes = Sizes(spread(layers, layers // 8), 1024, 16, 8, micro_batches, replicas=4, keeps_layers=False)
+    return bert("bert-large-lamb", sizes, lamb(sizes, 8192), options={"byte_price": 8.0})

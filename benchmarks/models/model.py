@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import ipujax as ipu
@@ -93,3 +94,19 @@ def trained(
         return params, optimizer.init(params)
 
     return Model(name, step, start, batch)
+
+
+def in_single(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimiser that keeps and computes all in single precision, of parameters in any; its updates are in theirs."""
+
+    def wide(tree: Any) -> Any:
+        return optax.tree.cast(tree, jnp.float32)
+
+    def init(params: Any) -> Any:
+        return optimizer.init(wide(params))
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        updates, state = optimizer.update(wide(grads), state, wide(params))
+        return optax.tree.cast_like(updates, params), state
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
-from models import COMPARED, MODELS, Model  # noqa: E402
+from models import COMPARED, LARGE, MODELS, Model  # noqa: E402
 from models.bert import Sizes, bert, spread  # noqa: E402
 from models.transformer import stacked  # noqa: E402
 
@@ -33,6 +33,7 @@ PARAMETERS = {
     "transformer-scan": 12 * (12 * 256**2 + 13 * 256) + (256 + 128 + 256 + 2) * 256,
     "resnet-50": 25_557_032,
     "bert-large": 335_141_888 + (6 - 384) * 1024 + 1024**2 + 3 * 1024 + 2 * 1025 + 30_528,
+    "gpt2-medium": 24 * (12 * 1024**2 + 13 * 1024) + (50_304 + 1024 + 2) * 1024,
     "bert-base": 109_482_240 + (6 - 384) * 768 + 768**2 + 3 * 768 + 2 * 769 + 30_528,
 }
 
@@ -85,13 +86,13 @@ def run(model: Model, steps: int) -> tuple[Any, list[float]]:
 
 
 def test_every_model_has_a_small_version() -> None:
-    assert SMALL.keys() == MODELS.keys() and COMPARED.keys() <= MODELS.keys() and PARAMETERS.keys() <= MODELS.keys()
+    assert SMALL.keys() == MODELS.keys() and COMPARED.keys() <= MODELS.keys() and PARAMETERS.keys() <= {*MODELS, *LARGE}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "gpt2-medium"])
 def test_each_step_traces_and_gives_its_state_back(name: str) -> None:
-    model = MODELS[name]()
-    axes = [("replica", model.jit["replicas"])] if model.jit else []
+    model = {**MODELS, **LARGE}[name]()
+    axes = [("replica", model.jit["replicas"])] if "replicas" in model.jit else []
     jaxpr, outputs = jax.make_jaxpr(model.step, axis_env=axes, return_shape=True)(*model.args)
     assert jaxpr.eqns and outputs[-1].shape == () and outputs[-1].dtype == np.float32
     donated = tuple(model.args[n] for n in model.donate_argnums)
