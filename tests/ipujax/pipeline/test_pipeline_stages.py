@@ -170,6 +170,22 @@ def test_where_equations_without_a_stage_belong() -> None:
     assert products == [0, 1, 0, 1]
 
 
+def test_what_sums_over_replicas_give_is_where_the_operands_are() -> None:
+    def fun(x: jax.Array) -> Any:
+        with ipu.stage(0):
+            first = jnp.sin(x)
+        with ipu.stage(1):
+            second = jnp.cos(first)
+        sums = lax.psum((first, second), "replica")
+        return jnp.tanh(sums[0]), jnp.exp(sums[1])
+
+    jaxpr = jax.make_jaxpr(fun, axis_env=[("replica", 2)])(jnp.ones((3, 3)))
+    for _, run in PASSES:
+        jaxpr = run(jaxpr)
+    found = dict(zip([eqn.primitive.name for eqn in jaxpr.jaxpr.eqns], place(jaxpr.jaxpr), strict=True))
+    assert {name: found[name] for name in ("tanh", "exp")} == {"tanh": 0, "exp": 1}
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from ipujax.lowering.gcl import collectives, rounds
 from ipujax.lowering.gcl.cheapest import candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.gcl.collective_schedules import Level, Schedule
+from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.graph import Graph
@@ -195,6 +196,31 @@ def test_gradients_through_collectives():
 
     wanted = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
     assert_ways(wanted, step, 4, (SAME, SPLIT), SAME, w, x, rtol=2e-6)
+
+
+@pytest.mark.parametrize("groups", [None, HALVES, CROSSED], ids=["all", "halves", "crossed"])
+def test_parts_of_another_order_in_memory(groups: Any):
+    """Transposed arguments are moved as memory has them, and their results are transposed alike."""
+    size = 4 if groups is None else 2
+    x = values(4 * 3, 5, size)
+
+    def fun(part: Any) -> Any:
+        share = lax.psum_scatter(part.transpose((2, 1, 0)), "replica", axis_index_groups=groups)
+        return share.T, lax.all_gather(part.transpose((2, 1, 0)), "replica", axis_index_groups=groups).T
+
+    shares = by_group(each(x, 4), groups or [[0, 1, 2, 3]], lambda parts, rank: sum(parts)[..., rank])
+    everyone = by_group(each(x, 4), groups or [[0, 1, 2, 3]], lambda parts, _: np.stack(parts, -1))
+    assert_ways((shares, everyone), fun, 4, SPLIT, SPLIT, x)
+
+
+def test_results_lie_as_their_operands_do():
+    """A sum's share of part after part, each transposed, and the whole of such parts, are views of whole variables."""
+    graph, prog = Graph(preset("mk2").replace(tiles_per_ipu=4), 2), Program()
+    x = graph.add_variable((2, 3, 5), np.dtype(np.float32), "x").transpose((0, 2, 1))
+    share = collectives.reduce_scatter(graph, x, "add", ((0, 1),), prog, "share")
+    assert share.shape == (5, 3) and memory_order(share) == MemoryOrder(((5,), (3,)), (1, 0))
+    everyone = collectives.all_gather(graph, share, ((0, 1),), prog, "everyone")
+    assert everyone.shape == (2, 5, 3) and memory_order(everyone) == MemoryOrder(((2,), (5,), (3,)), (0, 2, 1))
 
 
 def test_every_collective_has_a_case():
