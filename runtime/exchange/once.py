@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ipujax.runtime.exchange.count import Traffic, copied, homes, in_tile_order
+from ipujax.runtime.exchange.count import Traffic, copied, homes, in_tile_order, sums
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
@@ -43,29 +43,37 @@ def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_til
     axes = [dim.terms[0].axis for dim in access.dims]
     if any(group.axes[axis].extent != size for axis, size in zip(axes, access.tensor.shape, strict=True)):
         return None
-    if _shortest_run(node, group, axes) > _SHORT_RUN:
+    if _run(node, group, axes) > _SHORT_RUN:
         return None
     need, home = _needs(node, group, axes, num_tiles), _holders(mapping, num_tiles)
-    here = (need == home) & (need >= 0)
-    first = np.ones(len(need), bool)
-    first[1:] = (need[1:] != need[:-1]) | (home[1:] != home[:-1])
-    first &= need >= 0
-    first[_goes_on(need, mapping)] = False
-    local, local_fragments = _by_tile(home[here], num_tiles), _by_tile(home[first & here], num_tiles)
-    received = _by_tile(need[need >= 0], num_tiles) - local
-    sent = _by_tile(home[need >= 0], num_tiles) - local
+    start = np.flatnonzero(np.append(True, (need[1:] != need[:-1]) | (home[1:] != home[:-1])))
+    length = np.diff(start, append=len(need))
+    need, home = need[start], home[start]
+    wanted, here = need >= 0, (need >= 0) & (need == home)
+    first = wanted.copy()
+    first[_goes_on(need, start, mapping)] = False
+    local, local_fragments = sums(home[here], length[here], num_tiles), _by_tile(home[first & here], num_tiles)
+    received = sums(need[wanted], length[wanted], num_tiles) - local
+    sent = sums(home[wanted], length[wanted], num_tiles) - local
     fragments = _by_tile(need[first], num_tiles) - local_fragments
     copies = copied(local, local_fragments, fragments + local_fragments)
     return Traffic(received, sent, fragments, local, local_fragments, np.zeros(num_tiles, np.int64), *copies)
 
 
-def _shortest_run(node: Affine, group: VertexGroup, axes: list[int]) -> int:
-    """Elements of the runs that the innermost moving dimension of a view makes in a block."""
-    for axis, subdims in reversed(list(zip(axes, node.dims, strict=True))):
-        if subdims:
-            size, stride = subdims[-1]
-            return min(size, int(np.diff(group.axes[axis].cuts).max(initial=0))) if abs(stride) == 1 else 1
-    return 1
+def _run(node: Affine, group: VertexGroup, axes: list[int]) -> int:
+    """Elements of the runs that a view makes in the largest block, if the block is cut where the view's rows are."""
+    dims = []
+    for axis, subdims in zip(axes, node.dims, strict=True):
+        left = int(np.diff(group.axes[axis].cuts).max(initial=0))
+        for size, stride in reversed(subdims):
+            dims.append((abs(stride), min(size, left)))
+            left = -(-left // size)
+    run = 1
+    for stride, count in sorted(dims):
+        if stride != run and count > 1:
+            break
+        run *= count
+    return run
 
 
 def _number(num_tiles: int) -> type[np.signedinteger]:
@@ -91,18 +99,19 @@ def _holders(mapping: TileMapping, num_tiles: int) -> np.ndarray:
     return np.repeat(tiles.astype(_number(num_tiles)), lengths)
 
 
-def _goes_on(need: np.ndarray, mapping: TileMapping) -> np.ndarray:
-    """The elements that follow another one in the memory of their tile, though not in the variable, for who needs both.
+def _goes_on(need: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.ndarray:
+    """The parts that follow another one in the memory of their tile, though not in the variable, for who needs both.
 
-    That is the first element of a run of the mapping, if the tile that needs it also needs the last one of the run
-    before it on the same tile, and nothing in between.
+    A part is what one tile holds and one tile needs. Such a part starts a run of the mapping, and the tile that needs
+    it also needs the end of the run before it on the same tile, and nothing in between.
     """
     where = homes((mapping,))
     order = in_tile_order(where.tile)
-    last = np.append(where.start[1:], len(need)) - 1
     same = where.tile[order[1:]] == where.tile[order[:-1]]
+    last = np.append(where.start[1:], where.size) - 1
     before, after = last[order[:-1]][same], where.start[order[1:]][same]
-    both = (need[before] == need[after]) & (need[after] >= 0) & (after > before + 1)
+    before, after = (np.searchsorted(start, at, side="right") - 1 for at in (before, after))
+    both = (need[before] == need[after]) & (need[after] >= 0) & (after > before)
     before, after = before[both], after[both]
     if not len(after):
         return after

@@ -9,7 +9,7 @@ Limits: int64 everywhere: (number of boxes) times (elements of all variables) mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -67,12 +67,42 @@ def box_runs(node: Node, box: np.ndarray, start: np.ndarray, length: np.ndarray,
         return []
     if isinstance(node, Concat):
         return _concat_boxes(node, box, start, length, bases)
-    if isinstance(node, Affine) and all(len(group) <= 1 for group in node.dims):
-        strides = [group[0][1] if group else 0 for group in node.dims]
-        return [_enumerate(box, np.full(len(box), bases[node.variable] + node.offset), strides, start, length)]
+    if isinstance(node, Affine):
+        return _affine_boxes(node, box, start, length, bases)
     strides = [prod(node.shape[axis + 1 :]) for axis in range(len(node.shape))]
     view = _enumerate(box, np.zeros(len(box), np.int64), strides, start, length)
     return interval_runs(node, view.box, view.start, view.length, bases)
+
+
+def _affine_boxes(node: Affine, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
+    """Where a dimension joins several, boxes are cut at its rows: the end of one, whole ones, the start of one."""
+    axis = next((axis for axis, group in enumerate(node.dims) if len(group) > 1), None)
+    if axis is None:
+        strides = [group[0][1] if group else 0 for group in node.dims]
+        return [_enumerate(box, np.full(len(box), bases[node.variable] + node.offset), strides, start, length)]
+    outer, *inner = node.dims[axis]
+    finer = replace(node, dims=(*node.dims[:axis], (outer,), tuple(inner), *node.dims[axis + 1 :]))
+    row, out = prod(size for size, _ in inner), list[Runs]()
+    head, rows, tail = _rows(start[:, axis], length[:, axis], row)
+    for first, count, begin, within in (
+        (start[:, axis] // row, np.minimum(head, 1), start[:, axis] % row, head),
+        (-(-start[:, axis] // row), rows, 0, row),
+        ((start[:, axis] + length[:, axis]) // row, np.minimum(tail, 1), 0, tail),
+    ):
+        some = count > 0
+        part_start, part_length = (
+            np.insert(whole, axis + 1, one, 1)[some] for whole, one in ((start, begin), (length, within))
+        )
+        part_start[:, axis], part_length[:, axis] = first[some], count[some]
+        out += box_runs(finer, box[some], part_start, part_length, bases)
+    return out
+
+
+def _rows(start: np.ndarray, length: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Intervals cut at rows: the elements before the first whole one, the whole ones, the elements behind them."""
+    head = np.minimum(-start % row, length)
+    rows, tail = np.divmod(length - head, row)
+    return head, rows, tail
 
 
 def _concat_boxes(node: Concat, box: np.ndarray, start: np.ndarray, length: np.ndarray, bases: Bases) -> list[Runs]:
@@ -147,8 +177,7 @@ def _subdim_runs(
     if not inner:
         return [_enumerate(box, base, [stride], start[:, None], length[:, None])]
     row = prod(size for size, _ in inner)
-    head = np.minimum(-start % row, length)
-    rows, tail = np.divmod(length - head, row)
+    head, rows, tail = _rows(start, length, row)
     first = (start + head) // row
     out: list[Runs] = []
     for at, begin, count in ((start // row, start % row, head), (first + rows, np.zeros_like(start), tail)):
