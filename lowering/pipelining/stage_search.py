@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
 from ipujax.lowering.jaxpr import named_stages
-from ipujax.lowering.pipelining.charge import beside, charged, worst_tile_bytes
+from ipujax.lowering.pipelining.charge import beside, charged, enough_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
 from ipujax.lowering.pipelining.layers import replacement, spec_of_shards
 from ipujax.lowering.pipelining.primitive import PipelineSpec
@@ -140,7 +140,7 @@ class Search:
         return max(0, need + more - self._target.bytes_per_tile), cycles
 
     def _charged(self, cuts: Cuts) -> tuple[int, int]:
-        """Bytes of its fullest tile, and its cycles."""
+        """Bytes of a tile that are enough, and its cycles."""
         if cuts not in self._charges:
             jaxpr = self.rewritten(cuts).jaxpr
             place = self._place_in(jaxpr)
@@ -176,7 +176,7 @@ class Search:
         for ways in self._from_best_to_all(best):
             while len(tried) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in tried]):
                 cuts = min(left, key=lambda each: self.charge(each, more))
-                need = worst_tile_bytes(*whole(self.rewritten(cuts)))
+                need = enough_bytes(*whole(self.rewritten(cuts)))
                 if need <= self._target.bytes_per_tile:
                     return cuts
                 more = max(more, need - self._charged(cuts)[0])

@@ -118,6 +118,13 @@ class MemoryReport:
         return int(self.tile_bytes.max())
 
     @property
+    def enough_bytes(self) -> int:
+        """A size of tiles on which everything fits, code too: the least, or the target's own if no packing is needed."""
+        if self._fits_unpacked():
+            return self.target.bytes_per_tile
+        return max(int(self.needed(kind).max()) + self.target.bytes_per_tile - have for kind, have in self.limits.items())
+
+    @property
     def worst_tile(self) -> int:
         """The fullest tile, the first of them if there are several."""
         return int(self.tile_bytes.argmax())
