@@ -108,9 +108,9 @@ def _goes_on(need: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.nd
     where = homes((mapping,))
     order = in_tile_order(where.tile)
     same = where.tile[order[1:]] == where.tile[order[:-1]]
-    last = np.append(where.start[1:], where.size) - 1
-    before, after = last[order[:-1]][same], where.start[order[1:]][same]
-    before, after = (np.searchsorted(start, at, side="right") - 1 for at in (before, after))
+    part = np.searchsorted(start, where.start, side="right") - 1  # at the start of each run of the mapping
+    last = np.append(part[1:] - (start[part[1:]] == where.start[1:]), len(start) - 1)  # and at its end
+    before, after = last[order[:-1]][same], part[order[1:]][same]
     both = (need[before] == need[after]) & (need[after] >= 0) & (after > before)
     before, after = before[both], after[both]
     if not len(after):

@@ -217,8 +217,9 @@ def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
     """The traffic of some tiles from number `first` on as that of all tiles."""
     if len(part.local_bytes) == num_tiles:
         return part
-    none, members = _zeros(num_tiles), (getattr(part, item.name) for item in fields(Traffic))
-    return Traffic(*(_read_only(padded(m, first, num_tiles)) if m.any() else none for m in members))
+    none, here = _zeros(num_tiles), _zeros(len(part.local_bytes))  # which is what `_in_bytes` has where there is none
+    members = (getattr(part, item.name) for item in fields(Traffic))
+    return Traffic(*(none if m is here else _read_only(padded(m, first, num_tiles)) for m in members))
 
 
 def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from types import MappingProxyType
 
 import numpy as np
@@ -119,10 +120,14 @@ class MemoryReport:
 
     @property
     def enough_bytes(self) -> int:
-        """A size of tiles on which everything fits, code too: the least, or the target's own if no packing is needed."""
+        """A size of tiles on which everything fits, code too: the least, or the target's own if no packing is needed.
+
+        As `Target.replace` has it, the same share of a tile is for code.
+        """
         if self._fits_unpacked():
             return self.target.bytes_per_tile
-        return max(int(self.needed(kind).max()) + self.target.bytes_per_tile - have for kind, have in self.limits.items())
+        have = self.target.bytes_per_tile
+        return max(ceil(int(self.needed(kind).max()) * have / max(1, limit)) for kind, limit in self.limits.items())
 
     @property
     def worst_tile(self) -> int:

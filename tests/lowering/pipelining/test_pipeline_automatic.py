@@ -14,6 +14,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.pipelining.cuts import named
+from ipujax.lowering.pipelining.stage_search import Search
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
 from tests.lowering.pipelining.search_helpers import search_of
@@ -56,10 +57,15 @@ def test_a_cut_that_fits_is_found_if_there_is_one() -> None:
     """The fastest cut needs more memory than there is."""
     loss, args = chain((64, 64, 4, 4, 4, 4, 4, 4, 4, 4))
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=2, schedule="gpipe")
-    roomy = small_target(4, num_ipus=4)
-    tiny = search_of(fun, args, roomy.replace(bytes_per_tile=1))
+
+    def search_on(num_bytes: int) -> Search:
+        """On tiles of which any part is for code."""
+        tiles = small_target(4, num_ipus=4, bytes_per_tile=num_bytes, interleaved_offset_bytes=2**20)
+        return search_of(fun, args, tiles)
+
+    tiny = search_on(1)
     needs = {cut: 1 + tiny.charge((cut,))[0] for cut in range(1, 10)}
-    tight = search_of(fun, args, roomy.replace(bytes_per_tile=min(needs.values())))
+    tight = search_on(min(needs.values()))
     assert sum(tight.charge((cut,))[0] == 0 for cut in needs) < 9
     assert tight.charge(tight.chosen())[0] == 0
 
