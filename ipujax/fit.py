@@ -21,11 +21,12 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from ipujax.lowering.pipelining import Cuts
 from ipujax.lowering.recomputation import ChainTrade, Recomputation
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
-from ipujax.runtime.memory import MemoryReport, check_memory, fits, least_bytes
+from ipujax.runtime.memory import MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
 
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -42,10 +43,12 @@ class Choice:
     Args:
         price: cycles that a byte on the fullest tile is worth.
         recomputation: what gradients compute again.
+        cuts: for each pipeline whose stages are to be found, those to start from; none where all are to be weighed.
     """
 
     price: float
     recomputation: Recomputation
+    cuts: tuple[Cuts, ...] = ()
 
 
 class Planned(Protocol):
@@ -135,7 +138,7 @@ class _Attempt(Generic[P]):
     def lacking(self) -> np.ndarray:
         """Bytes that the fullest tile of each IPU lacks, int64[IPUs]; before packing if it lacks some then already."""
         target, memory = self.executable.graph.target, self.executable.memory
-        short = np.maximum(least_bytes(memory) - target.bytes_per_tile, 0)
+        short = np.maximum(memory.least_bytes - target.bytes_per_tile, 0)
         if not short.any():
             short = memory.lacking().get("memory", short)
         return np.asarray(short.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
@@ -257,7 +260,7 @@ def _refuse(attempts: Sequence[_Attempt[P]], options: Options) -> NoReturn:
 
 def _smallest(reports: Sequence[MemoryReport]) -> int:
     """The number of the report whose fullest tile is smallest, the first of equals; as few as can be are packed."""
-    least = [int(least_bytes(report).max()) for report in reports]
+    least = [int(report.least_bytes.max()) for report in reports]
     first, *others = sorted(range(len(reports)), key=least.__getitem__)
     best = reports[first].max_tile_bytes, first
     for number in others:

@@ -76,7 +76,9 @@ class LoweringPlan:
                 line=self.line,
                 options=replace(self.options, byte_price=choice.price),
                 recomputation=choice.recomputation,
+                cuts=choice.cuts,
             )
+        choice = replace(choice, cuts=program.cuts)
         trades += program.trades
         return Lowered(
             self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread

@@ -24,7 +24,7 @@ from ipujax.lowering.jaxpr import has_stages
 from ipujax.lowering.layout import MemoryOrder, map_linearly
 from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.passes.channel_groups import grouped_inputs
-from ipujax.lowering.pipelining import CutJaxpr, PipelineRun, find_stages, lower_staged, num_shards, uncut
+from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
 from ipujax.lowering.replicas import Dims, Replicated, check_results, joined, of_one_replica, split, unwrapped
 from ipujax.lowering.rules import Lowering, check_is_array
@@ -59,6 +59,7 @@ class LoweredProgram:
         in_dims: for each input the dimension that is split over replicas, None where all get the same.
         out_dims: for each output the dimension along which parts of replicas are joined, None where they are equal.
         pipelines: where pipelines with stages run.
+        cuts: of each pipeline whose stages were found, where it is cut.
     """
 
     graph: Graph
@@ -69,6 +70,7 @@ class LoweredProgram:
     in_dims: Dims
     out_dims: Dims
     pipelines: tuple[PipelineRun, ...] = ()
+    cuts: tuple[Cuts, ...] = ()
 
     @property
     def trades(self) -> tuple[ChainTrade, ...]:
@@ -108,6 +110,7 @@ def lower(
     line: str = "",
     options: Options | None = None,
     recomputation: Recomputation = KEEP_ALL,
+    cuts: Sequence[Cuts] = (),
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -122,6 +125,7 @@ def lower(
         line: line of equations whose own line is not the user's, `file:line (function)`.
         options: what the user chose, `Options()` when None; of no price of a byte, the first of the ladder.
         recomputation: what gradients of pipelines compute again; others do already.
+        cuts: where to start to look for the stages of pipelines that have none; anywhere when empty.
 
     Returns:
         The graph and the program of one call.
@@ -161,7 +165,8 @@ def lower(
 
     if not has_stages(jaxpr.jaxpr):
         return program_of(uncut(jaxpr))
-    return program_of(find_stages(jaxpr, planned_for, make, whole_of, price, recomputation))
+    found, cuts = find_stages(jaxpr, planned_for, make, whole_of, price, recomputation, cuts)
+    return replace(program_of(found), cuts=cuts)
 
 
 def _with_less_memory(target: Target, price: float) -> Target:

@@ -15,4 +15,4 @@ from ipujax.lowering.pipelining.primitive import (
 )
 from ipujax.lowering.pipelining.program import PipelineRun as PipelineRun
 from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_shards as num_shards, uncut as uncut
-from ipujax.lowering.pipelining.stage_search import find_stages as find_stages
+from ipujax.lowering.pipelining.stage_search import Cuts as Cuts, find_stages as find_stages

@@ -44,7 +44,7 @@ def charged(
         recomputation: what gradients compute again.
 
     Returns:
-        Bytes of a tile that are enough, see `MemoryReport.enough_bytes`, and its cycles.
+        `MemoryReport.rough_bytes`, and its cycles.
     """
     eqn = jaxpr.jaxpr.eqns[number]
     staged = staged_pipeline(eqn, target, byte_price, recomputation)
@@ -64,12 +64,12 @@ def charged(
         map_linearly(graph, Tensor.of(variable))
     costs, effects = leaf_costs(graph, prog), EffectsOf(graph)
     memory = memory_report(graph, prog, effects, costs)
-    return memory.enough_bytes, program_cycles(graph, prog, run.program, costs=costs, effects=effects)
+    return memory.rough_bytes, program_cycles(graph, prog, run.program, costs=costs, effects=effects)
 
 
-def enough_bytes(graph: Graph, program: Program) -> int:
-    """A size of tiles that is enough for a lowered program."""
-    return memory_report(graph, program, EffectsOf(graph), leaf_costs(graph, program)).enough_bytes
+def rough_bytes(graph: Graph, program: Program) -> int:
+    """`MemoryReport.rough_bytes` of a lowered program."""
+    return memory_report(graph, program, EffectsOf(graph), leaf_costs(graph, program)).rough_bytes
 
 
 def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:

@@ -6,8 +6,8 @@ graph of their own and charged by the cost model, memory included: also that of 
 later, as the state of an optimiser. From the best of them single cuts are moved as long as that helps. What is chosen
 is lowered with all around it, and has to fit the machine if any of those that are tried does.
 
-Limits: if what is chosen does not fit, the best cuts for less memory are tried and then the first 256 of all, of which
-24 are lowered whole.
+Limits: if what is chosen does not fit, the best cuts for less memory are tried, and all if they are no more than 256;
+no more than 24 are lowered whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
 from ipujax.lowering.jaxpr import named_stages
-from ipujax.lowering.pipelining.charge import beside, charged, enough_bytes
+from ipujax.lowering.pipelining.charge import beside, charged, rough_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
 from ipujax.lowering.pipelining.layers import replacement, spec_of_shards
 from ipujax.lowering.pipelining.primitive import PipelineSpec
@@ -37,7 +37,7 @@ from ipujax.runtime.target import Target
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too
 _MEMORY_PARTS = 16  # if none of those fits, the best for 15/16, 14/16, … of the memory are
-_MOST_TRIED = 256  # and then as many of all cuts
+_MOST_TRIED = 256  # and then all, if they are no more
 _MOST_WHOLE = 24  # cuts that are lowered with all around them
 _MOST_MOVES = 24  # cuts that are tried to make the best of these better
 
@@ -52,7 +52,8 @@ def find_stages(
     whole: LowerWhole,
     byte_price: float,
     recomputation: Recomputation = KEEP_ALL,
-) -> CutJaxpr:
+    start: Sequence[Cuts] = (),
+) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
     """Finds stages for the pipelines that have none.
 
     Args:
@@ -62,11 +63,15 @@ def find_stages(
         whole: lowers what is compiled, with arguments and results in shards.
         byte_price: cycles that a byte on the fullest tile is worth.
         recomputation: what gradients compute again.
+        start: the cuts of each of them from which to look for better ones; all are weighed when empty.
+
+    Returns:
+        The jaxpr with stages, and the cuts of each pipeline.
 
     Raises:
         ArgumentError: for stages that make no sense, or none to be found.
     """
-    found = uncut(jaxpr)
+    found, chosen = uncut(jaxpr), list[Cuts]()
     while waiting := [n for n, eqn in enumerate(found.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
         search, outer = Search(found.jaxpr, waiting[0], target, make, byte_price, recomputation), found
 
@@ -74,9 +79,14 @@ def find_stages(
             return whole(_composed(outer, inner))
 
         with raised_at(source_line(outer.jaxpr.jaxpr.eqns[waiting[0]])):
-            cuts = search.chosen(whole_of if len(waiting) == 1 else None)
+            known = start[len(chosen)] if start else None
+            if known is not None and search.is_way(known):
+                cuts = search.climbed(known)
+            else:
+                cuts = search.chosen(whole_of if len(waiting) == 1 else None)
+        chosen.append(cuts)
         found = _composed(outer, search.rewritten(cuts))
-    return found
+    return found, tuple(chosen)
 
 
 def _is_open(eqn: JaxprEqn) -> bool:
@@ -140,7 +150,7 @@ class Search:
         return max(0, need + more - self._target.bytes_per_tile), cycles
 
     def _charged(self, cuts: Cuts) -> tuple[int, int]:
-        """Bytes of a tile that are enough, and its cycles."""
+        """About the bytes of a tile that it needs, and its cycles."""
         if cuts not in self._charges:
             jaxpr = self.rewritten(cuts).jaxpr
             place = self._place_in(jaxpr)
@@ -165,29 +175,36 @@ class Search:
         """
         best = min(self._promising(), key=self.charge)
         if self.charge(best)[0]:  # none fits
-            others = chain(self._roomier(), all_cuts(self.work, len(best) + 1, _MOST_TRIED))
+            others = chain(self._roomier(), self._all(best))
             best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
-        best = self._climbed(best)
+        best = self.climbed(best)
         return best if whole is None else self._fitting(best, whole)
 
     def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
         """The best cuts whose whole program fits, or else the best."""
-        tried, more = set[Cuts](), 0  # what whole programs need beyond their charge, expected of all
+        beyond = dict[Cuts, int]()  # what whole programs need beyond their charge
         for ways in self._from_best_to_all(best):
-            while len(tried) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in tried]):
-                cuts = min(left, key=lambda each: self.charge(each, more))
-                need = enough_bytes(*whole(self.rewritten(cuts)))
+            while len(beyond) < _MOST_WHOLE and (left := [cuts for cuts in ways if cuts not in beyond]):
+                most, least = max(beyond.values(), default=0), min(beyond.values(), default=0)
+                if all(self.charge(each, least)[0] for each in left):
+                    break  # none is expected to fit
+                cuts = min(left, key=lambda each: self.charge(each, most))
+                need = rough_bytes(*whole(self.rewritten(cuts)))
                 if need <= self._target.bytes_per_tile:
                     return cuts
-                more = max(more, need - self._charged(cuts)[0])
-                tried.add(cuts)
+                beyond[cuts] = need - self._charged(cuts)[0]
         return best
 
     def _from_best_to_all(self, best: Cuts) -> Iterator[list[Cuts]]:
         """Ways to try one after the other: the best, what was charged and what needs less memory, and all."""
         yield [best]
         yield [*self._charges, *self._roomier()]
-        yield list(all_cuts(self.work, len(best) + 1, _MOST_TRIED))
+        yield self._all(best)
+
+    def _all(self, best: Cuts) -> list[Cuts]:
+        """All ways with as many stages, if they are few."""
+        found = list(all_cuts(self.work, len(best) + 1, _MOST_TRIED + 1))
+        return found if len(found) <= _MOST_TRIED else []
 
     def _roomier(self) -> Iterator[Cuts]:
         """The best ways for machines of less and less memory."""
@@ -200,7 +217,11 @@ class Search:
                 except ArgumentError:  # no cut is so small
                     break
 
-    def _climbed(self, best: Cuts) -> Cuts:
+    def is_way(self, cuts: Cuts) -> bool:
+        """Whether there are places for some cuts."""
+        return set(cuts) <= set(self._places)
+
+    def climbed(self, best: Cuts) -> Cuts:
         """The best that is reached by moving one cut at a time to the next place."""
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:

@@ -12,7 +12,6 @@ from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, cha
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
     fits as fits,
-    least_bytes as least_bytes,
 )
 from ipujax.runtime.memory.report import (
     LiveItem as LiveItem,

@@ -19,18 +19,13 @@ from ipujax.runtime.tensor import Origin, is_key_dtype
 _LISTED = 5  # largest things on the worst tile, and worst tiles
 
 
-def least_bytes(report: MemoryReport) -> np.ndarray:
-    """Bytes that each tile needs at least, found without packing, int64[num_tiles]."""
-    return np.asarray(report.occupancy.peak(None).total + sum(report.fixed.values()), np.int64)
-
-
 def fits(report: MemoryReport) -> bool:
     """Whether a program fits; nothing is packed to find out that it does not where its peak is too much already.
 
     Args:
         report: what every tile needs.
     """
-    least = {"memory": least_bytes(report), "memory for code": report.code_bytes}
+    least = {"memory": report.least_bytes, "memory for code": report.code_bytes}
     return all((least[kind] <= limit).all() for kind, limit in report.limits.items()) and not report.lacking()
 
 

@@ -81,6 +81,11 @@ class MemoryReport:
         return frozen(self._fixed_bytes + self._arena.size, np.int64)
 
     @property
+    def least_bytes(self) -> np.ndarray:
+        """Bytes that each tile needs at least, found without packing, int64[num_tiles]."""
+        return np.asarray(self.occupancy.peak(None).total + sum(self.fixed.values()), np.int64)
+
+    @property
     def _fixed_bytes(self) -> np.ndarray:
         data = np.asarray(sum(self.fixed[name] for name in DATA), np.int64)
         return round_up(self.code_bytes) + round_up(data)
@@ -119,15 +124,18 @@ class MemoryReport:
         return int(self.tile_bytes.max())
 
     @property
-    def enough_bytes(self) -> int:
-        """A size of tiles on which everything fits, code too: the least, or the target's own if no packing is needed.
+    def rough_bytes(self) -> int:
+        """About the size of tiles that is needed, code included: exact only where packing decides whether that fits.
 
-        As `Target.replace` has it, the same share of a tile is for code.
+        The target's own where everything fits unpacked; where not even what lives at one time fits, as much as that
+        needs. As `Target.replace` has it, the same share of a tile is for code.
         """
-        if self._fits_unpacked():
-            return self.target.bytes_per_tile
         have = self.target.bytes_per_tile
-        return max(ceil(int(self.needed(kind).max()) * have / max(1, limit)) for kind, limit in self.limits.items())
+        if self._fits_unpacked():
+            return have
+        code_bytes = ceil(int(self.code_bytes.max()) * have / max(1, self.limits["memory for code"]))
+        least = max(code_bytes, int(self.least_bytes.max()))
+        return least if least > have else self.max_tile_bytes
 
     @property
     def worst_tile(self) -> int:

@@ -142,6 +142,8 @@ def slice_node(node: Node, starts: Sequence[int], counts: Sequence[int], steps: 
         return _slice_affine(node, starts, counts, steps)
     if isinstance(node, Concat):
         return _slice_concat(node, starts, counts, steps)
+    if tuple(counts) == node.shape and all(step == 1 or n == 1 for n, step in zip(counts, steps, strict=True)):
+        return node  # which is not worth a list
     listed = _indexed(node)
     key = tuple(_python_slice(*sss) for sss in zip(starts, counts, steps, strict=True))
     return _pick(listed, listed.which[key], listed.index[key])
