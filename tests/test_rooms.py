@@ -84,7 +84,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops"
-        " lowering.layout lowering.recomputation lowering.rules lowering.schedules runtime.analysis"
+        " lowering.layout lowering.offload lowering.recomputation lowering.rules lowering.schedules runtime.analysis"
         " runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
@@ -111,7 +111,9 @@ ROOMS: dict[str, str] = {
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
-    "ipujax.fit": "lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options",
+    "ipujax.fit": (
+        "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options"
+    ),
     "ipujax.stages": (
         "ipujax.fit ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.jaxpr lowering.lower"
         " lowering.recomputation"

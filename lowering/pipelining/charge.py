@@ -13,7 +13,9 @@ from typing import Any
 
 from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
+from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.offload import MOVES
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import Recomputation
@@ -73,7 +75,7 @@ def rough_bytes(graph: Graph, program: Program) -> int:
 
 
 def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:
-    """The arguments that a pipeline does not read, and where each is to lie: with what it is used with first.
+    """The arguments on the chip that a pipeline does not read, and where each is to lie: with what uses it first.
 
     Args:
         jaxpr: what is compiled.
@@ -82,13 +84,14 @@ def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]
     """
     body = jaxpr.jaxpr
     read = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
+    off_chip = {atom for eqn in body.eqns if eqn.primitive in MOVES for atom in variables_read(eqn)}
     others = {
         n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars), 0)
         for n, eqn in enumerate(body.eqns)
         if is_staged(eqn)
     }
     found = zip(body.invars, homes(body, {**others, number: span}), strict=True)
-    return [(var, home) for var, home in found if home is not None and var not in read]
+    return [(var, home) for var, home in found if home is not None and var not in read | off_chip]
 
 
 def _variable(graph: Graph, atom: Any, name: str) -> Tensor:

@@ -37,7 +37,12 @@ _PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
 
 
 def best_cuts(
-    work: Work, plan: SchedulePlan, target: Target, few: int, resident: Sequence[tuple[int, int]] = ()
+    work: Work,
+    plan: SchedulePlan,
+    target: Target,
+    few: int,
+    resident: Sequence[tuple[int, int]] = (),
+    keeps_all: bool = True,
 ) -> list[tuple[int, ...]]:
     """The most promising ways to cut: for each the first segments of all stages but the first.
 
@@ -47,6 +52,7 @@ def best_cuts(
         target: one IPU.
         few: how many ways, at most.
         resident: what lies there besides: the segment it goes with, and bytes.
+        keeps_all: whether all that gradients need is kept for them.
 
     Raises:
         ArgumentError: if there are fewer places to cut than needed, or no way that fits the machine.
@@ -60,7 +66,9 @@ def best_cuts(
             hint="fewer stages; of loops those over stacked parameters are cut, lax.scan(layer, h, params)",
         )
     bounds = np.array([0, *between, count])
-    fits = [_fits(work, bounds, plan, stage, target, resident) for stage in range(num_stages)]
+    own, kept = _resident_bytes(work, resident), work.residual_bytes * keeps_all
+    in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
+    fits = [_fits(own + number * kept, bounds, target) for number in in_flight]
     if comb(len(between), num_stages - 1) <= _MOST_WEIGHED:
         ways = [tuple(between.index(c) + 1 for c in cuts) for cuts in all_cuts(work, num_stages, _MOST_WEIGHED)]
         ways = [way for way in ways if all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(way, bounds), strict=True))]
@@ -70,7 +78,7 @@ def best_cuts(
         raise ArgumentError(
             f"no cut into {num_stages} stages fits the memory of an IPU",
             expected=f"{target.num_tiles * target.bytes_per_tile:,} bytes for parameters, gradients, state and stashes",
-            hint="more stages, smaller micro-batches, or jax.checkpoint",
+            hint='more stages, smaller micro-batches, or Options(recompute="auto")',
         )
     cost = {way: _cost(work, [(bounds[a], bounds[b]) for a, b in _ranges(way, bounds)], plan, target) for way in ways}
     return [tuple(int(bounds[c]) for c in way) for way in sorted(cost, key=cost.__getitem__)[:few]]
@@ -154,24 +162,20 @@ def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -
     return times
 
 
-def _fits(
-    work: Work,
-    bounds: np.ndarray,
-    plan: SchedulePlan,
-    stage: int,
-    target: Target,
-    resident: Sequence[tuple[int, int]],
-) -> np.ndarray:
-    """Whether the stage between any two bounds fits an IPU as stage number `stage`, bool[bounds, bounds]."""
+def _resident_bytes(work: Work, others: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Bytes of each segment that are there all the time, float64[segments]."""
     own = np.zeros(len(work.forward_cycles))
     for segment, size in work.parameter_bytes:
         own[segment] += _PARAMETER_COPIES * size
-    for segment, size in resident:
+    for segment, size in others:
         own[segment] += size
-    in_flight = plan.in_flight(stage) if plan.training else 1
-    need = np.concatenate([[0], np.cumsum(own + in_flight * work.residual_bytes)])[bounds]
-    capacity = target.num_tiles * target.bytes_per_tile
-    fitting: np.ndarray = need[None, :] - need[:, None] <= capacity
+    return own
+
+
+def _fits(num_bytes: np.ndarray, bounds: np.ndarray, target: Target) -> np.ndarray:
+    """Whether the segments between any two bounds fit an IPU, bool[bounds, bounds]."""
+    need = np.concatenate([[0], np.cumsum(num_bytes)])[bounds]
+    fitting: np.ndarray = need[None, :] - need[:, None] <= target.num_tiles * target.bytes_per_tile
     return fitting
 
 

@@ -28,7 +28,7 @@ from ipujax.lowering.pipelining.segments import same_values
 from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
-from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
+from ipujax.lowering.recomputation import KEEP_ALL, Recomputation, modes
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
@@ -126,6 +126,8 @@ class Search:
                 expected="either stages=... or ipu.stage(i)",
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
             )
+        modes_used = modes(micro_batch.jaxpr.eqns, recomputation)
+        self._keeps_all, self._may_keep_less = modes_used <= {"none"}, "auto" in modes_used
         self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make, byte_price)
         self._rewritten: dict[Cuts, CutJaxpr] = {}
         self._charges: dict[Cuts, tuple[int, int]] = {}
@@ -174,6 +176,8 @@ class Search:
             ArgumentError: if there is no way to cut.
         """
         best = min(self._promising(), key=self.charge)
+        if self.charge(best)[0] and self._may_keep_less:
+            return best  # how much memory is needed is not known yet: the search goes on from here when it is
         if self.charge(best)[0]:  # none fits
             others = chain(self._roomier(), self._all(best))
             best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
@@ -213,7 +217,7 @@ class Search:
             for part in range(_MEMORY_PARTS - 1, 0, -1):
                 less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
                 try:
-                    yield from best_cuts(self.work, plan, less, 1, self.resident)
+                    yield from best_cuts(self.work, plan, less, 1, self.resident, self._keeps_all)
                 except ArgumentError:  # no cut is so small
                     break
 
@@ -223,6 +227,8 @@ class Search:
 
     def climbed(self, best: Cuts) -> Cuts:
         """The best that is reached by moving one cut at a time to the next place."""
+        if self.charge(best)[0] and self._may_keep_less:
+            return best
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:
             moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
@@ -271,7 +277,7 @@ class Search:
         ways, refused = list[Cuts](), list[ArgumentError]()
         for plan in self._plans:
             try:
-                ways += best_cuts(self.work, plan, one, few, self.resident)
+                ways += best_cuts(self.work, plan, one, few, self.resident, self._keeps_all)
             except ArgumentError as error:  # impossible with this number of stages
                 refused.append(error)
         if not ways:

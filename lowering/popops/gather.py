@@ -23,8 +23,6 @@ from jax import lax
 from ipujax.lowering.layout import Grids, total_elements
 from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.index_map import Span
-from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.add_vertices import add_vertices
 from ipujax.lowering.popops.indexing_cycles import gather_cycles
@@ -44,7 +42,6 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, even_cuts, is_key_dtype
 
@@ -147,8 +144,7 @@ def gather(
         return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
 
     uncut = {spec.kept_dims()[d] for d in spec.uncut}
-    placed = table_spans if work.sources[0] == "free" else None
-    after, order = _After(table.dtype, rank, placed), [d for d in range(len(space)) if d not in uncut]
+    after, order = _After(table.dtype, rank), [d for d in range(len(space)) if d not in uncut]
     return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after=after))
 
 
@@ -197,21 +193,16 @@ def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, 
 
 @dataclass(frozen=True, slots=True)
 class _After:
-    """Charge of combining the answers of blocks of rows, on each candidate grid.
-
-    If the table is placed here, also of the code to read a block of it in pieces, as an update or a product does.
-    """
+    """Charge of combining the answers of blocks of rows, on each candidate grid."""
 
     dtype: Any
     rank: int
-    table: tuple[Span, ...] | None
 
     def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
         rows = zip(slots.tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
         cycles = [combined_cycles(n, tuple(longest), self.dtype, "only", target, byte_price) for n, longest in rows]
-        pieces = 0 if self.table is None else fewest_runs(self.table, grids.lengths)
-        return np.array(cycles, np.float64) + byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles * pieces
+        return np.array(cycles, np.float64)
 
 
 # --- codelet ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ gradient is another loop: what the first keeps for each iteration of the second 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -123,8 +123,7 @@ def _recomputed(
     recomputation: Recomputation,
     trades: list[ChainTrade] | None,
 ) -> list[JaxprEqn]:
-    modes = {_mode(eqn, recomputation) for eqn in eqns if stage_name(eqn).is_backward}
-    parts = split(eqns) if modes - {"none"} else None
+    parts = split(eqns) if modes(eqns, recomputation) - {"none"} else None
     if parts is None:
         return list(eqns)
     outside = {*wanted, *(var for eqn in parts.rest for var in variables_read(eqn))}
@@ -174,6 +173,11 @@ def recomputed_parts(
         trades.append(ChainTrade(ipu, plans, everything.peak_bytes, planned))
     is_everything = planned.actions == everything.actions
     return (list(forward), list(backward)) if is_everything else replay(steps, planned.actions)
+
+
+def modes(eqns: Iterable[JaxprEqn], recomputation: Recomputation) -> set[str]:
+    """The modes of gradients among some equations."""
+    return {_mode(eqn, recomputation) for eqn in eqns if stage_name(eqn).is_backward}
 
 
 def _mode(eqn: JaxprEqn, recomputation: Recomputation) -> str:

@@ -13,10 +13,11 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
+from ipujax.lowering.lower import lower
 from ipujax.lowering.pipelining.cuts import named
-from ipujax.lowering.pipelining.stage_search import Search
+from ipujax.lowering.pipelining.stage_search import Cuts, Search
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
-from tests.lowering.helpers import assert_same, lowered, run_engine, run_tiles, small_target
+from tests.lowering.helpers import assert_same, lowered, passed, run_engine, run_tiles, small_target
 from tests.lowering.pipelining.search_helpers import search_of
 
 WIDTHS = {"even": (8,) * 8, "narrow": (32, 8, 4, 4, 4, 8, 16, 32), "wide": (4, 8, 16, 48, 48, 8, 4, 4)}
@@ -68,6 +69,26 @@ def test_a_cut_that_fits_is_found_if_there_is_one() -> None:
     tight = search_on(int(1.02 * min(needs.values())))  # for gaps
     assert sum(tight.charge((cut,))[0] == 0 for cut in needs) < 9
     assert tight.charge(tight.chosen())[0] == 0
+
+
+def test_a_search_goes_on_from_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned anew, as for a dearer byte, a pipeline is cut where it was, or near that if that is faster."""
+    loss, args = chain(WIDTHS["wide"])
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
+    jaxpr, target = passed(fun, *args), small_target(4, num_ipus=4)
+    tried = list[Cuts]()
+    charged = Search.charge
+
+    def counted(self: Search, cuts: Cuts, more: int = 0) -> tuple[int, int]:
+        tried.append(cuts)
+        return charged(self, cuts, more)
+
+    first = lower(jaxpr, target)
+    monkeypatch.setattr(Search, "charge", counted)
+    again = lower(jaxpr, target, cuts=first.cuts)
+    (cuts,) = first.cuts
+    assert again.cuts == first.cuts and 1 < len(set(tried)) <= 1 + 2 * len(cuts)
+    assert lower(jaxpr, target, cuts=((1, 99),)).cuts == first.cuts  # no such place
 
 
 @pytest.mark.parametrize(

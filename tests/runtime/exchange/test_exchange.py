@@ -12,6 +12,7 @@ from ipujax.runtime.exchange.boxes import count_boxes
 from ipujax.runtime.exchange.count import count
 from ipujax.runtime.exchange.demand import access_demand
 from ipujax.runtime.exchange.once import count_once, reads_once
+from ipujax.runtime.exchange.runs import box_runs, flat_bases, tidy
 from ipujax.runtime.exchange.shared_bus import Buses
 from ipujax.runtime.exchange.traffic import Traffic, copy_cycles, copy_traffic, exchange_cycles, receive_cycles, traffic
 from ipujax.runtime.graph.codelet import Codelet, Field
@@ -21,6 +22,7 @@ from ipujax.runtime.interpreter.messages import messages
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
+from ipujax.runtime.tensor.variable import Variable
 
 RNG_SEEDS = range(60)
 F32 = np.dtype(np.float32)
@@ -490,6 +492,19 @@ def test_boxes_never_list_elements() -> None:
     diagonal = np.arange(tiles) % 33 == 0
     np.testing.assert_array_equal(transposed.received_bytes, np.where(diagonal, 0, box))
     np.testing.assert_array_equal(transposed.fragments, ~diagonal)
+
+
+def test_boxes_of_columns_in_groups_are_rows_of_groups() -> None:
+    """Where columns are cut at groups, and the mapping elsewhere, runs are as long as a group has rows."""
+    rows, columns = 64, 96
+    x = Tensor.of(Variable((columns // 16, rows, 16), F32, "x")).transpose((1, 0, 2)).reshape((rows, columns))
+    start, length = np.array([[0, 16], [32, 40]]), np.array([[64, 32], [32, 56]])
+    runs = tidy(box_runs(x.node, np.arange(2), start, length, flat_bases(x.variables())), x.size + 1)
+    found = np.stack([runs.box, runs.start, runs.length], 1).tolist()
+    group = 16 * rows
+    assert found[0] == [0, group, 2 * group]
+    assert found[1:33] == [[1, 2 * group + 16 * row + 8, 8] for row in range(32, 64)]  # half a group
+    assert found[33:] == [[1, number * group + 16 * 32, 16 * 32] for number in (3, 4, 5)]
 
 
 def test_answers_depend_on_geometry_and_not_on_the_variable() -> None:

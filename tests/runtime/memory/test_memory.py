@@ -256,6 +256,29 @@ def test_reports_cannot_be_changed():
         memory.by_category["stack"] = None
 
 
+def test_memory_is_only_packed_where_that_decides():
+    graph = Graph(TARGET)
+    a, b, c = (graph.add_variable((400,), F32, name, on_one_tile(400, 0)) for name in "abc")
+    steps = StreamIn(stream(400), a), Copy(a, b), Copy(b, c), StreamOut(c, stream(400))
+
+    def report(num_bytes):
+        graph.target = TARGET.replace(bytes_per_tile=num_bytes, interleaved_offset_bytes=num_bytes)
+        return report_of(graph, Sequence(*steps))
+
+    roomy = report(2**19)
+    exact, least = roomy.max_tile_bytes, int(roomy.least_bytes.max())
+    unpacked = exact + 400 * 4
+    assert least <= exact < unpacked
+    for num_bytes, expected, packs in (
+        (unpacked, unpacked, False),
+        (unpacked - 1, exact, True),
+        (exact, exact, True),
+        (least - 1, least, False),
+    ):
+        found = report(num_bytes)
+        assert found.rough_bytes == expected and ("tile_bytes" in vars(found)) == packs
+
+
 def test_a_tile_has_the_code_of_steps_of_its_own_ipu():
     target = TARGET.replace(num_ipus=2, tiles_per_ipu=2)
     graph = Graph(target)

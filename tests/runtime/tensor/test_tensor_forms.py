@@ -84,6 +84,13 @@ def test_reshape_that_cuts_inside_a_digit_keeps_its_source():
         assert not arrays.flags.writeable
 
 
+def test_parts_of_a_concatenation_that_are_taken_whole_are_not_listed():
+    many = concat([Tensor.of(variable(100, 6)) for _ in range(2)], axis=1).flatten()
+    both = concat([many, Tensor.of(variable(5))])
+    assert isinstance(both[:1200].node, Reshaped)
+    assert isinstance(both[:1202].node, Concat)
+
+
 def test_whole_and_constant_and_iteration():
     v = Variable((3, 4), np.dtype(np.float32), "c", value=np.zeros((3, 4), np.float32))
     t = Tensor.of(v)
