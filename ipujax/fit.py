@@ -168,8 +168,9 @@ class _Tighter:
 class _Search(Generic[P]):
     """Ways to plan a program, one after the other, each from the best so far.
 
-    A price that takes more cycles for the bytes it frees than recomputation would is not kept, nor is another tried as
-    long as recomputation is enough. Where that frees less than planned, more is asked of it the next time.
+    A price that takes more cycles for the bytes it frees than recomputation would is not kept. As long as recomputation
+    is enough, no other is tried then, nor if those left would not do if each freed as much. Where recomputation frees
+    less than planned, more is asked of it the next time.
     """
 
     def __init__(self, first: _Attempt[P], prices: Sequence[float]) -> None:
@@ -188,7 +189,7 @@ class _Search(Generic[P]):
         return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
 
     def _expected_cycles(self, price: float, lacking: int) -> float:
-        """The cycles of a dearer price: as many as it is worth, or, once one was not kept, more than is planned."""
+        """The cycles of a dearer price: as many as it is worth, or, once one did not pay, more than is planned."""
         return price * lacking if self._prices_pay else _MOST_CYCLES
 
     def add(self, attempt: _Attempt[P]) -> None:
@@ -200,7 +201,9 @@ class _Search(Generic[P]):
             self._margin *= min(_MOST_MARGIN, max(1.0, lacking / max(1, freed)))
             self._at = attempt
             return
-        more = self._at.more_cycles(attempt)
+        more, left = self._at.more_cycles(attempt), [price for price in self._prices if price > choice.price]
+        if freed * len(left) < lacking:  # nor will those left be enough, if each frees as much
+            self._prices_pay = False
         if self._alternative is None or (freed > 0 and more * lacking <= self._alternative.cycles * freed):
             self._at = attempt
         else:

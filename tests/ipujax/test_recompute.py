@@ -210,6 +210,14 @@ def test_a_price_that_frees_nothing_is_not_kept() -> None:
     assert free.cycles == fixed.cycles
 
 
+def test_prices_that_cannot_be_enough_are_left_for_later() -> None:
+    """Each of the first frees little of much that lacks: less is kept before others are tried."""
+    fun, args = STEPS["residual"]
+    room = int(0.6 * bytes_of(as_it_is("residual")))
+    done = compiled(fun, args, "auto", room)
+    assert min(shares(done)) < 1 and len(done.profile.byte_prices) < len(BYTE_PRICES) - 1
+
+
 def test_what_fits_at_the_first_price_fits_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search comes back to the first price; here dearer ones are said to fit nothing."""
     fun, args = STEPS["residual"]
@@ -279,6 +287,18 @@ def test_stages_that_are_found() -> None:
     done = {mode: compiled(piped(False, stages=2), args, mode, **ON_TWO) for mode in ("none", "all")}
     assert bytes_of(done["all"].profile) < bytes_of(done["none"].profile)
     assert_close(run(done["all"], args), quick_jit(piped(False, stages=2))(*args))
+
+
+def test_stages_are_found_for_more_than_can_be_kept() -> None:
+    """Values that wait for gradients of all micro-batches are more than an IPU; "auto" keeps less of them."""
+    args = WS, X
+    fun = piped(False, stages=2, schedule="gpipe")
+    room = int(0.85 * bytes_of(compiled(fun, args, "none", **ON_TWO).profile))
+    with pytest.raises(ipu.TileMemoryError, match="recompute"):
+        compiled(fun, args, "none", room, **ON_TWO)
+    done = compiled(fun, args, "auto", room, **ON_TWO)
+    assert min(shares(done)) < 1 and bytes_of(done.profile) <= room and len(done.lowered.choice.cuts) == 1
+    assert_close(run(done, args), quick_jit(fun)(*args))
 
 
 def test_a_pipeline_says_more_than_the_options() -> None:
