@@ -16,7 +16,6 @@ import pytest
 import ipujax as ipu
 from ipujax import poplar
 from tests.ipujax.poplar.helpers import run_both
-from tests.marks import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "fidelity.md"
@@ -104,7 +103,8 @@ def convolved(image: np.ndarray) -> np.ndarray:
     return sum(weight * padded[dy : dy + height, dx : dx + width] for dy, dx, weight in shifts)
 
 
-@pytest.mark.parametrize("name", slow_but(["half4"], ["half4", "float2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half4", "float2"])
 def test_the_blur_blurs(case, name):
     target = poplar.IPUModel("ipu1", tiles_per_ipu=2).create_device().get_target()
     graph, picture, result, program = case("blur").blur(target, 7, 13, name)

@@ -89,7 +89,11 @@ def test_every_model_has_a_small_version() -> None:
     assert SMALL.keys() == MODELS.keys() and COMPARED.keys() <= MODELS.keys() and PARAMETERS.keys() <= {*MODELS, *LARGE}
 
 
-@pytest.mark.parametrize("name", [*MODELS, "gpt2-medium"])
+TRACED = [*MODELS, "gpt2-medium"]
+LONG = {"gpt2-medium", "resnet-50", "bert-large", "transformer-jit", "transformer-loop", "gpt-4"}
+
+
+@pytest.mark.parametrize("name", slow_but({*TRACED} - LONG, TRACED))
 def test_each_step_traces_and_gives_its_state_back(name: str) -> None:
     model = {**MODELS, **LARGE}[name]()
     axes = [("replica", model.jit["replicas"])] if "replicas" in model.jit else []
@@ -101,7 +105,7 @@ def test_each_step_traces_and_gives_its_state_back(name: str) -> None:
         assert sum(leaf.size for leaf in jax.tree.leaves(model.state[0])) == PARAMETERS[name]
 
 
-QUICK = ("mlp", "vae", "gcn")
+QUICK = ("mlp", "gcn")
 TRAINED = [name for name in SMALL if name != "hmm"]
 
 

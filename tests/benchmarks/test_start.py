@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
+QUICK = ("bert_pipeline", "count_code", "step_time")
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=[path.stem for path in BENCHMARKS])
+@pytest.mark.parametrize(
+    "benchmark",
+    [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else pytest.mark.slow) for p in BENCHMARKS],
+)
 def test_help_says_how_to_run_it(benchmark: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(benchmark), "--help"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -62,6 +62,7 @@ def test_mlp_learns_and_prints_its_profile(digits: ModuleType, capsys: pytest.Ca
     assert re.search(r"digits\.py:\d+", text), "no cost is attributed to a line of the example"
 
 
+@pytest.mark.slow
 def test_device_cpu_gives_the_same_training_without_a_profile(
     digits: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

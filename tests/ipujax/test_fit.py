@@ -54,7 +54,7 @@ def fits(profile: ipu.Profile) -> bool:
 @cache
 def climb() -> tuple[int, float]:
     """The memory of a tile in which the layers fit at a higher price only, and the first such price."""
-    for bytes_per_tile in range(42_000, 20_000, -500):
+    for bytes_per_tile in range(27_000, 20_000, -500):
         if not fits(at_price(bytes_per_tile, FIRST)):
             for price in BYTE_PRICES[1:]:
                 if fits(at_price(bytes_per_tile, price)):
@@ -214,6 +214,7 @@ def test_as_few_as_can_be_are_packed_to_find_the_smallest(monkeypatch: pytest.Mo
         assert packed == looked_at
 
 
+@pytest.mark.slow
 def test_the_error_takes_less_time_than_the_compilation() -> None:
     shapes = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 6, jax.ShapeDtypeStruct((256, 512), np.float32)
     small = ipu.IPUModel(bytes_per_tile=20_000, interleaved_offset_bytes=10_000)

@@ -55,6 +55,7 @@ def test_hostile_folder_is_hostile(hostile: Path):
         run_python(f"try: import {name}\nexcept RuntimeError: pass\nelse: raise SystemExit('harmless')", hostile)
 
 
+@pytest.mark.slow
 def test_import_in_hostile_folder(hostile: Path):
     found = Path(run_python(IMPORT_ALL, hostile))
     assert found.name == "__init__.py" and not found.is_relative_to(hostile)

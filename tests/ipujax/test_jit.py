@@ -438,7 +438,7 @@ def test_what_jax_forgot_is_traced_lowered_and_run_anew() -> None:
     scale = [0.0]
     fun = ipu_jit(lambda x, i: jax.grad(lambda x, i: (x * scale[0]).sum(), (0, 1), allow_int=True)(x, i))
     earlier: weakref.ref[Any] | None = None
-    for n in range(8):
+    for n in range(3):
         scale[0] = n
         jax.clear_caches()
         gc.collect()

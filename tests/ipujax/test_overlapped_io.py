@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import ipujax as ipu
 from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, Repeat, Sequence, distinct, joining_streams
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor import Tensor, Variable
+from tests.marks import slow_but
 
 TILES, IO = 12, 4
 BATCHES, ROWS, WIDTH = 8, 16, 32
@@ -68,8 +70,10 @@ def lowered(name: str, io_tiles: int = IO, depth: int = 1, **settings: Any) -> i
     return ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=TILES, **changes), options=options, **settings).lower(*args)
 
 
-@pytest.mark.parametrize("offloads", [False, True])
-@pytest.mark.parametrize("name", CASES)
+QUICK = [*((name, True) for name in CASES), ("epoch", False), ("update", False)]
+
+
+@pytest.mark.parametrize(("name", "offloads"), slow_but(QUICK, product(CASES, (False, True))))
 def test_numbers_are_those_of_plain_jax(name: str, offloads: bool) -> None:
     fun, args = CASES[name]
     settings = {"offload_argnums": 0, "donate_argnums": 0} if offloads and args else {}

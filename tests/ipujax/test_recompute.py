@@ -26,6 +26,7 @@ from tests.lowering.recomputation.training_steps import (
     trained,
     weights,
 )
+from tests.marks import slow_but
 
 CODE_BYTES = 20 * 1024
 FIRST = BYTE_PRICES[0]
@@ -96,7 +97,7 @@ def assert_close(got: Any, expected: Any) -> None:
 FITTED = {"residual": 0.9, "dropout": 0.9, "checkpoint": 0.9, "micro-batches": 0.95}
 
 
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", slow_but(["residual", "dropout"], FITTED))
 def test_the_numbers_are_those_of_plain_jax(name: str) -> None:
     """Of each way, of "auto" on a chip that has too little memory to keep all. Masks of dropout are drawn again."""
     fun, args = STEPS[name]
@@ -160,7 +161,7 @@ def test_without_a_gradient_nothing_changes(mode: str) -> None:
     assert way.lowered.as_text() == none.lowered.as_text() and way.profile.execution() == none.profile.execution()
 
 
-@pytest.mark.parametrize("mode", ["all", "standard"])
+@pytest.mark.parametrize("mode", slow_but(["all"], ["all", "standard"]))
 def test_what_a_checkpoint_does_stays(mode: str) -> None:
     """All of the network is in one, with others inside."""
     way, none = (compiled(*STEPS["all in a checkpoint"], each) for each in (mode, "none"))
@@ -201,6 +202,7 @@ def test_auto_takes_no_more_cycles_than_standard_in_the_same_bytes() -> None:
     assert auto.cycles <= standard.cycles and bytes_of(auto) <= room
 
 
+@pytest.mark.slow
 def test_a_price_that_frees_nothing_is_not_kept() -> None:
     """Else what is computed again would cost more at that price, too."""
     fun, args = trained(chain_of(gelu_block)), ([array(16, 16, seed=n) for n in range(4)], array(1024, 16))
@@ -264,7 +266,7 @@ def piped(staged: bool, **settings: Any) -> Callable[..., Any]:
 ON_TWO: dict[str, Any] = {"num_ipus": 2, "byte_price": FIRST}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", slow_but(["gpipe"], ["1f1b", "gpipe"]))
 def test_pipelines(schedule: str) -> None:
     """Numbers of each way; with "gpipe" all four micro-batches wait, and less is kept of each."""
     fun, args = partial(piped, True, schedule=schedule), (WS, X)
@@ -311,7 +313,7 @@ def test_a_pipeline_says_more_than_the_options() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("price", [FIRST, None])
+@pytest.mark.parametrize("price", slow_but([None], [FIRST, None]))
 def test_what_fits_in_no_way_says_what_was_tried(price: float | None) -> None:
     fun, args = STEPS["residual"]
     with pytest.raises(ipu.TileMemoryError) as error:

@@ -127,7 +127,17 @@ def assert_equal(got: Any, want: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", slow_but([*INSIDE][::2], INSIDE))
+# Those much like another, or like one of OF.
+LONG_INSIDE = {
+    "checkpoint, everything kept",
+    "checkpoint, products kept",
+    "forward over reverse",
+    "jacrev",
+    "linearize",
+}
+
+
+@pytest.mark.parametrize("name", slow_but({*[*INSIDE][::2]} - LONG_INSIDE, INSIDE))
 def test_inside(name: str) -> None:
     assert_equal(ipu.jit(INSIDE[name], device=DEVICE)(X), jax.jit(INSIDE[name])(X))
 
@@ -166,7 +176,7 @@ OF: dict[str, Callable[[JITTED], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF)
+@pytest.mark.parametrize("name", slow_but(OF.keys() - {"hessian", "jacfwd", "linearize"}, OF))
 def test_of(name: str) -> None:
     assert_equal(OF[name](lambda fun: ipu.jit(fun, device=DEVICE)), OF[name](jax.jit))
 

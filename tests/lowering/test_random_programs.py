@@ -49,14 +49,14 @@ def compare(program: Program, *, on_tiles: bool) -> None:
 
 
 @seed(1)
-@settings(EVERY, max_examples=12)
+@settings(EVERY, max_examples=6)
 @given(programs(4, 9))
 def test_engine(program: Program) -> None:
     compare(program, on_tiles=False)
 
 
 @seed(2)
-@settings(EVERY, max_examples=4)
+@settings(EVERY, max_examples=2)
 @given(programs(4, 7))
 def test_interpreter(program: Program) -> None:
     compare(program, on_tiles=True)

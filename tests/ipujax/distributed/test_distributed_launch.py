@@ -293,6 +293,7 @@ def test_silence_ends_all_and_says_where_they_are(run: Runner):
     assert clear_of(run.printed("pid"))
 
 
+@pytest.mark.slow
 def test_one_silent_instance_is_enough(run: Runner):
     source = PREAMBLE + "if index: hang()\nfor n in range(10000): print(n); time.sleep(0.1)"
     assert run(source, "--timeout", "1") == 124

@@ -113,7 +113,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["adam", "masked", "global norm", "every third"], OPTIMIZERS))
+@pytest.mark.parametrize("name", slow_but(["adam", "global norm"], OPTIMIZERS))
 def test_losses_are_those_of_the_whole_optimizer(name: str) -> None:
     expected, whole_state = whole_run(OPTIMIZERS[name])
     optimizer = shard(OPTIMIZERS[name])

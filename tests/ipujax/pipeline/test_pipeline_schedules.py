@@ -21,6 +21,7 @@ from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
+from tests.marks import slow_but
 
 TILES = 3
 FAST = {("mlp", 2, 4), ("dropout", 2, 1)}
@@ -107,9 +108,9 @@ def test_every_schedule_in_the_engine(name: str, stages: int, micro_batches: int
 # --- the default ------------------------------------------------------------------------------------------------------
 
 
-def run_of(fun: Any, *args: Any, **changes: Any) -> Any:
+def run_of(fun: Any, *args: Any, num_ipus: int = 4, **changes: Any) -> Any:
     """The schedule's name of the only pipeline of a function, and its cycles."""
-    device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=16, **changes)
+    device = ipu.IPUModel(num_ipus=num_ipus, tiles_per_ipu=16, **changes)
     made = ipu.jit(fun, device=device).lower(*args)
     (run,) = made.pipelines
     return run.plan.schedule.name, made.compile().profile.cycles
@@ -117,13 +118,13 @@ def run_of(fun: Any, *args: Any, **changes: Any) -> Any:
 
 @pytest.mark.parametrize(("exchange", "expected"), [("lockstep", "grouped"), ("buffered", "1f1b")])
 def test_the_default_schedule_suits_the_machine(exchange: str, expected: str) -> None:
-    args = arguments(4, 8)
-    for stage, settings in ((ipu.stage, {}), (no_stage, {"stages": 4})):
-        loss = jax.value_and_grad(MODELS["mlp"](4, stage))
+    # Stages are looked for on two IPUs only: among more of them that takes far longer.
+    for stages, stage, settings in ((4, ipu.stage, {}), (2, no_stage, {"stages": 2})):
+        args, loss = arguments(stages, 8), jax.value_and_grad(MODELS["mlp"](stages, stage))
         cycles = {}
         for schedule in (None, "1f1b", "grouped"):
             fun = ipu.pipeline(loss, micro_batches=8, rng_argnums=1, schedule=schedule, **settings)
-            name, cycles[schedule] = run_of(fun, *args, global_exchange=exchange)
+            name, cycles[schedule] = run_of(fun, *args, num_ipus=stages, global_exchange=exchange)
             assert name == (schedule or expected)
         assert cycles[None] == cycles[expected]
 
@@ -245,7 +246,7 @@ def test_half_precision_accumulates_in_float32() -> None:
         np.testing.assert_allclose(got[name], expected[name], rtol=5e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("holder", [0, 1])
+@pytest.mark.parametrize("holder", slow_but([0], [0, 1]))
 def test_state_is_handed_on_in_its_stage(holder: int) -> None:
     def fun(stage: Any) -> Any:
         def loss(params: Any, state: Any, x: jax.Array) -> Any:
@@ -307,7 +308,9 @@ def test_several_stages_on_an_ipu() -> None:
     assert used == {0, 1}
 
 
-@pytest.mark.parametrize(("mapping", "accumulators"), [([0, 1, 0], 1), ([0, 1, 2], 2)])
+@pytest.mark.parametrize(
+    ("mapping", "accumulators"), [([0, 1, 0], 1), pytest.param([0, 1, 2], 2, marks=pytest.mark.slow)]
+)
 def test_stages_on_one_ipu_add_to_one_accumulator(mapping: list[int], accumulators: int) -> None:
     """The table of `tied` has gradients in its first and in its last stage."""
 

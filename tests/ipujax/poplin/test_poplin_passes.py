@@ -35,7 +35,7 @@ def plain(params, x, w):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_but(["plain", "strided groups"], CONVOLUTIONS))
+@pytest.mark.parametrize("case", slow_but(["strided groups"], CONVOLUTIONS))
 def test_passes_of_a_convolution(case):
     params = CONVOLUTIONS[case]
     a, b = numbers(params.input_shape, 1), numbers(params.weights_shape, 2)

@@ -122,6 +122,7 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
     assert found["gradient"][1, 2, 2] == 0
 
 
+@pytest.mark.slow
 def test_half_data_is_summed_in_float():
     logs = np.asarray(jax.nn.log_softmax(LOGITS)).astype(np.float16)
     graph, prog = new_graph(), Sequence()

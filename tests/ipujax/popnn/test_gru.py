@@ -101,6 +101,7 @@ def test_passes_against_gradients_of_jax(case):
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
 
 
+@pytest.mark.slow
 def test_backward_alone_without_gradient_of_the_input():
     graph, prog = new_graph(), Sequence()
     params = gru.GruParams(poplar.FLOAT, BATCH, STEPS, [IN, OUT], calc_input_gradients=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ from tests.marks import slow_but
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
+GROUPS = [None, pytest.param(HALVES, marks=pytest.mark.slow), CROSSED]
 
 
 def values(*shape: int, dtype: Any = np.float32) -> Any:
@@ -94,7 +96,7 @@ CASES: list[tuple[str, str, Callable[..., Any], Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("groups", [None, HALVES, CROSSED], ids=["all", "halves", "crossed"])
+@pytest.mark.parametrize("groups", GROUPS, ids=["all", "halves", "crossed"])
 @pytest.mark.parametrize(
     ("primitive", "name", "fun", "expected"), CASES, ids=lambda case: case if isinstance(case, str) else ""
 )
@@ -114,12 +116,12 @@ def test_collectives_of_groups(
     ("replicas", "size", "dtype"),
     [
         (2, 1, np.float32),
-        (2, 257, np.float16),
+        pytest.param(2, 257, np.float16, marks=pytest.mark.slow),
         (4, 3, np.int32),
         (4, 257, np.float32),
         (8, 3, np.uint8),
-        (8, 64, jnp.bfloat16),
-        (8, 257, np.float32),
+        pytest.param(8, 64, jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param(8, 257, np.float32, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -198,7 +200,7 @@ def test_gradients_through_collectives():
     assert_ways(wanted, step, 4, (SAME, SPLIT), SAME, w, x, rtol=2e-6)
 
 
-@pytest.mark.parametrize("groups", [None, HALVES, CROSSED], ids=["all", "halves", "crossed"])
+@pytest.mark.parametrize("groups", GROUPS, ids=["all", "halves", "crossed"])
 def test_parts_of_another_order_in_memory(groups: Any):
     """Transposed arguments are moved as memory has them, and their results are transposed alike."""
     size = 4 if groups is None else 2
@@ -339,9 +341,15 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
             )
 
 
-@pytest.mark.parametrize("ipus_each", slow_but([1], [1, 2]))
-@pytest.mark.parametrize("name", ["ring", "ring along the ladder", "two-phase", "doubling"])
-@pytest.mark.parametrize("groups", [None, [[0, 1, 2, 3], [4, 5, 6, 7]], [[7, 5, 3, 1], [0, 2, 4, 6]]], ids=str)
+NAMES = ("ring", "ring along the ladder", "two-phase", "doubling")
+APART = [[7, 5, 3, 1], [0, 2, 4, 6]]
+QUICK = [(APART, "ring", 1), (None, "ring along the ladder", 1), (None, "two-phase", 1), (APART, "doubling", 1)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "ipus_each"),
+    slow_but(QUICK, product((None, [[0, 1, 2, 3], [4, 5, 6, 7]], APART), NAMES, (1, 2))),
+)
 def test_every_schedule_gives_the_same(
     name: str, groups: list[list[int]] | None, ipus_each: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -476,7 +484,7 @@ def test_small_values_double_and_large_ones_go_round():
 # --- groups ---
 
 
-@pytest.mark.parametrize("groups", [[[0], [1, 2, 3]], [[3, 1, 2], [0]]], ids=str)
+@pytest.mark.parametrize("groups", slow_but([[[0], [1, 2, 3]]], [[[0], [1, 2, 3]], [[3, 1, 2], [0]]]))
 @pytest.mark.parametrize(
     ("reduction", "combined"), [(lax.psum, sum), (lax.pmax, max), (lax.pmin, min)], ids=["sum", "max", "min"]
 )

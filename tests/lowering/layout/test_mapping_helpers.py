@@ -81,7 +81,7 @@ def tiles_seen(mapping: TileMapping, view: Tensor) -> np.ndarray:
     return owners(mapping)[element].reshape(view.shape)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_mapping_like_puts_each_element_where_the_view_has_it(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
@@ -96,7 +96,7 @@ def test_mapping_like_puts_each_element_where_the_view_has_it(data: st.DataObjec
     np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_seen(mapping, view))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_plain_views_of_boxes_have_a_mapping(data: st.DataObject) -> None:
     """Permutations and slices are followed: None would cost an exchange."""
@@ -140,7 +140,7 @@ def test_slices_of_what_is_flattened(shape: tuple[int, ...]) -> None:
     assert mapping_like(graph, rows.reshape((6, 4))[2:5]) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_map_by_plan_puts_each_box_of_the_view_on_its_tile(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)

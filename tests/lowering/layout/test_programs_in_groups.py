@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_jax(name: str) -> None:
     fun, args = CASES[name]
-    check(fun, *args, tiles=(1, 7, 16), rtol=2e-4, atol=2e-5)
+    check(fun, *args, tiles=(16,), rtol=2e-4, atol=2e-5)
     kept = lowered(fun, args, small_target(16)).graph.variables
     assert any(v.shape[-1] == 16 and len(v.shape) > 2 for v in kept), "nothing is kept in groups"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from ipujax.lowering.replicas import unwrapped
 from tests.lowering.offload.offloaded_functions import ALL, CASES, OPTIMIZERS, A, B, Case, training
 from tests.lowering.random_programs import Program, programs
 from tests.lowering.test_random_programs import EVERY
+from tests.marks import slow_but
 
 MOVES = {"remote_load": "l", "remote_rows": "r", "remote_store": "s", "remote_update": "u"}
 WHERE = {"state": (1,), "all": ALL}
@@ -132,15 +133,21 @@ def run(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> list[np.ndarray]:
 # --- numbers and buffers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+# Dtypes of which there is another.
+LIKE_OTHERS = {"look up, half", "look up, integers", "look up, unsigned", "update, integers", "look up, booleans"}
+
+
+@pytest.mark.parametrize("name", slow_but(CASES.keys() - LIKE_OTHERS, CASES))
 def test_small_functions(name: str) -> None:
     passed = Passed.of(CASES[name])
     passed.check()
     assert " ".join(passed.moves) == CASES[name].moves
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+LONG = {("momentum", "state"), ("lamb", "state"), ("if finite", "state")}
+
+
+@pytest.mark.parametrize(("name", "where"), slow_but({*product(OPTIMIZERS, WHERE)} - LONG, product(OPTIMIZERS, WHERE)))
 def test_optimizer_steps(name: str, where: str) -> None:
     """What is donated is replaced; all is loaded at least once."""
     fun, args = training(name)
@@ -154,7 +161,7 @@ def test_optimizer_steps(name: str, where: str) -> None:
 
 
 @seed(1)
-@settings(EVERY, max_examples=3)
+@settings(EVERY, max_examples=2)
 @given(programs(3, 6))
 def test_random_programs(program: Program) -> None:
     """Arguments come back changed, for one another, and as they are."""

@@ -230,8 +230,15 @@ def test_what_is_reduced_is_not_stored() -> None:
     check(fun, X, Y, tiles=(1, 4, 7), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
-@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.prod])
+AXES = ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2))
+REDUCTIONS = [
+    pytest.param(*(reduce, axes), id=f"{reduce.__name__}-axes{n}", marks=() if n % 3 == kind else pytest.mark.slow)
+    for kind, reduce in enumerate((jnp.sum, jnp.max, jnp.prod))
+    for n, axes in enumerate(AXES)
+]
+
+
+@pytest.mark.parametrize(("reduce", "axes"), REDUCTIONS)
 def test_reductions_of_a_group(reduce: Any, axes: tuple[int, ...]) -> None:
     x = RNG.uniform(0.5, 1.5, (3, 8, 5)).astype(np.float32)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.steps import distinct
 from tests.lowering.helpers import price_bytes
 from tests.lowering.passes.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
+from tests.marks import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +91,13 @@ def is_of_loss(eqn: JaxprEqn) -> bool:
     return "jvp(" in name_stack(eqn)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("wrap", [lambda fun: fun, jax.jit, jax.checkpoint], ids=["plain", "jit", "checkpoint"])
-def test_each_layer_is_one_call_forward_and_one_backward(kind: str, wrap: Callable[..., Any]) -> None:
-    step, args = training(kind, 4, wrap)
+WRAPS: dict[str, Callable[..., Any]] = {"plain": lambda fun: fun, "jit": jax.jit, "checkpoint": jax.checkpoint}
+CASES = [*product(WRAPS, LAYERS)]
+
+
+@pytest.mark.parametrize(("wrap", "kind"), slow_but({*CASES} - {("plain", "attention")}, CASES))
+def test_each_layer_is_one_call_forward_and_one_backward(wrap: str, kind: str) -> None:
+    step, args = training(kind, 4, WRAPS[wrap])
     jaxpr = outlined(step, *args)
     found = [(stage_name(eqn).is_backward, id(eqn.params["jaxpr"])) for eqn in calls(jaxpr) if is_of_loss(eqn)]
     forward = [body for is_backward, body in found if not is_backward]
@@ -173,6 +178,7 @@ print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_price=8)["outline"])
 """
 
 
+@pytest.mark.slow
 def test_the_same_whatever_the_order_of_hashes() -> None:
     texts = [
         subprocess.run(

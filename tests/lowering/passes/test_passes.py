@@ -34,7 +34,7 @@ from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
 from tests.lowering.helpers import price_bytes, small_target
 
-FAST = ("plain-mlp_sgd", "plain-lstm_rmsprop")
+FAST = ("plain-mlp_sgd",)
 ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
 
 

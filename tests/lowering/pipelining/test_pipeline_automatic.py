@@ -92,7 +92,7 @@ def test_a_search_goes_on_from_what_was_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "dropout" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
 def test_numbers_are_those_of_plain_jax(name: str) -> None:
     args = parameters(4), jax.random.key(2), batch(8)

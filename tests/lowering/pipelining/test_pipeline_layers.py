@@ -110,7 +110,8 @@ def by_schedule(found: CutJaxpr, schedule: str) -> CutJaxpr:
     return replace(found, jaxpr=ClosedJaxpr(found.jaxpr.jaxpr.replace(eqns=eqns), found.jaxpr.consts))
 
 
-@pytest.mark.parametrize("name", [pytest.param("checkpointed", marks=pytest.mark.slow), "rich"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["checkpointed", "rich"])
 def test_the_engine_gives_the_segments_of_plain_jax(name: str) -> None:
     args = arguments(5)
     expected = jax.tree.leaves(quick_jit(gradients(name, 5, stages=None))(*args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import jax
@@ -177,8 +178,10 @@ def leaves_in_order(steps: Any) -> Any:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["mlp", "layers"])
+QUICK = [*(("mlp", schedule) for schedule in SCHEDULES), ("layers", "1f1b"), ("layers", "zb-h1")]
+
+
+@pytest.mark.parametrize(("name", "schedule"), slow_but(QUICK, product(("mlp", "layers"), SCHEDULES)))
 def test_stashes_hold_the_residuals_of_the_micro_batches_in_flight(name: str, schedule: str) -> None:
     """A ring for each value that a stage keeps for its gradients, of as many slots as the schedule needs."""
     args = parameters(STAGES), jax.random.key(0), batch(16)
@@ -230,7 +233,7 @@ def size(schedule: str, micro_batches: int) -> tuple[int, ...]:
     return nodes, len(program.graph.variables), len(program.graph.groups)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", slow_but(["1f1b", "grouped", "looped-1f1b", "zb-h1"], SCHEDULES))
 def test_the_program_does_not_grow_with_the_number_of_micro_batches(schedule: str) -> None:
     """But for what is left over where blocks of two or three turns do not divide it."""
     few, many, most = (size(schedule, count) for count in (64, 128, 512))

@@ -51,7 +51,10 @@ def check(jaxpr: ClosedJaxpr, found: CutJaxpr, args: Any, rtol: float = 1e-6) ->
 
 
 ALL_TURNS = (0, 1, 2, 3, 4, 5)
-CUTS = [*((name, (0, 2, 5)) for name in MODELS), pytest.param("rich", ALL_TURNS, marks=pytest.mark.slow)]
+CUTS = [
+    *(pytest.param(n, (0, 2, 5), marks=pytest.mark.slow if n == "checkpointed" else ()) for n in MODELS),
+    pytest.param("rich", ALL_TURNS, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("name", "bounds"), CUTS)

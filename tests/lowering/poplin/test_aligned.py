@@ -16,6 +16,7 @@ from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.mapping import Blocked
 from tests.lowering.helpers import small_target
+from tests.marks import slow_but
 
 FLOAT = np.float32
 products = import_module("ipujax.lowering.poplin.matmul")
@@ -37,7 +38,7 @@ def placed(dims: tuple[int, ...], shape: tuple[int, int, int], seed: int) -> tup
     return graph, list(tensors.values()), boxes
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but([0], range(3)))
 @pytest.mark.parametrize("dims", [LHS, RHS], ids=["lhs", "rhs"])
 def test_what_lies_is_not_exchanged_and_products_are_right(dims: tuple[int, ...], seed: int) -> None:
     m, k, n = shape = (13, 22, 17)

@@ -16,8 +16,16 @@ RNG = np.random.default_rng(2)
 OPS: dict[str, Callable[..., Any]] = {"argmax": lax.argmax, "argmin": lax.argmin}
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("shape", "axis"), [((9, 10), 1), ((9, 10), 0), ((3, 4, 50), 1), ((17,), 0)])
+ONE_STAGE = [
+    pytest.param(*(shape, axis, op), id=f"shape{n}-{axis}-{op}", marks=() if op == quick else pytest.mark.slow)
+    for n, (shape, axis, quick) in enumerate(
+        [((9, 10), 1, "argmax"), ((9, 10), 0, "argmin"), ((3, 4, 50), 1, "argmin"), ((17,), 0, "argmax")]
+    )
+    for op in OPS
+]
+
+
+@pytest.mark.parametrize(("shape", "axis", "op"), ONE_STAGE)
 def test_one_stage(op: str, shape: tuple[int, ...], axis: int) -> None:
     check(lambda x: OPS[op](x, axis, np.int32), RNG.normal(size=shape).astype(np.float32), tiles=(1, 7))
 

@@ -194,8 +194,13 @@ ESTIMATED = {
 }
 
 
-@pytest.mark.parametrize("tiles", slow_but([17], [3, 17, 100]))
-@pytest.mark.parametrize("name", ESTIMATED)
+LONG = {"update-tiny", "update-one-column", "update-large"}
+QUICK = {(name, 17) for name in ESTIMATED.keys() - LONG}
+
+
+@pytest.mark.parametrize(
+    ("name", "tiles"), slow_but(QUICK, [(name, tiles) for name in ESTIMATED for tiles in (3, 17, 100)])
+)
 def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the best grids and of any: the choice among them knows what each costs."""
     compared = 0

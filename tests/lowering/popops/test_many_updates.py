@@ -104,7 +104,14 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "dtype", "is_cut"), KINDS)
+EACH_KIND = [("subtract", np.int32), ("multiply", np.float32), ("add", np.complex64), ("min", np.float16)]
+EACH_KIND += [("max", ml_dtypes.bfloat16), ("add", np.float16)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "is_cut"),
+    [pytest.param(*case, marks=() if case[:2] in EACH_KIND else pytest.mark.slow) for case in KINDS],
+)
 def test_cut_updates_combine_to_the_same(kind: str, dtype: Any, is_cut: bool) -> None:
     """Whole numbers small enough are exact, however sums are associated; those of narrow floats are in order."""
     indices, updates = updates_of(3000)
@@ -134,7 +141,7 @@ def test_cut_updates_of_rows(mode: str) -> None:
     check(fun, table.astype(I32), indices, updates, tiles=(7,))
 
 
-@pytest.mark.parametrize("dtype", [F32, np.complex64])
+@pytest.mark.parametrize("dtype", [F32, pytest.param(np.complex64, marks=pytest.mark.slow)])
 def test_cut_updates_leave_signs_of_zeros(dtype: Any) -> None:
     indices, updates = RNG.integers(0, 6, 3000).astype(I32), np.zeros(3000, dtype)
     updates[indices == 5] = -updates[indices == 5]

@@ -23,7 +23,6 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.mapping import Blocked, TileMapping, frozen, grid, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor
 from tests.lowering.helpers import check as check_on, lowered, small_target
-from tests.marks import slow_but
 
 check = partial(check_on, tiles=(16,))  # the op table tries other sizes of target
 NUMPY: dict[str, Callable[..., Any]] = {
@@ -142,8 +141,17 @@ def test_any_box_layout(data: st.DataObject) -> None:
 STAGES = [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)]
 
 
-@pytest.mark.parametrize("combination", [reduce_partials, reduce_partials_in_place])
-@pytest.mark.parametrize(("slots", "stages"), slow_but([(15, 1), (125, 3)], STAGES))
+COMBINATIONS = (reduce_partials, reduce_partials_in_place)
+QUICK = [*((15, 1, each) for each in COMBINATIONS), (125, 3, reduce_partials_in_place)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "stages", "combination"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in ((*each, combination) for each in STAGES for combination in COMBINATIONS)
+    ],
+)
 def test_number_of_stages(combination: Callable[..., Tensor], slots: int, stages: int) -> None:
     x = whole_numbers(slots, 7, 30)
     graph, prog = Graph(small_target(64)), Sequence()
@@ -208,7 +216,10 @@ def test_reductions_over_single_elements_are_views() -> None:
 
 
 @pytest.mark.parametrize("monoid", REDUCERS)
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [(0,), pytest.param((0, 3), marks=pytest.mark.slow), (3, 0), pytest.param((2, 0, 3), marks=pytest.mark.slow)],
+)
 def test_reductions_of_nothing(monoid: str, shape: tuple[int, ...]) -> None:
     dtype = np.int32 if monoid in ("and", "or", "xor") else np.float32
     x = np.zeros(shape, dtype)

@@ -81,7 +81,7 @@ def fewest_cycles(
     return None
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(chains(), st.integers(3, 34))
 def test_it_fits_whenever_any_order_does_and_costs_hardly_more(drawn, budget):
     """The same chains each time: among all there are some that cost more, see below."""
@@ -105,7 +105,7 @@ def test_an_order_that_drops_what_it_kept_may_cost_less():
     assert plan_recompute(steps, 0, 15).cycles == 13 and fewest_cycles(steps, 0, 15) == 10
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chains(most=7), st.integers(0, 60))
 def test_a_plan_runs_every_part_in_order_within_the_budget(drawn, more):
     steps, result_bytes = drawn
@@ -128,7 +128,7 @@ def test_a_plan_runs_every_part_in_order_within_the_budget(drawn, more):
     assert gradient == 0 and cycles == plan.cycles
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chains(most=7))
 def test_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn):
     steps, result_bytes = drawn
@@ -173,7 +173,7 @@ def fewest_in_flight(steps: list[ChainStep], result_bytes: int, budget_bytes: in
     return min(found) + sum(step.forward_cycles for step in steps) if found else None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(chains(), st.integers(2, 5), st.integers(-12, 40))
 def test_in_flight_it_fits_whenever_any_order_does(drawn, in_flight, more):
     """Cycles are at least the fewest, and at most a quarter above the fewest of one input more in flight.
@@ -195,7 +195,7 @@ def test_in_flight_it_fits_whenever_any_order_does(drawn, in_flight, more):
     assert above is None or plan.cycles <= 1.25 * above
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(chains(most=7), st.integers(2, 5))
 def test_in_flight_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn, in_flight):
     steps, result_bytes = drawn

@@ -16,6 +16,7 @@ from ipujax.lowering.recomputation import Recomputation, recompute
 from tests.lowering.recomputation.live_bytes import bytes_across, live_bytes, peak
 from tests.lowering.recomputation.test_recompute import SHARES, after, before
 from tests.lowering.recomputation.training_steps import DEPTH, ROWS, WIDTH, X
+from tests.marks import slow_but
 
 SMALLER = [
     *("mlp", "residual", "dropout", "metrics", "batch norm", "checkpoint", "products saved", "names saved"),
@@ -44,7 +45,7 @@ def test_live_bytes_of_a_few_equations() -> None:
     assert [bytes_across(jaxpr, place) for place in range(5)] == [0, 12, 12, 12, 16]
 
 
-@pytest.mark.parametrize("name", SMALLER)
+@pytest.mark.parametrize("name", slow_but({*SMALLER} - {"residual", "dropout"}, SMALLER))
 def test_the_smaller_the_share_the_less_is_held(name: str) -> None:
     jaxprs = [before(name), *(after(name, Recomputation("auto", (share,)))[0] for share in SHARES)]
     for held in (peak, across):

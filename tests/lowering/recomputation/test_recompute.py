@@ -26,10 +26,12 @@ from ipujax.lowering.jaxpr import VIEWS, equations, stage_name
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from tests.lowering.recomputation.training_steps import STEPS
+from tests.marks import slow_but
 
 SHARES = (0.9, 0.6, 0.3, 0.0)
 NOT_COMPUTED = VIEWS | {"slice", "split", "unstack"}
 WAYS = [Recomputation("all"), Recomputation("standard"), *(Recomputation("auto", (share,)) for share in SHARES)]
+MUCH_LIKE_OTHERS = {"two networks", "dropout", "batch norm", "mlp", "products saved", "checkpoint", "residual", "skips"}
 CHECKPOINTED = ("checkpoint", "nested checkpoint", "products saved", "names saved")
 
 
@@ -84,7 +86,7 @@ def evaluated(name: str, jaxpr: ClosedJaxpr) -> list[np.ndarray]:
         return [np.asarray(x) for x in each(*leaves)]
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", slow_but(STEPS.keys() - MUCH_LIKE_OTHERS, STEPS))
 def test_the_numbers_stay_to_the_bit(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """And what is printed stays."""
     expected = evaluated(name, before(name))

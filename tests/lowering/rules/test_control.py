@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from jax import lax
 
 from ipujax.runtime.graph.program import Repeat, RepeatWhile, Switch
 from tests.lowering.helpers import check, lowered, small_target
+from tests.marks import slow_but
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(5, 29)).astype(np.float32)
 Y = RNG.normal(size=(5, 29)).astype(np.float32)
 SQUARE = RNG.normal(size=(9, 9)).astype(np.float32) / 3
-TILES = (1, 7)
+TILES = (7,)  # test_ops.py has loops and branches on one tile, too
 
 
 def close(fun: Callable[..., Any], *args: Any, tolerance: float = 1e-6) -> None:
@@ -40,8 +42,10 @@ CARRIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CARRIES)
-@pytest.mark.parametrize("loop", ["fori", "while"])
+QUICK_CARRIES = [*(("fori", kind) for kind in CARRIES), ("while", "swapped-and-changed"), ("while", "overlapping-view")]
+
+
+@pytest.mark.parametrize(("loop", "kind"), slow_but(QUICK_CARRIES, product(("fori", "while"), CARRIES)))
 def test_carries(kind: str, loop: str) -> None:
     step = CARRIES[kind]
     if loop == "fori":  # a static trip count becomes a scan
@@ -55,8 +59,7 @@ def test_square_carry_transposed_in_place() -> None:
     close(lambda x: lax.fori_loop(0, 3, lambda i, c: c.T + c, x), SQUARE)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize(("length", "reverse"), slow_but([(1, False), (5, True)], product((1, 2, 5), (False, True))))
 def test_scan_pairs_slices_with_turns(length: int, reverse: bool) -> None:
     def fun(xs: Any, c: Any) -> Any:
         return lax.scan(lambda c, x: (c * 0.5 + x, (c, x * 2)), c, xs, reverse=reverse)

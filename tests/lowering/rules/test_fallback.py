@@ -19,6 +19,7 @@ from ipujax.runtime.graph.vertex_group import NO_TILE
 from tests.lowering.helpers import check, lowered, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_fallback import fallback_rows
+from tests.marks import slow_but
 
 A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 
@@ -63,7 +64,7 @@ def tiles_of(fun: Callable[..., Any], arguments: Sequence[Any]) -> int:
     return len(np.unique(group.tile))
 
 
-@pytest.mark.parametrize("primitive", BATCHED)
+@pytest.mark.parametrize("primitive", slow_but([*BATCHED][::2], BATCHED))
 def test_a_batch_is_shared_out(primitive: str) -> None:
     fun, arguments = BATCHED[primitive]
     assert tiles_of(fun, arguments) == 6
@@ -75,7 +76,7 @@ def test_every_primitive_on_one_tile_is_shared_out_or_has_no_batch() -> None:
     assert {case.primitive for case in fallback_rows()} - set(BATCHED) == {"cholesky_update"}
 
 
-@pytest.mark.parametrize("left_side", [True, False])
+@pytest.mark.parametrize("left_side", slow_but([True], [True, False]))
 def test_right_hand_sides_are_shared_out(left_side: bool) -> None:
     a, b = SYMMETRIC[0, 0], BATCH.reshape(24, 4)
     columns = b.T if left_side else b

@@ -16,6 +16,7 @@ from ipujax.lowering.popops.rows import sort
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
+from tests.marks import slow_but
 
 RNG = np.random.default_rng(11)
 TIED = RNG.integers(-20, 20, (2, 131)).astype(np.int32)
@@ -64,7 +65,7 @@ def test_library_functions() -> None:
     )
 
 
-@pytest.mark.parametrize("k", [1, 16])
+@pytest.mark.parametrize("k", slow_but([16], [1, 16]))
 def test_largest_elements(k: int) -> None:
     compare(lambda x: lax.top_k(x, k), TIED)
     compare(lambda x: lax.top_k(x.T, k, axis=0), FLOATS)

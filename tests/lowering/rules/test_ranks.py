@@ -158,15 +158,21 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 }
 
 
-QUICK = ((), (0, 3), (1, 2, 1, 2, 1, 2, 1, 3))
+MANY = (1, 2, 1, 2, 1, 2, 1, 3)
+DEAR = ("along dimensions", "random", "arg reductions", "look-ups")
+QUICK = {(name, shape) for name in FAMILIES for shape in ((), (0, 3), MANY) if shape != MANY or name not in DEAR}
+CASES = [
+    pytest.param(
+        *(name, shape),
+        id=f"{name}-{'x'.join(map(str, shape)) or 'scalar'}",
+        marks=() if (name, shape) in QUICK else pytest.mark.slow,
+    )
+    for name in FAMILIES
+    for shape in dict.fromkeys((*SHAPES, MANY))
+]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [*QUICK, *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES if shape not in QUICK)],
-    ids=lambda shape: "x".join(map(str, shape)) or "scalar",
-)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "shape"), CASES)
 def test_families(name: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(len(shape))
     x = np.asarray(rng.integers(-3, 4, shape), np.float32)

@@ -118,7 +118,7 @@ def test_integers_at_their_ends() -> None:
     compare(lambda a: [lax.neg(a), lax.abs(a), lax.sign(a), lax.clz(a), lax.population_count(a)], [ends], 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], DTYPES))
 def test_casts(dtype: str) -> None:
     """To integers casts saturate as XLA's do, and NaN becomes what it becomes there."""
     to = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "uint8", "int8", "bool")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import equinox.internal as eqxi
@@ -14,6 +15,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.jax_compat import Primitive, make_primitive
 from tests.lowering.helpers import check, lowered, small_target
+from tests.marks import slow_but
 
 X = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 
@@ -86,8 +88,11 @@ def _newton(x: jax.Array, kind: str) -> jax.Array:
     return eqxi.while_loop(cond, body, (x, jnp.zeros(3)), max_steps=16, kind=kind, buffers=lambda s: s[1])[0]
 
 
-@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
-@pytest.mark.parametrize("many", [False, True])
+LOOPS = ("lax", "bounded", "checkpointed")
+QUICK = [(True, "lax"), (True, "bounded"), (False, "checkpointed")]
+
+
+@pytest.mark.parametrize(("many", "kind"), slow_but(QUICK, product((False, True), LOOPS)))
 def test_loops_of_equinox_have_no_fallback(kind: str, many: bool) -> None:
     fun = (lambda x: _newton(x, kind)) if kind == "lax" else jax.grad(lambda x: _newton(x, kind))
     x = np.array([2.0, 3.0, 5.0], np.float32)

@@ -421,7 +421,7 @@ def test_dilated_reads_see_fill_between(fill: float) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_strided_offset_dilated_reads(data: st.DataObject) -> None:
     """Every index of the hull reads its element, or fill; split and unsplit, against plain Python."""
     n, size = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 9))
@@ -796,7 +796,7 @@ class RandomProgram:
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_random_programs(data: st.DataObject) -> None:
     random = RandomProgram(data)
     program, run = random.sequence(3)

@@ -61,7 +61,7 @@ def facts(group: VertexGroup) -> dict[tuple[int, ...], Any]:
 
 
 @given(groups())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) -> None:
     got, found = {}, signatures(group)
     for signature in found:
@@ -80,7 +80,7 @@ def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) ->
 
 
 @given(groups())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_single_vertex_is_seen_as_among_many(group: VertexGroup) -> None:
     one = unsplit(group)
     for signature in signatures(one):

@@ -43,7 +43,7 @@ def in_the_orders(chip, tiles, peak):
     return chip.pack_best(tiles, peak[tiles] * 1.01, 0.0, len(ORDERS))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(chips())
 def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(drawn):
     both, peak, always = drawn
@@ -54,7 +54,7 @@ def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(dra
     assert (always + packed.size).max() <= (always + in_orders).max()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(chips(), st.data())
 def test_what_a_tile_needs_does_not_depend_on_what_is_packed_with_it(drawn, data):
     both, peak, _ = drawn

@@ -232,7 +232,7 @@ def _lookup(held, atom):
 # --- properties -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=350, **QUIET)
+@settings(max_examples=175, **QUIET)
 @given(view())
 def test_elements_lie_where_numpy_puts_them(case):
     tensor, array, first = case
@@ -247,7 +247,7 @@ def test_elements_lie_where_numpy_puts_them(case):
         assert set(np.unique(array // STRIDE)) == set(numbers)
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=100, **QUIET)
 @given(view())
 def test_queries_say_what_the_elements_say(case):
     tensor, array, first = case
@@ -258,7 +258,7 @@ def test_queries_say_what_the_elements_say(case):
         assert tensor.is_whole_variable == (whole and tensor.affine is not None)
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=100, **QUIET)
 @given(view())
 def test_affine_pieces_are_canonical(case):
     tensor, _, _ = case
@@ -277,7 +277,7 @@ def _pieces(node):
     return _pieces(node.source) if isinstance(node, Reshaped) else [node] if isinstance(node, Affine) else []
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=100, **QUIET)
 @given(view())
 def test_read_gives_the_elements(case):
     tensor, array, first = case
@@ -293,7 +293,7 @@ def _nodes(node):
     return [node, *(below for child in children for below in _nodes(child))]
 
 
-@settings(max_examples=200, **QUIET)
+@settings(max_examples=100, **QUIET)
 @given(view())
 def test_write_is_numpys_assignment(case):
     tensor, array, first = case

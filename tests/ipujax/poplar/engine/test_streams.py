@@ -17,7 +17,6 @@ from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.graph.program import StreamIn, Sync
 from ipujax.runtime.graph.steps import distinct
 from tests.ipujax.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
-from tests.marks import slow_but
 
 N = 4
 
@@ -101,7 +100,8 @@ def test_engine_and_interpreter_agree_on_streams():
     np.testing.assert_array_equal(found["total"], [0 + 1 + 2 + 3] * N)
 
 
-@pytest.mark.parametrize("depth", slow_but([1], [0, 1, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1, 4])
 def test_10000_transfers_come_once_each_and_in_order(depth):
     count = 10_000
     graph, program = echo(count)
@@ -255,6 +255,7 @@ def test_an_unknown_stream_and_no_callback():
         engine.connect_stream_to_callback("in", 3)
 
 
+@pytest.mark.slow
 def test_a_copy_over_the_limit_is_refused_naming_limit_and_option():
     for num_ipus in (1, 2):
         device = poplar.IPUModel(num_ipus=num_ipus).create_device()

@@ -22,7 +22,6 @@ from ipujax.runtime.errors import GraphError, VerifyError
 from ipujax.runtime.graph.program import ComputeSet, Execute, Program, Sequence
 from ipujax.runtime.tensor.tensor import Tensor
 from tests.ipujax.poplar.helpers import TILES, compiled, placed, run_both, small_graph, streamed
-from tests.marks import slow_but
 
 
 class SumVertex(Vertex):
@@ -105,7 +104,7 @@ def test_vertices_of_equal_shapes_are_one_group_whose_regions_are_affine():
     np.testing.assert_array_equal(got, (x @ w)[::-1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_connections_compute_what_a_loop_does(data):
     """Rows of several lengths, strides and variables, views of any kind, on any tiles."""
@@ -286,7 +285,8 @@ class ScaledSumVertex(Vertex):
         return jnp.sum(in_) * scale
 
 
-@pytest.mark.parametrize("has_state", slow_but([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("has_state", [False, True])
 def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     """Allowed are 20 s; a loop over vertices that is quadratic, or one traced call a vertex, takes far longer."""
     number, start = 100_000, time.perf_counter()
