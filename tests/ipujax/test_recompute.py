@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import pytest
 import ipujax as ipu
 from ipujax import fit
 from ipujax.fit import BYTE_PRICES
+from ipujax.lowering.recomputation import Recomputation
 from ipujax.runtime.memory import fits
 from ipujax.runtime.options import RECOMPUTATIONS
 from tests.lowering.helpers import quick_jit
@@ -212,12 +215,23 @@ def test_a_price_that_frees_nothing_is_not_kept() -> None:
     assert free.cycles == fixed.cycles
 
 
-def test_prices_that_cannot_be_enough_are_left_for_later() -> None:
-    """Each of the first frees little of much that lacks: less is kept before others are tried."""
-    fun, args = STEPS["residual"]
-    room = int(0.6 * bytes_of(as_it_is("residual")))
-    done = compiled(fun, args, "auto", room)
-    assert min(shares(done)) < 1 and len(done.profile.byte_prices) < len(BYTE_PRICES) - 1
+@pytest.mark.parametrize(("freed_bytes", "goes_on"), [(4_000, True), (1_000, False)])
+def test_prices_that_cannot_be_enough_are_left_for_later(freed_bytes: int, goes_on: bool) -> None:
+    """Of six prices the first two are tried: if each of the others freed as much as the second, would that do?"""
+
+    def attempt(choice: fit.Choice, lacking_bytes: int, cycles: int) -> Any:
+        made = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
+        vars(made).update(lacking=np.array([lacking_bytes]), cycles=cycles)
+        return made
+
+    first = fit.Choice(FIRST, Recomputation("auto"))
+    search = fit._Search(attempt(first, 10_000, 0), BYTE_PRICES)
+    less = replace(first.recomputation, shares=(0.5,))
+    search._tighter = lambda: fit._Tighter(less, 1e6)  # type: ignore[method-assign]
+    dearer = replace(first, price=BYTE_PRICES[1])
+    assert search.next() == dearer
+    search.add(attempt(dearer, 10_000 - freed_bytes, 100))
+    assert search.next() == (replace(dearer, price=BYTE_PRICES[2]) if goes_on else replace(dearer, recomputation=less))
 
 
 def test_what_fits_at_the_first_price_fits_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +307,7 @@ def test_stages_that_are_found() -> None:
 
 def test_stages_are_found_for_more_than_can_be_kept() -> None:
     """Values that wait for gradients of all micro-batches are more than an IPU; "auto" keeps less of them."""
-    args = WS, X
+    args = WS[:3], X
     fun = piped(False, stages=2, schedule="gpipe")
     room = int(0.85 * bytes_of(compiled(fun, args, "none", **ON_TWO).profile))
     with pytest.raises(ipu.TileMemoryError, match="recompute"):

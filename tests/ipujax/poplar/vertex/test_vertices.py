@@ -289,7 +289,7 @@ class ScaledSumVertex(Vertex):
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     """Allowed are 20 s; a loop over vertices that is quadratic, or one traced call a vertex, takes far longer."""
-    number, start = 100_000, time.perf_counter()
+    number, start = 100_000, time.process_time()
     graph = poplar.Graph(poplar.IPUModel().create_device())
     num_tiles = graph.target.num_tiles
     x, out = graph.add_variable(FLOAT, [number, 2], "x"), graph.add_variable(FLOAT, [number], "out")
@@ -308,7 +308,7 @@ def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     executable = compile(graph, program)
     got = jax.jit(executable.function)(inputs)[stream]
     np.testing.assert_array_equal(got, values.sum(1) * (np.arange(number) % 3 if has_state else 1))
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
