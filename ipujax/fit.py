@@ -32,8 +32,7 @@ from ipujax.runtime.options import Options
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
-_MOST_CYCLES = 1e18  # more than any program takes, fewer than what no plan reaches
-_MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread
+_MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread, if that can be enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +142,12 @@ class _Attempt(Generic[P]):
             short = memory.lacking().get("memory", short)
         return np.asarray(short.reshape(-1, target.tiles_per_ipu).max(1), np.int64)
 
+    @cached_property
+    def fullest(self) -> np.ndarray:
+        """Bytes that the fullest tile of each IPU needs at least, int64[IPUs]."""
+        tiles = self.executable.graph.target.tiles_per_ipu
+        return np.asarray(self.executable.memory.least_bytes.reshape(-1, tiles).max(1), np.int64)
+
     @property
     def kept(self) -> float:
         """Of the bytes that it takes to keep all for a gradient, the share that is planned, the least of all."""
@@ -189,8 +194,8 @@ class _Search(Generic[P]):
         return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
 
     def _expected_cycles(self, price: float, lacking: int) -> float:
-        """The cycles of a dearer price: as many as it is worth, or, once one did not pay, more than is planned."""
-        return price * lacking if self._prices_pay else _MOST_CYCLES
+        """The cycles of a dearer price: as many as it is worth, or, once one did not pay, more than any plan's."""
+        return price * lacking if self._prices_pay else np.inf
 
     def add(self, attempt: _Attempt[P]) -> None:
         """Goes on from an attempt that does not fit either, if it was worth it."""
@@ -202,7 +207,7 @@ class _Search(Generic[P]):
             self._at = attempt
             return
         more, left = self._at.more_cycles(attempt), [price for price in self._prices if price > choice.price]
-        if freed * len(left) < lacking:  # nor will those left be enough, if each frees as much
+        if freed * (1 + len(left)) < lacking:  # nor will those left be enough, if each frees as much
             self._prices_pay = False
         if self._alternative is None or (freed > 0 and more * lacking <= self._alternative.cycles * freed):
             self._at = attempt
@@ -221,6 +226,8 @@ class _Search(Generic[P]):
             if planned <= least:
                 return None
             wanted = planned - self._margin * float(at.lacking[ipu]) * target.tiles_per_ipu
+            if wanted < least:  # as the fullest tile holds more of it than others
+                wanted = planned * (1 - self._margin * float(at.lacking[ipu] / at.fullest[ipu]))
             shares[ipu] = max(0.0, wanted / sum(t.all_bytes for t in own))
             is_enough &= wanted >= least
         if not at.lacking.any():

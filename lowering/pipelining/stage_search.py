@@ -175,9 +175,12 @@ class Search:
         Raises:
             ArgumentError: if there is no way to cut.
         """
-        best = min(self._promising(), key=self.charge)
-        if self.charge(best)[0] and self._may_keep_less:
-            return best  # how much memory is needed is not known yet: the search goes on from here when it is
+        ways = self._promising()
+        if self._may_keep_less and len(self._plans) == 1 and self.charge(ways[0])[0]:
+            return ways[0]  # what fits is not known before less is kept: then the search goes on from here
+        best = min(ways, key=self.charge)
+        if self._may_keep_less and self.charge(best)[0]:
+            return best
         if self.charge(best)[0]:  # none fits
             others = chain(self._roomier(), self._all(best))
             best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)

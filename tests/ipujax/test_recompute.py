@@ -215,6 +215,21 @@ def test_a_price_that_frees_nothing_is_not_kept() -> None:
     assert free.cycles == fixed.cycles
 
 
+@pytest.mark.parametrize(("lacking_bytes", "share"), [(20, 0.475), (90, 1 - 1.05 * 90 / 160)])
+def test_less_is_kept_than_the_fullest_tile_lacks(lacking_bytes: int, share: float) -> None:
+    """On all tiles of two as on that one; where that is more than there is, as great a part as that one lacks."""
+    planned = SimpleNamespace(peak_bytes=80, cycles=5)
+    trade = SimpleNamespace(ipu=0, planned=planned, all_bytes=80, least_bytes=10, cycles_with=lambda share: 7)
+    trade.plans = SimpleNamespace(keep_all=lambda: planned)
+    machine = SimpleNamespace(graph=SimpleNamespace(target=SimpleNamespace(tiles_per_ipu=2)))
+    choice = fit.Choice(FIRST, Recomputation("auto"))
+    made = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), machine)  # type: ignore[arg-type, type-var]
+    vars(made).update(lacking=np.array([lacking_bytes]), cycles=100, fullest=np.array([160]))
+    found = fit._Search(made, ())._tighter()
+    assert found is not None and np.isfinite(found.cycles)
+    np.testing.assert_allclose(found.recomputation.shares, share)
+
+
 @pytest.mark.parametrize(("freed_bytes", "goes_on"), [(4_000, True), (1_000, False)])
 def test_prices_that_cannot_be_enough_are_left_for_later(freed_bytes: int, goes_on: bool) -> None:
     """Of six prices the first two are tried: if each of the others freed as much as the second, would that do?"""
