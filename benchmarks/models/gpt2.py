@@ -1,8 +1,9 @@
 """GPT-2's training on four IPUs whose stages are found automatically, in half precision, by Adam.
 
 Weights, gradients and activations are half precision; the moments are single precision, in streaming memory. The
-table of tokens embeds and predicts; it has 47 rows more than there are tokens, for whole groups of 64. The loss is
-scaled by a constant, so that small gradients do not vanish in half precision.
+table of tokens embeds and predicts; it has 47 rows more than there are tokens, for whole groups of 64. What is
+predicted for all tokens of a sequence would fill a chip: the loss goes through them in parts, which its gradient
+computes again. It is scaled by a constant, so that small gradients do not vanish in half precision.
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), without dropout.
 """
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 import ipujax as ipu
 
@@ -22,6 +24,7 @@ from .layers import Params, cross_entropy, layer_norm, norm_init, weights
 from .model import Model, Struct, in_single
 
 HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
+PARTS = 8  # of a sequence, for the loss
 
 
 def init(sizes: Sizes, key: jax.Array) -> Params:
@@ -41,8 +44,13 @@ def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
     x = params["tokens"][batch["tokens"]] + params["places"]
     for p in params["blocks"]:
         x = block(p, x, sizes.heads)
-    guesses = layer_norm(params["norm"], x) @ params["tokens"].T
-    return LOSS_SCALE * cross_entropy(guesses, batch["next"])
+
+    @jax.checkpoint
+    def of_part(x: jax.Array, following: jax.Array) -> jax.Array:
+        return cross_entropy(x @ params["tokens"].T, following)
+
+    parts = [jnp.reshape(y, (PARTS, -1, *y.shape[2:])) for y in (layer_norm(params["norm"], x), batch["next"])]
+    return LOSS_SCALE * lax.map(lambda part: of_part(*part), tuple(parts)).mean()
 
 
 def gpt2(name: str, sizes: Sizes, micro_batches: int, **rest: Any) -> Model:
