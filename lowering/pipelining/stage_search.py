@@ -127,7 +127,8 @@ class Search:
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(known)))} in the function",
             )
         modes_used = modes(micro_batch.jaxpr.eqns, recomputation)
-        self._keeps_all, self._may_keep_less = modes_used <= {"none"}, "auto" in modes_used
+        self._keeps_all = modes_used <= {"none"}
+        self._may_keep_less = "auto" in modes_used and not recomputation.shares  # what will be kept is not known yet
         self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make, byte_price)
         self._rewritten: dict[Cuts, CutJaxpr] = {}
         self._charges: dict[Cuts, tuple[int, int]] = {}
@@ -177,7 +178,7 @@ class Search:
         """
         ways = self._promising()
         if self._may_keep_less and len(self._plans) == 1 and self.charge(ways[0])[0]:
-            return ways[0]  # what fits is not known before less is kept: then the search goes on from here
+            return ways[0]  # when less is kept, the search goes on from here
         best = min(ways, key=self.charge)
         if self._may_keep_less and self.charge(best)[0]:
             return best
