@@ -127,12 +127,12 @@ class MemoryReport:
     def rough_bytes(self) -> int:
         """About the size of tiles that is needed, code included: exact only where packing decides whether that fits.
 
-        The target's own where everything fits unpacked; where not even what lives at one time fits, as much as that
-        needs. As `Target.replace` has it, the same share of a tile is for code.
+        0 where everything fits even unpacked; where not even what lives at one time fits, as much as that needs. As
+        `Target.replace` has it, the same share of a tile is for code.
         """
-        have = self.target.bytes_per_tile
         if self._fits_unpacked():
-            return have
+            return 0
+        have = self.target.bytes_per_tile
         code_bytes = ceil(int(self.code_bytes.max()) * have / max(1, self.limits["memory for code"]))
         least = max(code_bytes, int(self.least_bytes.max()))
         return least if least > have else self.max_tile_bytes

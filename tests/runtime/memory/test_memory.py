@@ -270,7 +270,7 @@ def test_memory_is_only_packed_where_that_decides():
     unpacked = exact + 400 * 4
     assert least <= exact < unpacked
     for num_bytes, expected, packs in (
-        (unpacked, unpacked, False),
+        (unpacked, 0, False),
         (unpacked - 1, exact, True),
         (exact, exact, True),
         (least - 1, least, False),
