@@ -36,6 +36,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import element_bytes
 
 _MOST_PASSED = 16  # steps that a compute set moves past; assumed: further away little is independent and still small
+_LEAST_PRICE_CYCLES = 2.0  # of a byte, from which operations are not made smaller, see `lower`; merged sets still are
 _NAMED = 3  # compute sets in the name of a merged one
 
 
@@ -52,18 +53,19 @@ class _Step:
 
 def merge_compute_sets(graph: Graph, program: Program) -> None:
     """Merges what can be merged in all sequences of a program, those of loops and functions too."""
+    most_bytes = _most_operand_bytes(graph)
     effects = EffectsOf(graph)
     fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
     for node in list(distinct(program)):
         if type(node) is Sequence and node not in fixed:
-            node.replace_all(_merged(graph, node, effects))
+            node.replace_all(_merged(graph, node, effects, most_bytes))
 
 
-def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Program]:
+def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf, most_bytes: float) -> list[Program]:
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])
-        place = None if step.ipu is None else _place_for(graph, steps, step)
+        place = None if step.ipu is None else _place_for(graph, steps, step, most_bytes - step.operand_bytes)
         if place is None:
             steps.append(step)
             continue
@@ -74,11 +76,21 @@ def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf) -> list[Progra
     return [_with_taken_in(graph, step) for step in steps]
 
 
-def _place_for(graph: Graph, steps: list[_Step], step: _Step) -> _Step | None:
-    """The earliest step that a compute set can be merged into."""
+def _most_operand_bytes(graph: Graph) -> float:
+    """What a merged set may read on a tile: as one operation, and half as much whenever the price of a byte doubles."""
+    target, price = graph.target, graph.byte_price_cycles
+    return (
+        target.available_memory_proportion
+        * target.bytes_per_tile
+        * _LEAST_PRICE_CYCLES
+        / max(price, _LEAST_PRICE_CYCLES)
+    )
+
+
+def _place_for(graph: Graph, steps: list[_Step], step: _Step, most_bytes: float) -> _Step | None:
+    """The earliest step that a compute set can be merged into, if that reads few enough bytes."""
     found = None
     held_cycles = graph.byte_price_cycles * _result_bytes(graph, step.program)
-    most_bytes = graph.target.available_memory_proportion * graph.target.bytes_per_tile - step.operand_bytes
     for passed, earlier in enumerate(reversed(steps[-_MOST_PASSED - 1 :])):
         movable = isinstance(earlier.program, Execute | Copy)
         if not movable or not _independent(earlier.effects, step.effects):
@@ -113,27 +125,34 @@ def _ipu(graph: Graph, program: Program) -> int | None:
 
 
 def _operand_bytes(graph: Graph, program: Program) -> int:
-    """Bytes of what the largest vertices of a compute set read."""
+    """Bytes of what a compute set reads on a tile: its largest vertices, or all of them were that spread evenly."""
     if not isinstance(program, Execute):
         return 0
     total = 0
     for group in graph.groups[program.compute_set]:
-        for field, shape in zip(group.codelet.fields, block_shapes(group), strict=True):
+        shapes = block_shapes(group)
+        for number, field in enumerate(group.codelet.fields):
             if field.is_read:
-                total += prod(int(np.max(length, initial=0)) for length in shape) * element_bytes(field.dtype)
+                largest = prod(int(np.max(length, initial=0)) for length in shapes[number])
+                total += max(largest * element_bytes(field.dtype), _bytes_per_tile(group, number))
     return total
 
 
 def _result_bytes(graph: Graph, program: Program) -> int:
     """Bytes of the results of a compute set on a tile, were they spread evenly over its vertices' tiles."""
     assert isinstance(program, Execute)
-    return sum(_bytes_per_tile(group) for group in graph.groups[program.compute_set])
+    return sum(
+        _bytes_per_tile(group, number)
+        for group in graph.groups[program.compute_set]
+        for number, field in enumerate(group.codelet.fields)
+        if field.direction == "out"
+    )
 
 
-def _bytes_per_tile(group: VertexGroup) -> int:
-    fields = zip(group.codelet.fields, group.accesses, strict=True)
-    total = sum(access.tensor.size * element_bytes(field.dtype) for field, access in fields if field.direction == "out")
-    return int(-(-total // max(1, np.unique(group.tile).size)))
+def _bytes_per_tile(group: VertexGroup, number: int) -> int:
+    """Bytes of a field's tensor on a tile, were it spread evenly over the tiles of the vertices."""
+    size = group.accesses[number].tensor.size * element_bytes(group.codelet.fields[number].dtype)
+    return int(-(-size // max(1, np.unique(group.tile).size)))
 
 
 def _with_taken_in(graph: Graph, step: _Step) -> Program:

@@ -13,7 +13,7 @@ from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.popops.elementwise import elementwise
 from ipujax.lowering.popops.kernel import Op
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph import Copy, Execute, Graph, HostStream, Sequence, StreamIn
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Copy, Execute, Graph, HostStream, Sequence, StreamIn
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tensor.mapping import grid
@@ -33,9 +33,10 @@ def counts(graph: Graph, prog: Sequence) -> list[int]:
     return [len(graph.groups[c.compute_set]) if isinstance(c, Execute) else 0 for c in prog.children()]
 
 
-def built(order: str, target: Target | None = None) -> tuple[Graph, Sequence]:
+def built(order: str, target: Target | None = None, byte_price: float = BYTE_PRICE_CYCLES) -> tuple[Graph, Sequence]:
     """A program of sines, `ab` for b = sin a, in order; `>` is a host stream into x."""
-    graph, prog, known = Graph(target or small_target(4)), Sequence(), dict[str, Tensor]()
+    graph = Graph(target or small_target(4), byte_price_cycles=byte_price)
+    prog, known = Sequence(), dict[str, Tensor]()
     for step in order.split():
         if step == ">":
             known["x"] = tensor(graph, "x")
@@ -58,6 +59,24 @@ def test_operands_of_a_merged_set_take_no_more_than_those_of_one_operation_may()
     for proportion, expected in ((0.1, [3]), (200 / 8192, [2, 1]), (100 / 8192, [1, 1, 1])):
         target = small_target(4, bytes_per_tile=8192, available_memory_proportion=proportion)
         assert counts(*built("ab cd ef", target)) == expected
+
+
+def test_the_dearer_a_byte_the_less_a_merged_set_reads() -> None:
+    """Each sine reads 96 bytes on a tile, and one operation may read 320."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=320 / 8192)
+    for price, expected in ((0.0, [3]), (2.0, [3]), (3.0, [2, 1]), (8.0, [1, 1, 1])):
+        assert counts(*built("ab cd ef", target, price)) == expected
+
+
+def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
+    """A reduction reads as much as a sine of the same tensor, in smaller pieces."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=8000 / 8192)
+    graph, prog = Graph(target), Sequence()
+    large = [graph.add_variable((64, 128), F32, n, grid((64, 128), (2, 2))) for n in "ab"]  # 8,192 bytes on a tile
+    for x in large:
+        elementwise(graph, SIN, [x], prog, x.variables()[0].name)
+    merge_compute_sets(graph, prog)
+    assert counts(graph, prog) == [1, 1]
 
 
 def test_a_chain_stays_apart() -> None:
