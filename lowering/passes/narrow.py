@@ -38,7 +38,7 @@ def _narrowed(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
     def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
         return sum(bytes_ for leaf, bytes_ in leaves.items() if leaf not in kept) < width
 
-    cheap = Repeated(eqns, maker, stored, source, lambda *_: True)
+    cheap = Repeated(eqns, maker, stored, source, lambda _, width, leaves: sum(leaves.values()) <= width)
     kept = {var for eqn, later in zip(eqns, is_later, strict=True) if later for var in variables_read(eqn)}
     kept = {var for var in kept if var not in cheap}
     again = Repeated(eqns, maker, stored, source, is_worth_it)
