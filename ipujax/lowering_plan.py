@@ -63,7 +63,9 @@ class LoweringPlan:
         aliases = donated_aliases(unwrapped(self.jaxpr), donated)
         streamed = self._streamed(offloaded, aliases)
         offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, choice.price)
-        passed = run_passes(self.jaxpr, timings, choice.price, choice.recomputation, trades, offloading)
+        # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
+        recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
+        passed = run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
         with timed(timings, "lower"):
             program = lower(
@@ -75,7 +77,7 @@ class LoweringPlan:
                 names=[signature.leaf_names[n] for n in self.moved],
                 line=self.line,
                 options=replace(self.options, byte_price=choice.price),
-                recomputation=choice.recomputation,
+                recomputation=recomputation,
                 cuts=choice.cuts,
             )
         choice = replace(choice, cuts=program.cuts)

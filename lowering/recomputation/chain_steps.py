@@ -5,7 +5,8 @@ step, the equations of the gradient that go with each, and a `ChainStep` of each
 
 An equation of the gradient goes with the last step in which the gradients it reads are there, and all the values it
 reads: those of the step, and those that cross into it. It never waits for an earlier step, except for what reads no
-gradient, which goes where it is read. A value that is read with a step before its own is fixed.
+gradient or makes more than it reads, which goes where it is read. A value that is read with a step before its own is
+fixed.
 
 Limits: bytes of whole values, evenly spread; cycles in the elements that are moved, see `work_of_equation`. What a part
 holds besides is estimated equation by equation, as if nothing were fused.
@@ -53,6 +54,7 @@ class Steps:
 
     def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False) -> None:
         self.flow, self._starts = flow, [0, *cuts]
+        self._maker = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
         ends = pairwise([*self._starts, len(flow.forward)])
         self.forward = [flow.forward[a:b] for a, b in ends]
         self.fixed = set(flow.fixed)
@@ -70,9 +72,8 @@ class Steps:
 
     def _assigned(self) -> set[Var]:
         """Assigns equations of the gradient to steps; returns values that have to be fixed before that can be done."""
-        flow, last = self.flow, len(self._starts) - 1
+        flow, maker, last = self.flow, self._maker, len(self._starts) - 1
         step: dict[int, int] = {}  # of each equation
-        maker = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
         starts_anew = set[int]()  # reads no gradient
         for n, eqn in enumerate(flow.gradient):
             before = [maker[var] for var in self.read(eqn.invars) if var in maker]
@@ -87,8 +88,8 @@ class Steps:
             for var in self.read(eqn.invars):
                 if var in maker:
                     users.setdefault(maker[var], []).append(n)
-        for n in sorted(starts_anew, reverse=True):
-            if n in users:
+        for n in reversed(range(len(flow.gradient))):
+            if n in users and (n in starts_anew or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
         late = {
             value
@@ -98,6 +99,23 @@ class Steps:
         }
         self.backward = [[eqn for n, eqn in enumerate(flow.gradient) if step[n] == k] for k in range(last + 1)]
         return late
+
+    def _grows(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation of the gradient, no product, makes more than it reads, which is no value to be kept."""
+        if eqn.primitive.name in PRODUCTS or self.flow.is_view(eqn) or self._free(eqn.invars):
+            return False
+        return bytes_of(eqn.outvars) > bytes_of(self._held_by(eqn.invars))
+
+    def _held_by(self, atoms: Sequence[Atom]) -> list[Var]:
+        """What has to be held for an equation of the gradient that reads some variables: not views of it."""
+        gradient, found = self.flow.gradient, dict[Var, None]()
+        for atom in atoms:
+            while isinstance(atom, Var) and atom in self._maker and self.flow.is_view(gradient[self._maker[atom]]):
+                (atom,) = variables_read(gradient[self._maker[atom]])
+            value = self.flow.value(atom)
+            if value is not None or (isinstance(atom, Var) and atom in self._maker):
+                found[atom if value is None else value] = None  # type: ignore[index]
+        return list(found)
 
     def read(self, atoms: Sequence[Atom]) -> list[Var]:
         """The variables that are read, past views of the forward part's values."""
@@ -123,7 +141,7 @@ class Steps:
             input_bytes=bytes_of(self.crossing(n)) if n else 0,
             saved_bytes=bytes_of(saved),
             forward_temp_bytes=_most_held(eqns, saved | self.fixed, flow.values_of),
-            backward_temp_bytes=_most_held(gradient, left | passed, variables),
+            backward_temp_bytes=_most_held(gradient, left | passed, self._held_by),
             left_bytes=0 if is_summed else bytes_of(left),
         )
 
@@ -177,6 +195,32 @@ def best_cuts(flow: Flow) -> list[int]:
             return sorted((cuts if len(cuts) else alike[:: -(-len(alike) // _MOST_CUTS)]).tolist())
         cuts = np.append(cuts, alike)
     return sorted(cuts.tolist())
+
+
+def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
+    """The places but for those inside of layers: of equal runs of equations, one behind the other, from place to place.
+
+    So what is computed again is whole layers, the same code in all of them, the first and the last too.
+    """
+    kinds = [(eqn.primitive, *(str(var.aval) for var in eqn.outvars)) for eqn in flow.forward]
+    places = [0, *cuts, len(kinds)]
+    found = [(start, end - start) for n, start in enumerate(places) for end in places[n + 1 :]]
+    rows = [(_layers(kinds, start, length, places), length, start) for start, length in found]
+    taken, inside = list[range](), set[int]()
+    for count, length, start in sorted(rows, key=lambda row: (-row[0] * row[1], *row[1:])):
+        run = range(start, start + count * length)
+        if count > 1 and all(run.stop <= other.start or other.stop <= run.start for other in taken):
+            taken.append(run)
+            inside.update(cut for cut in cuts if cut in run and (cut - start) % length)
+    return [cut for cut in cuts if cut not in inside]
+
+
+def _layers(kinds: Sequence[object], start: int, length: int, places: Collection[int]) -> int:
+    """How often equations like those of a given length are repeated from a start, each time from place to place."""
+    first, count = kinds[start : start + length], 1
+    while start + (count + 1) * length in places and kinds[start + count * length :][:length] == first:
+        count += 1
+    return count
 
 
 def standard_cuts(flow: Flow) -> list[int]:

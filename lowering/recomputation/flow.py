@@ -51,7 +51,7 @@ class Flow:
         self.made: dict[Var, int] = {}
         self.last: dict[Var, int] = {}
         for place, eqn in enumerate(forward):
-            if self._is_view(eqn):
+            if self.is_view(eqn):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
             else:
                 self.last.update((var, place) for var in self.values_of(eqn.invars))
@@ -59,7 +59,7 @@ class Flow:
                     if not isinstance(var, DropVar):
                         self.made[var] = self.last[var] = place
         for eqn in backward:
-            if self._is_view(eqn) and self.values_of(eqn.invars):
+            if self.is_view(eqn) and self.values_of(eqn.invars):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
         self.gradient = [eqn for eqn in backward if not self.is_forward_view(eqn)]
         self.needed = {var for eqn in self.gradient for var in self.values_of(eqn.invars)}
@@ -67,7 +67,8 @@ class Flow:
         self.repeated = self._repeated()
 
     @staticmethod
-    def _is_view(eqn: JaxprEqn) -> bool:
+    def is_view(eqn: JaxprEqn) -> bool:
+        """Whether an equation only views what it reads."""
         return eqn.primitive.name in _VIEWS and len(variables_read(eqn)) == 1
 
     def value(self, atom: Atom) -> Var | None:

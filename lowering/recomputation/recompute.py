@@ -34,7 +34,7 @@ from ipujax.lowering.jaxpr import (
     variables_read,
 )
 from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
-from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, standard_cuts
+from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, standard_cuts
 from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.gradient_parts import split
 from ipujax.lowering.recomputation.replay import replay
@@ -49,10 +49,12 @@ class Recomputation:
         mode: one of `Options.recompute`; a scope of the user's may say another.
         shares: for each IPU of a replica, of the bytes that it takes to keep all for a gradient, the share that
             `auto` may take; all of them for IPUs behind the last.
+        whole_layers: whether `auto` repeats layers as a whole, for less code.
     """
 
     mode: str = "none"
     shares: tuple[float, ...] = ()
+    whole_layers: bool = False
 
     def share(self, ipu: int | None = None) -> float:
         """The share of an IPU, the least of all for None."""
@@ -161,7 +163,10 @@ def recomputed_parts(
     if mode == "none" or (mode == "auto" and share >= 1 and trades is None):
         return list(forward), list(backward)
     flow = Flow(forward, backward, outside)
-    steps = Steps(flow, _CUTS[mode](flow), is_summed=is_summed)
+    cuts = _CUTS[mode](flow)
+    if mode == "auto" and recomputation.whole_layers:
+        cuts = between_layers(flow, cuts)
+    steps = Steps(flow, cuts, is_summed=is_summed)
     if mode != "auto":
         return replay(steps, _all_again(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     plans = ChainPlans(steps.chain, 0, in_flight)
