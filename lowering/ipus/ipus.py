@@ -134,20 +134,28 @@ class Ipus:
         homes = {self.home(variable) for variable in tensor.variables()}
         return homes.pop() if len(homes) == 1 else None
 
-    def bring(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+    def bring(
+        self,
+        tensor: Tensor,
+        ipu: int,
+        prog: ProgramSequence,
+        copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
+    ) -> Tensor:
         """The tensor on an IPU: itself where nothing of it lies elsewhere, else a copy.
 
         Args:
             tensor: any view; what lies nowhere yet may still be placed by its first use there.
             ipu: number of the IPU.
             prog: where copies are added.
+            copies: of whole variables, by the IPU they are on, to be viewed instead.
         """
         foreign = self._elsewhere(tensor, ipu)
         if not foreign:
             return tensor
         if (tensor, ipu) not in self._brought:
             local = self._with_own_constants(tensor, foreign, ipu)
-            self._brought[tensor, ipu] = self._copied(local, ipu, prog)
+            there = {v: copies[v, ipu] for v in local.variables() if (v, ipu) in copies}
+            self._brought[tensor, ipu] = self._copied(substituted(local, there), ipu, prog)
         return self._brought[tensor, ipu]
 
     def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:

@@ -19,19 +19,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipujax.lowering.ipus import check_flow, check_gaps, named_stage, variables
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
+    DropVar,
     JaxprEqn,
     Literal,
     Var,
     eliminate_dead_code,
     source_line,
 )
-from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.jaxpr import EquationNumbers, stage_name
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.segments import dependence
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
@@ -92,7 +93,37 @@ def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
             cannot be handed on.
     """
     body = eliminate_dead_code(jaxpr.jaxpr)
-    return _Partitioner(ClosedJaxpr(body, jaxpr.consts), spec).run()
+    return _with_equal_values_once(_Partitioner(ClosedJaxpr(body, jaxpr.consts), spec).run())
+
+
+def _with_equal_values_once(found: Partition) -> Partition:
+    """The partition in which a stage has equal values once, of those that are the same for all micro-batches.
+
+    Such as the masks of all its layers.
+    """
+    numbers, before = EquationNumbers(), list[tuple[JaxprEqn, int]]()
+    known: dict[tuple[int, int, tuple[Var, ...]], list[Var]] = {}
+    same: dict[Var, Var] = {}
+
+    def of(atom: Atom) -> Atom:
+        return same.get(atom, atom) if isinstance(atom, Var) else atom
+
+    def reading(eqn: JaxprEqn) -> JaxprEqn:
+        return eqn if same.keys().isdisjoint(variables(eqn.invars)) else eqn.replace(invars=list(map(of, eqn.invars)))
+
+    for eqn, stage in found.before:
+        eqn = reading(eqn)
+        key = numbers.of(eqn), stage, tuple(variables(eqn.invars))
+        if key in known:
+            same.update(zip(eqn.outvars, known[key], strict=True))
+            continue
+        before.append((eqn, stage))
+        if not any(isinstance(var, DropVar) for var in eqn.outvars):
+            known[key] = eqn.outvars
+    parts = tuple(replace(part, eqns=tuple(map(reading, part.eqns))) for part in found.parts)
+    return replace(
+        found, before=tuple(before), parts=parts, results=tuple(tuple(map(of, row)) for row in found.results)
+    )
 
 
 class _Partitioner:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import lcm
 
 import jax
@@ -156,6 +156,7 @@ class _PipelineLowering:
         self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
         self.operands = dict(zip(body.invars, operands, strict=True))
         self.same: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
+        self.shared: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
         self.stacks: dict[Var, Tensor] = {}
         self.states: dict[Var, Tensor] = {}
         self.volatile: set[Variable] = set()  # written again before the value in it has been read by all
@@ -195,6 +196,24 @@ class _PipelineLowering:
             initial = self.ipus.bring(self.operands[var], ipu, self.prog)
             self.states[var] = new_state(self.ipus.view(ipu), initial, self.prog, self.name, number)
             self.volatile.update(self.states[var].variables())
+
+    @cached_property
+    def _viewed_whole(self) -> set[tuple[Variable, int]]:
+        """Variables of which an IPU reads several views, as a parameter and its transpose, as large as it together."""
+        views: dict[tuple[Variable, int], dict[Tensor, None]] = {}
+        for part in self.staged.parts:
+            for value in (self.same[var] for var in part.jaxpr.invars if var in self.same):
+                if len(value.variables()) == 1:
+                    views.setdefault((value.variables()[0], self.staged.ipus[part.stage]), {})[value] = None
+        return {key for key, seen in views.items() if len(seen) > 1 and sum(x.size for x in seen) >= key[0].size}
+
+    def _same(self, value: Tensor, ipu: int) -> Tensor:
+        """What is the same for all micro-batches, on an IPU."""
+        for variable in value.variables():
+            is_elsewhere = self.ipus.home(variable) not in (None, ipu) and not variable.is_constant
+            if is_elsewhere and (variable, ipu) in self._viewed_whole and (variable, ipu) not in self.shared:
+                (self.shared[variable, ipu],) = self.ipus.bring(Tensor.of(variable), ipu, self.prog).variables()
+        return self.ipus.bring(value, ipu, self.prog, self.shared)
 
     def _place_initial_states(self) -> None:
         """Maps the initial values of states like the states, if they are unmapped."""
@@ -287,7 +306,7 @@ class _PipelineLowering:
         """A value where a part reads it."""
         view, stage, role = self.ipus.view(builder.ipu), builder.part.stage, self.roles.get(var)
         if var in self.same:
-            return self.ipus.bring(self.same[var], builder.ipu, self.prog)
+            return self._same(self.same[var], builder.ipu)
         if role == "batch":
             if var not in self.stacks:
                 shape = self.operands[var].shape

@@ -194,3 +194,23 @@ def test_state_that_crosses_stages_is_refused() -> None:
     with pytest.raises(ipu.ArgumentError, match=r"state carried .* crosses stages") as caught:
         partition(*traced(crossing, args, ("same", "carry", "batch"), [(1, 1)]))
     assert "test_pipeline_partition.py" in str(caught.value) and "stage 1, used before it" in str(caught.value)
+
+
+def test_equal_masks_of_a_stage_are_computed_once() -> None:
+    """Each layer makes its own of nothing but constants."""
+
+    def loss(ws: Any, x: jax.Array) -> jax.Array:
+        for number, w in enumerate(ws):
+            with ipu.stage(number // 2):
+                scores = x @ w
+                x = jnp.where(jnp.tril(jnp.ones(scores.shape, bool)), scores, 0.0)
+        with ipu.stage(1):
+            return (x**2).sum()
+
+    args = [np.eye(4, dtype=np.float32) + n for n in range(4)], np.arange(16, dtype=np.float32).reshape(4, 4)
+    jaxpr, spec = traced(jax.value_and_grad(loss), args, ("same", "batch"))
+    cut = partition(jaxpr, spec)
+    compared = [stage for eqn, stage in cut.before if eqn.primitive.name == "ge"]
+    assert sorted(compared) == [0, 1]
+    for got, want in zip(evaluate(cut, args), jax.tree.leaves(jax.value_and_grad(loss)(*args)), strict=True):
+        np.testing.assert_array_equal(got, want)
