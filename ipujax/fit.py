@@ -32,6 +32,7 @@ from ipujax.runtime.options import Options
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
+_FULLEST = 4.0  # assumed: of what is kept the fullest tile has at most so many times what there is on average
 _MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread, if that can be enough
 
 
@@ -164,7 +165,7 @@ class _Attempt(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class _Tighter:
-    """Less to keep, such that nothing is lacking, and the cycles that it is planned to take."""
+    """Less to keep, such that nothing is lacking, and the cycles it is planned to take; endless if it will not do."""
 
     recomputation: Recomputation
     cycles: float
@@ -182,6 +183,7 @@ class _Search(Generic[P]):
         self.attempts, self._at, self._prices = [first], first, list(prices)
         self._tightened, self._margin = 0, _MARGIN
         self._prices_pay = True
+        self._is_anew = False  # whether stages have been looked for again
         self._alternative: _Tighter | None = None
 
     def next(self) -> Choice | None:
@@ -189,9 +191,20 @@ class _Search(Generic[P]):
         choice, lacking = self._at.planned.choice, int(self._at.lacking.max())
         self._prices = [price for price in self._prices if price > choice.price]
         self._alternative = tighter = self._tighter() if self._tightened < _MOST_TIGHTENED else None
+        if self._is_time_for_other_stages(choice, tighter):
+            self._is_anew = True
+            less = choice.recomputation if tighter is None else tighter.recomputation
+            return replace(choice, recomputation=less, cuts=())
         if self._prices and (tighter is None or self._expected_cycles(self._prices[0], lacking) < tighter.cycles):
             return replace(choice, price=self._prices[0])
         return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
+
+    def _is_time_for_other_stages(self, choice: Choice, tighter: _Tighter | None) -> bool:
+        """Whether stages are looked for once more: no less that is kept would do, and the price is not the first."""
+        is_known = bool(choice.cuts and choice.recomputation.shares)
+        is_dearer = choice.price > self.attempts[0].planned.choice.price or not self._prices
+        will_not_do = tighter is None or tighter.cycles == np.inf
+        return is_known and is_dearer and will_not_do and not self._is_anew
 
     def _expected_cycles(self, price: float, lacking: int) -> float:
         """The cycles of a dearer price: as many as it is worth, or, once one did not pay, more than any plan's."""
@@ -227,9 +240,9 @@ class _Search(Generic[P]):
                 return None
             wanted = planned - self._margin * float(at.lacking[ipu]) * target.tiles_per_ipu
             if wanted < least:  # as the fullest tile holds more of it than others
-                wanted = planned * (1 - self._margin * float(at.lacking[ipu] / at.fullest[ipu]))
+                wanted = planned * (1 - _MARGIN * float(at.lacking[ipu] / at.fullest[ipu]))
             shares[ipu] = max(0.0, wanted / sum(t.all_bytes for t in own))
-            is_enough &= wanted >= least
+            is_enough &= float(at.lacking[ipu]) * target.tiles_per_ipu <= _FULLEST * (planned - least)
         if not at.lacking.any():
             return None
         # The slowest IPU sets the pace.

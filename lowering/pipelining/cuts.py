@@ -66,9 +66,9 @@ def best_cuts(
             hint="fewer stages; of loops those over stacked parameters are cut, lax.scan(layer, h, params)",
         )
     bounds = np.array([0, *between, count])
-    own, kept = _resident_bytes(work, resident), work.residual_bytes * keeps_all
+    own, kept = _resident_bytes(work, resident, bounds), work.residual_bytes * keeps_all
     in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
-    fits = [_fits(own + number * kept, bounds, target) for number in in_flight]
+    fits = [_fits(own + number * _between(kept, bounds), target) for number in in_flight]
     if comb(len(between), num_stages - 1) <= _MOST_WEIGHED:
         ways = [tuple(between.index(c) + 1 for c in cuts) for cuts in all_cuts(work, num_stages, _MOST_WEIGHED)]
         ways = [way for way in ways if all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(way, bounds), strict=True))]
@@ -137,18 +137,20 @@ def all_cuts(work: Work, num_stages: int, most: int) -> Iterator[tuple[int, ...]
 
 
 def places(work: Work) -> list[int]:
-    """Segments before which to cut: all, or of very many those with the least to send among some of equal work."""
+    """Segments before which to cut: all, or of very many those with the least to send, and some in between."""
     num_segments = len(work.forward_cycles)
     if num_segments - 1 <= _MOST_CUTS:
         return list(range(1, num_segments))
+    segments = np.arange(1, num_segments)
+    levels = np.sort(work.crossing_bytes[segments])
+    least = segments[work.crossing_bytes[segments] < levels[_MOST_CUTS]]  # no more than are tried
     done = np.cumsum(work.forward_cycles + work.backward_cycles)
-    bins = np.minimum((done / done[-1] * _MOST_CUTS).astype(int), _MOST_CUTS - 1)
-    best: dict[int, int] = {}
-    for segment in range(1, num_segments):
-        chosen = best.get(bins[segment - 1])
-        if chosen is None or work.crossing_bytes[segment] < work.crossing_bytes[chosen]:
-            best[bins[segment - 1]] = segment
-    return sorted(best.values())
+    part = np.minimum((done / done[-1] * _MOST_CUTS).astype(int), _MOST_CUTS - 1)[segments - 1]
+    near = {int(p) + step for p in part[least - 1] for step in (-1, 0, 1)}
+    others = {
+        int(p): int(segments[part == p][work.crossing_bytes[segments[part == p]].argmin()]) for p in np.unique(part)
+    }
+    return sorted({*least.tolist(), *(segment for p, segment in others.items() if p not in near)})
 
 
 def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -> np.ndarray:
@@ -162,20 +164,34 @@ def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -
     return times
 
 
-def _resident_bytes(work: Work, others: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Bytes of each segment that are there all the time, float64[segments]."""
-    own = np.zeros(len(work.forward_cycles))
-    for segment, size in work.parameter_bytes:
-        own[segment] += _PARAMETER_COPIES * size
+def _between(num_bytes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Sums of what each segment has over the segments between any two bounds, float64[bounds, bounds]."""
+    done: np.ndarray = np.concatenate([[0], np.cumsum(num_bytes)])[bounds]
+    return done[None, :] - done[:, None]
+
+
+def _resident_bytes(work: Work, others: Sequence[tuple[int, int]], bounds: np.ndarray) -> np.ndarray:
+    """Bytes that are there all the time with the segments between any two bounds, float64[bounds, bounds].
+
+    A parameter is in each stage that uses it.
+    """
+    count = len(work.forward_cycles)
+    first = np.zeros(count)
     for segment, size in others:
-        own[segment] += size
-    return own
+        first[segment] += size
+    again = np.zeros((count + 1, count + 1))  # by the user before, from 1, and a user: counted if the former is outside
+    for users, size in work.parameter_bytes:
+        for before, user in pairwise((-1, *users)):
+            again[before + 1, user + 1] += _PARAMETER_COPIES * size
+    # Between a and b is a user u behind another, v, that is not: v < a <= u < b.
+    counted = np.cumsum(np.cumsum(again, 0), 1)
+    resident = counted[bounds[:, None], bounds[None, :]] - counted[bounds[:, None], bounds[:, None]]
+    return resident + _between(first, bounds)
 
 
-def _fits(num_bytes: np.ndarray, bounds: np.ndarray, target: Target) -> np.ndarray:
-    """Whether the segments between any two bounds fit an IPU, bool[bounds, bounds]."""
-    need = np.concatenate([[0], np.cumsum(num_bytes)])[bounds]
-    fitting: np.ndarray = need[None, :] - need[:, None] <= target.num_tiles * target.bytes_per_tile
+def _fits(num_bytes: np.ndarray, target: Target) -> np.ndarray:
+    """Whether an IPU holds so many bytes, elementwise."""
+    fitting: np.ndarray = num_bytes <= target.num_tiles * target.bytes_per_tile
     return fitting
 
 

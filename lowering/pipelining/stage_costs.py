@@ -49,7 +49,7 @@ class Work:
         push_cycles: of keeping what the gradients of each segment need in a ring, float64[segments].
         pop_cycles: of reading that again, float64[segments].
         crossing_bytes: of each cut, before each segment: bytes that go over it for one micro-batch, float64[segments].
-        parameter_bytes: of each parameter (first segment that uses it, bytes).
+        parameter_bytes: of each parameter (segments that use it, in order, bytes).
         residual_bytes: of each segment what is kept for its gradients, float64[segments].
         has_gradients: whether there are backward equations.
     """
@@ -65,7 +65,7 @@ class Work:
     push_cycles: np.ndarray
     pop_cycles: np.ndarray
     crossing_bytes: np.ndarray
-    parameter_bytes: tuple[tuple[int, int], ...]
+    parameter_bytes: tuple[tuple[tuple[int, ...], int], ...]
     residual_bytes: np.ndarray
     has_gradients: bool
 
@@ -100,8 +100,8 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make: MakeLo
         cut_spec,
         segments,
         *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_price_cycles=byte_price), make),
-        _crossing(body.eqns, segments, num_segments),
-        _parameters(body.invars, body.eqns, segments, roles),
+        _crossing(body.eqns, segments, is_same, num_segments),
+        _parameters(body.invars, body.eqns, segments, is_same, roles),
         _residuals(_kept(body.eqns, segments, is_same), num_segments),
         any(segment >= 0 and is_backward(eqn) for eqn, segment in zip(body.eqns, segments, strict=True)),
     )
@@ -187,10 +187,17 @@ def _kept(eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[b
     return list(needed.items())
 
 
-def _crossing(eqns: Sequence[JaxprEqn], segments: Sequence[int], num_segments: int) -> np.ndarray:
-    """Bytes over each cut: of what is made on one side and used on the other, once a side."""
+def _crossing(
+    eqns: Sequence[JaxprEqn], segments: Sequence[int], is_same: Sequence[bool], num_segments: int
+) -> np.ndarray:
+    """Bytes over each cut: of what a micro-batch makes on one side and uses on the other, once a side."""
     bytes_over = np.zeros(num_segments + 1)
-    made = {var: segment for eqn, segment in zip(eqns, segments, strict=True) for var in eqn.outvars if segment >= 0}
+    made = {
+        var: segment
+        for eqn, segment, same in zip(eqns, segments, is_same, strict=True)
+        for var in eqn.outvars
+        if segment >= 0 and not same
+    }
     reach: dict[Var, tuple[int, int]] = {}
     for eqn, segment in zip(eqns, segments, strict=True):
         for var in variables(eqn.invars):
@@ -204,14 +211,23 @@ def _crossing(eqns: Sequence[JaxprEqn], segments: Sequence[int], num_segments: i
 
 
 def _parameters(
-    invars: Sequence[Var], eqns: Sequence[JaxprEqn], segments: Sequence[int], roles: dict[Var, str]
-) -> tuple[tuple[int, int], ...]:
-    first: dict[Var, int] = {}
-    for eqn, segment in zip(eqns, segments, strict=True):
-        for var in variables(eqn.invars):
-            if segment >= 0:
-                first[var] = min(first.get(var, segment), segment)
-    return tuple((first[var], value_bytes(var.aval)) for var in invars if roles[var] == "same" and var in first)
+    invars: Sequence[Var],
+    eqns: Sequence[JaxprEqn],
+    segments: Sequence[int],
+    is_same: Sequence[bool],
+    roles: dict[Var, str],
+) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Of each parameter the segments that use it, or what is computed from it once for all micro-batches, and bytes."""
+    users: dict[Var, set[int]] = {var: set() for var in invars if roles[var] == "same"}
+    of: dict[Var, set[Var]] = {var: {var} for var in users}  # the parameters that a value is computed from once
+    for eqn, segment, same in zip(eqns, segments, is_same, strict=True):
+        read = {parameter for var in variables(eqn.invars) for parameter in of.get(var, ())}
+        if same:
+            of.update(dict.fromkeys(eqn.outvars, read))
+        elif segment >= 0:
+            for parameter in read:
+                users[parameter].add(segment)
+    return tuple((tuple(sorted(found)), value_bytes(var.aval)) for var, found in users.items() if found)
 
 
 def _residuals(kept: Sequence[tuple[Var, int]], num_segments: int) -> np.ndarray:

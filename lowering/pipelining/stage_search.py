@@ -36,7 +36,7 @@ from ipujax.runtime.target import Target
 
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too
-_MEMORY_PARTS = 16  # if none of those fits, the best for 15/16, 14/16, … of the memory are
+_MEMORY_PARTS, _MEMORY_STEP = 64, 4  # if none of those fits, the best for 60/64, 56/64, … of the memory are
 _MOST_TRIED = 256  # and then all, if they are no more
 _MOST_WHOLE = 24  # cuts that are lowered with all around them
 _MOST_MOVES = 24  # cuts that are tried to make the best of these better
@@ -79,7 +79,7 @@ def find_stages(
             return whole(_composed(outer, inner))
 
         with raised_at(source_line(outer.jaxpr.jaxpr.eqns[waiting[0]])):
-            known = start[len(chosen)] if start else None
+            known = start[len(chosen)] if len(chosen) < len(start) else None
             if known is not None and search.is_way(known):
                 cuts = search.climbed(known)
             else:
@@ -128,7 +128,8 @@ class Search:
             )
         modes_used = modes(micro_batch.jaxpr.eqns, recomputation)
         self._keeps_all = modes_used <= {"none"}
-        self._may_keep_less = "auto" in modes_used and not recomputation.shares  # what will be kept is not known yet
+        self._may_keep_less = "auto" in modes_used
+        self._knows_what_is_kept = bool(recomputation.shares)
         self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make, byte_price)
         self._rewritten: dict[Cuts, CutJaxpr] = {}
         self._charges: dict[Cuts, tuple[int, int]] = {}
@@ -177,16 +178,18 @@ class Search:
             ArgumentError: if there is no way to cut.
         """
         ways = self._promising()
-        if self._may_keep_less and len(self._plans) == 1 and self.charge(ways[0])[0]:
+        is_open = self._may_keep_less and not self._knows_what_is_kept
+        if is_open and len(self._plans) == 1 and self.charge(ways[0])[0]:
             return ways[0]  # when less is kept, the search goes on from here
         best = min(ways, key=self.charge)
-        if self._may_keep_less and self.charge(best)[0]:
+        if is_open and self.charge(best)[0]:
             return best
         if self.charge(best)[0]:  # none fits
             others = chain(self._roomier(), self._all(best))
-            best = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
+            fitting = next((cuts for cuts in others if not self.charge(cuts)[0]), best)
+            best = min(self._charges, key=self.charge) if self.charge(fitting)[0] else fitting
         best = self.climbed(best)
-        return best if whole is None else self._fitting(best, whole)
+        return best if whole is None or self._knows_what_is_kept else self._fitting(best, whole)
 
     def _fitting(self, best: Cuts, whole: LowerWhole) -> Cuts:
         """The best cuts whose whole program fits, or else the best."""
@@ -215,15 +218,23 @@ class Search:
         return found if len(found) <= _MOST_TRIED else []
 
     def _roomier(self) -> Iterator[Cuts]:
-        """The best ways for machines of less and less memory."""
+        """The best ways for machines of less and less memory, down to the least that there is a way for."""
         one = self._target.replace(num_ipus=1)
+
+        def ways(plan: SchedulePlan, part: int) -> list[Cuts]:
+            less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
+            try:
+                return best_cuts(self.work, plan, less, 1, self.resident, self._keeps_all)
+            except ArgumentError:  # no cut is so small
+                return []
+
         for plan in self._plans:
-            for part in range(_MEMORY_PARTS - 1, 0, -1):
-                less = one.replace(bytes_per_tile=one.bytes_per_tile * part // _MEMORY_PARTS)
-                try:
-                    yield from best_cuts(self.work, plan, less, 1, self.resident, self._keeps_all)
-                except ArgumentError:  # no cut is so small
+            for part in range(_MEMORY_PARTS - _MEMORY_STEP, 0, -_MEMORY_STEP):
+                if not (found := ways(plan, part)):
+                    between = range(part + 1, part + _MEMORY_STEP)
+                    yield from next((found for each in between if (found := ways(plan, each))), [])
                     break
+                yield from found
 
     def is_way(self, cuts: Cuts) -> bool:
         """Whether there are places for some cuts."""
@@ -231,7 +242,7 @@ class Search:
 
     def climbed(self, best: Cuts) -> Cuts:
         """The best that is reached by moving one cut at a time to the next place."""
-        if self.charge(best)[0] and self._may_keep_less:
+        if self._may_keep_less and (self._knows_what_is_kept or self.charge(best)[0]):
             return best
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:

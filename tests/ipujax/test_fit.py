@@ -176,7 +176,7 @@ def test_nothing_climbs_where_nothing_has_to_fit() -> None:
 
 
 def test_a_program_that_fits_at_no_price_says_so() -> None:
-    bytes_per_tile = 16_000
+    bytes_per_tile = 15_000
     profiles = [at_price(bytes_per_tile, price) for price in BYTE_PRICES]
     assert not any(map(fits, profiles))
     sizes = [profile.memory.max_tile_bytes for profile in profiles]

@@ -249,6 +249,27 @@ def test_prices_that_cannot_be_enough_are_left_for_later(freed_bytes: int, goes_
     assert search.next() == (replace(dearer, price=BYTE_PRICES[2]) if goes_on else replace(dearer, recomputation=less))
 
 
+def test_stages_are_looked_for_anew_where_no_recomputation_is_enough() -> None:
+    """Once, from a dearer price on, as layers are computed again as a whole then."""
+
+    def attempt(choice: fit.Choice) -> Any:
+        made = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
+        vars(made).update(lacking=np.array([10_000]), cycles=0)
+        return made
+
+    first = fit.Choice(FIRST, Recomputation("auto", (0.9,)), ((3,),))
+    search, less = fit._Search(attempt(first), BYTE_PRICES), replace(first.recomputation, shares=(0.5,))
+    search._tighter = lambda: fit._Tighter(less, np.inf)  # type: ignore[method-assign]
+    dearer = replace(first, price=BYTE_PRICES[1])
+    assert search.next() == dearer
+    search.add(attempt(dearer))
+    search._at = attempt(dearer)
+    assert search.next() == replace(dearer, recomputation=less, cuts=())
+    search.add(attempt(replace(dearer, recomputation=less, cuts=((2,),))))
+    following = search.next()
+    assert following is not None and following.cuts == ((2,),)
+
+
 def test_what_fits_at_the_first_price_fits_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search comes back to the first price; here dearer ones are said to fit nothing."""
     fun, args = STEPS["residual"]

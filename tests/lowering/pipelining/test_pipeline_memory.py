@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import ipujax as ipu
 from ipujax.lowering.lower import lower
+from ipujax.lowering.pipelining.cuts import _resident_bytes, places
 from ipujax.runtime.compile import compile
 from ipujax.runtime.options import Options
 from ipujax.runtime.target.target import Target
@@ -81,7 +84,7 @@ def test_state_goes_with_the_parameters_that_it_is_of() -> None:
     for number, size in search.resident:
         beside[number] = beside.get(number, 0) + size
     beside[0] -= 4
-    assert beside == {number: 2 * size for number, size in search.work.parameter_bytes}
+    assert beside == {users[0]: 2 * size for users, size in search.work.parameter_bytes}
 
 
 def test_state_of_stacks_goes_with_each_layer() -> None:
@@ -110,3 +113,26 @@ def test_if_nothing_fits_the_error_is_that_of_the_best() -> None:
     program = lowered(step, ARGS, machine(20_000))
     with pytest.raises(ipu.TileMemoryError):
         compile(program.graph, program.program)
+
+
+def test_a_parameter_is_in_each_stage_that_uses_it() -> None:
+    """Of three segments of a chain the outer two share one, against sets of users."""
+    rng = np.random.default_rng(0)
+    count = 6
+    parameters = [(tuple(sorted(rng.choice(count, size=1 + n % 3, replace=False).tolist())), 10**n) for n in range(5)]
+    work = SimpleNamespace(forward_cycles=np.zeros(count), parameter_bytes=parameters)
+    bounds = np.arange(count + 1)
+    found = _resident_bytes(work, [(2, 7)], bounds)  # type: ignore[arg-type]
+    for first, stop in combinations(range(count + 1), 2):
+        shared = sum(2 * size for users, size in parameters if not set(users).isdisjoint(range(first, stop)))
+        assert found[first, stop] == shared + 7 * (first <= 2 < stop)
+
+
+def test_places_with_least_to_send_are_all_tried() -> None:
+    """Forty layers of ten segments, the boundary between two of which sends least, and a long tail of equal ones."""
+    sent = np.full(700, 9.0)
+    sent[10:410:10] = 2.0
+    work = SimpleNamespace(forward_cycles=np.ones(700), backward_cycles=np.ones(700), crossing_bytes=sent)
+    found = places(work)  # type: ignore[arg-type]
+    assert set(range(10, 410, 10)) <= set(found) and len(found) < 80
+    assert sum(place > 420 for place in found) > 20 and not any(10 < place < 400 and place % 10 for place in found)
