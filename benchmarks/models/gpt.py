@@ -19,6 +19,7 @@ from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_i
 from .model import Model, Struct, trained
 
 Run = Callable[[list[Params], jax.Array], jax.Array]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,23 @@ def block_init(key: jax.Array, width: int) -> Params:
     return layers | {"norm1": norm_init(width), "norm2": norm_init(width)}
 
 
-def attention(p: Params, x: jax.Array, heads: int) -> jax.Array:
-    """Causal self-attention, [batch, length, width] to the same."""
-    q, k, v = (part.reshape(*part.shape[:2], heads, -1) for part in jnp.split(dense(p["qkv"], x), 3, -1))
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """What each place takes from those up to it; all are [batch, length, heads, width of a head]."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-    return dense(p["out"], jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(x.shape))
+    return jnp.einsum("bhqk,bkhd->bqhd", shares, v)
 
 
-def block(p: Params, x: jax.Array, heads: int) -> jax.Array:
+def attention(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
+    """Causal self-attention, [batch, length, width] to the same."""
+    q, k, v = (part.reshape(*part.shape[:2], heads, -1) for part in jnp.split(dense(p["qkv"], x), 3, -1))
+    return dense(p["out"], attend(q, k, v).reshape(x.shape))
+
+
+def block(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
     """Attention and a dense layer, each on normalised inputs and added to them."""
-    x = x + attention(p, layer_norm(p["norm1"], x), heads)
+    x = x + attention(p, layer_norm(p["norm1"], x), heads, attend)
     return x + dense(p["down"], jax.nn.gelu(dense(p["up"], layer_norm(p["norm2"], x))))
 
 

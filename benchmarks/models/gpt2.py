@@ -1,9 +1,12 @@
 """GPT-2's training on four IPUs whose stages are found automatically, in half precision, by Adam.
 
 Weights, gradients and activations are half precision; the moments are single precision, in streaming memory. The
-table of tokens embeds and predicts; it has 47 rows more than there are tokens, for whole groups of 64. What is
-predicted for all tokens of a sequence would fill a chip: the loss goes through them in parts, which its gradient
-computes again. It is scaled by a constant, so that small gradients do not vanish in half precision.
+table of tokens embeds and predicts; it has 47 rows more than there are tokens, for whole groups of 16. The loss is
+scaled by a constant, so that small gradients do not vanish in half precision.
+
+What would fill a chip goes through it in parts, as in Graphcore's own GPT-2, and gradients compute it again: logits of
+all tokens, by parts of the table, which are parameters of their own, so that an update takes one at a time; and the
+scores of all heads, by groups of heads.
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), without dropout.
 """
 
@@ -19,19 +22,20 @@ from jax import lax
 
 import ipujax as ipu
 
-from .gpt import Sizes, block, block_init
-from .layers import Params, cross_entropy, layer_norm, norm_init, weights
+from .gpt import Sizes, attend, block, block_init
+from .layers import Params, layer_norm, norm_init, weights
 from .model import Model, Struct, in_single
 
 HALF, LOSS_SCALE, IPUS = jnp.float16, 128.0, 4
-PARTS = 8  # of a sequence, for the loss
+TABLES = 8  # parts of the table of tokens
+GROUPS = 4  # of heads
 
 
 def init(sizes: Sizes, key: jax.Array) -> Params:
     """All parameters."""
     tokens, places, *blocks = jax.random.split(key, 2 + sizes.layers)
     params = {
-        "tokens": weights(tokens, sizes.vocabulary, sizes.width),
+        "tokens": jnp.split(weights(tokens, sizes.vocabulary, sizes.width), TABLES),
         "places": weights(places, sizes.length, sizes.width),
         "blocks": [block_init(k, sizes.width) for k in blocks],
         "norm": norm_init(sizes.width),
@@ -39,18 +43,41 @@ def init(sizes: Sizes, key: jax.Array) -> Params:
     return jax.tree.map(lambda x: x.astype(HALF), params)
 
 
-def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
-    """Scaled loss of a micro-batch."""
-    x = params["tokens"][batch["tokens"]] + params["places"]
-    for p in params["blocks"]:
-        x = block(p, x, sizes.heads)
+def embed(tables: Params, ids: jax.Array) -> jax.Array:
+    """The rows of a table that is in parts."""
+    rows = len(tables[0])
+    own = [ids - n * rows for n in range(len(tables))]
+    found = [table[jnp.clip(at, 0, rows - 1)] for table, at in zip(tables, own, strict=True)]
+    return sum(jnp.where(((at >= 0) & (at < rows))[..., None], x, 0) for x, at in zip(found, own, strict=True))
+
+
+def cross_entropy(tables: Params, x: jax.Array, ids: jax.Array) -> jax.Array:
+    """Mean over all places, in single precision, of a table that is in parts."""
 
     @jax.checkpoint
-    def of_part(x: jax.Array, following: jax.Array) -> jax.Array:
-        return cross_entropy(x @ params["tokens"].T, following)
+    def of_part(x: jax.Array, table: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = (x @ table.T).astype(jnp.float32)
+        right = jnp.arange(len(table)) == own[..., None]
+        return jax.nn.logsumexp(logits, -1), jnp.where(right, logits, 0).sum(-1)
 
-    parts = [jnp.reshape(y, (PARTS, -1, *y.shape[2:])) for y in (layer_norm(params["norm"], x), batch["next"])]
-    return LOSS_SCALE * lax.map(lambda part: of_part(*part), tuple(parts)).mean()
+    rows = len(tables[0])
+    sums, of_right = zip(*(of_part(x, table, ids - n * rows) for n, table in enumerate(tables)), strict=True)
+    return (jax.nn.logsumexp(jnp.stack(sums), 0) - sum(of_right)).mean()
+
+
+def attend_in_groups(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """As `attend`, a group of heads after the other."""
+    groups = [jnp.moveaxis(x.reshape(*x.shape[:2], GROUPS, -1, x.shape[-1]), 2, 0) for x in (q, k, v)]
+    done = lax.map(jax.checkpoint(lambda group: attend(*group)), groups)
+    return jnp.moveaxis(done, 0, 2).reshape(q.shape)
+
+
+def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
+    """Scaled loss of a micro-batch."""
+    x = embed(params["tokens"], batch["tokens"]) + params["places"]
+    for p in params["blocks"]:
+        x = block(p, x, sizes.heads, attend_in_groups)
+    return LOSS_SCALE * cross_entropy(params["tokens"], layer_norm(params["norm"], x), batch["next"])
 
 
 def gpt2(name: str, sizes: Sizes, micro_batches: int, **rest: Any) -> Model:
@@ -87,5 +114,5 @@ def gpt2_medium(layers: int = 24, micro_batches: int = 8) -> Model:
         micro_batches: a step.
     """
     sizes = Sizes(layers, 1024, 16, 1024, 1, 50_304)
-    options = {"recompute": "auto", "allow_out_of_memory": False}
+    options = {"recompute": "auto", "partials": "float16", "allow_out_of_memory": False}
     return gpt2("gpt2-medium", sizes, micro_batches, options=options)
