@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from math import lcm
 
 import jax
@@ -156,6 +156,7 @@ class _PipelineLowering:
         self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
         self.operands = dict(zip(body.invars, operands, strict=True))
         self.same: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
+        self.viewed: set[tuple[Variable, int]] = set()
         self.shared: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
         self.stacks: dict[Var, Tensor] = {}
         self.states: dict[Var, Tensor] = {}
@@ -175,6 +176,7 @@ class _PipelineLowering:
 
     def run(self) -> list[Tensor]:
         self._before()
+        self.viewed = self.staged.viewed_whole(self.same)
         for part in self.staged.parts:
             self._part(part)
         self._place_initial_states()
@@ -197,21 +199,11 @@ class _PipelineLowering:
             self.states[var] = new_state(self.ipus.view(ipu), initial, self.prog, self.name, number)
             self.volatile.update(self.states[var].variables())
 
-    @cached_property
-    def _viewed_whole(self) -> set[tuple[Variable, int]]:
-        """Variables of which an IPU reads several views, as a parameter and its transpose, as large as it together."""
-        views: dict[tuple[Variable, int], dict[Tensor, None]] = {}
-        for part in self.staged.parts:
-            for value in (self.same[var] for var in part.jaxpr.invars if var in self.same):
-                if len(value.variables()) == 1:
-                    views.setdefault((value.variables()[0], self.staged.ipus[part.stage]), {})[value] = None
-        return {key for key, seen in views.items() if len(seen) > 1 and sum(x.size for x in seen) >= key[0].size}
-
     def _same(self, value: Tensor, ipu: int) -> Tensor:
         """What is the same for all micro-batches, on an IPU."""
         for variable in value.variables():
             is_elsewhere = self.ipus.home(variable) not in (None, ipu) and not variable.is_constant
-            if is_elsewhere and (variable, ipu) in self._viewed_whole and (variable, ipu) not in self.shared:
+            if is_elsewhere and (variable, ipu) in self.viewed and (variable, ipu) not in self.shared:
                 (self.shared[variable, ipu],) = self.ipus.bring(Tensor.of(variable), ipu, self.prog).variables()
         return self.ipus.bring(value, ipu, self.prog, self.shared)
 

@@ -23,6 +23,7 @@ from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Schedu
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,19 @@ class StagedPipeline:
     def span(self) -> Span:
         """Where its operands and results are, for placement."""
         return Span(self.input_ipus(), self.result_ipus(), self.partition.num_stages)
+
+    def viewed_whole(self, same: Mapping[Var, Tensor]) -> set[tuple[Variable, int]]:
+        """Variables of which an IPU reads several views, as a parameter and its transpose, as large as it together.
+
+        Args:
+            same: the tensors of what is the same for all micro-batches.
+        """
+        views: dict[tuple[Variable, int], dict[Tensor, None]] = {}
+        for part in self.parts:
+            for value in (same[var] for var in part.jaxpr.invars if var in same):
+                if len(value.variables()) == 1:
+                    views.setdefault((value.variables()[0], self.ipus[part.stage]), {})[value] = None
+        return {key for key, seen in views.items() if len(seen) > 1 and sum(x.size for x in seen) >= key[0].size}
 
     def home(self, terms: Sequence[object]) -> int:
         """The IPU on which the parts of a result are added."""
