@@ -36,7 +36,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import element_bytes
 
 _MOST_PASSED = 16  # steps that a compute set moves past; assumed: further away little is independent and still small
-_LEAST_PRICE_CYCLES = 2.0  # of a byte, from which operations are not made smaller, see `lower`; merged sets still are
+_LEAST_PRICE_CYCLES = 2.0  # of a byte, above which a merged set may read less than one operation; assumed
 _NAMED = 3  # compute sets in the name of a merged one
 
 
@@ -77,7 +77,7 @@ def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf, most_bytes: fl
 
 
 def _most_operand_bytes(graph: Graph) -> float:
-    """What a merged set may read on a tile: as one operation, and half as much whenever the price of a byte doubles."""
+    """What a merged set may read on a tile: as much as one operation; above a price, in proportion less."""
     target, price = graph.target, graph.byte_price_cycles
     return (
         target.available_memory_proportion

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
-from models import COMPARED, LARGE, MODELS, Model  # noqa: E402
+from models import COMPARED, LARGE, MODELS, Model, gpt2  # noqa: E402
 from models.bert import Sizes, bert, spread  # noqa: E402
+from models.gpt import attend  # noqa: E402
+from models.layers import cross_entropy  # noqa: E402
 from models.transformer import stacked  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
@@ -144,3 +147,23 @@ def test_the_filter_is_the_sum_over_all_paths() -> None:
 
 def test_layers_of_each_ipu() -> None:
     assert spread(24, 3) == (3, 7, 7, 7) and spread(12, 0) == (0, 4, 4, 4) and spread(12, 1) == (1, 4, 4, 3)
+
+
+def test_gpt2_in_parts_is_gpt2() -> None:
+    """A table and heads in parts give the look-ups, the loss and the attention of the whole."""
+    keys = jax.random.split(jax.random.key(0), 6)
+    table, x = jax.random.normal(keys[0], (32, 6)), jax.random.normal(keys[1], (2, 5, 6))
+    ids = jax.random.randint(keys[2], (2, 5), 0, 32)
+    parts = jnp.split(table, 4)
+    np.testing.assert_array_equal(gpt2.embed(parts, ids), table[ids])
+
+    def whole(table: jax.Array, x: jax.Array) -> jax.Array:
+        return cross_entropy(x @ table.T, ids)
+
+    def in_parts(table: jax.Array, x: jax.Array) -> jax.Array:
+        return gpt2.cross_entropy(jnp.split(table, 4), x, ids)
+
+    for got, want in zip(*(jax.value_and_grad(fun, (0, 1))(table, x) for fun in (in_parts, whole)), strict=True):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
+    q, k, v = (jax.random.normal(key, (2, 5, 8, 3)) for key in keys[3:])
+    np.testing.assert_allclose(gpt2.attend_in_groups(q, k, v), attend(q, k, v), rtol=1e-5, atol=1e-6)

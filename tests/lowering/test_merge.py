@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -69,12 +70,14 @@ def test_the_dearer_a_byte_the_less_a_merged_set_reads() -> None:
 
 
 def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
-    """A reduction reads as much as a sine of the same tensor, in smaller pieces."""
-    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=8000 / 8192)
+    """A sine reads 96 bytes on a tile, be it in one vertex or in three."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=150 / 8192)
     graph, prog = Graph(target), Sequence()
-    large = [graph.add_variable((64, 128), F32, n, grid((64, 128), (2, 2))) for n in "ab"]  # 8,192 bytes on a tile
-    for x in large:
-        elementwise(graph, SIN, [x], prog, x.variables()[0].name)
+    for name in "ab":
+        elementwise(graph, SIN, [tensor(graph, name)], prog, name)
+    for one, (group,) in list(graph.groups.items()):
+        axes = replace(group.axes[0], cuts=np.arange(0, 13, 2)), group.axes[1]
+        graph.groups[one] = [replace(group, axes=axes, tile=np.repeat(group.tile, 3, axis=0))]
     merge_compute_sets(graph, prog)
     assert counts(graph, prog) == [1, 1]
 

@@ -116,7 +116,7 @@ def test_if_nothing_fits_the_error_is_that_of_the_best() -> None:
 
 
 def test_a_parameter_is_in_each_stage_that_uses_it() -> None:
-    """Of three segments of a chain the outer two share one, against sets of users."""
+    """Of random users, between any two bounds; and what lies with the third segment besides."""
     rng = np.random.default_rng(0)
     count = 6
     parameters = [(tuple(sorted(rng.choice(count, size=1 + n % 3, replace=False).tolist())), 10**n) for n in range(5)]
