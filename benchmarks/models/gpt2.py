@@ -1,8 +1,8 @@
 """GPT-2's training on four IPUs whose stages are found automatically, in half precision, by Adam.
 
 Weights, gradients and activations are half precision; the moments are single precision, in streaming memory. The
-table of tokens embeds and predicts; it has 47 rows more than there are tokens, for equal parts in groups of 16. The loss
-is scaled by a constant, so that small gradients do not vanish in half precision.
+table of tokens embeds and predicts; it has 47 rows more than there are tokens, for equal parts in groups of 16. The
+loss is scaled by a constant, so that small gradients do not vanish in half precision.
 
 What would fill a chip goes through it in parts, and gradients compute it again: logits of all tokens, by parts of the
 table, which are parameters of their own, so that an update takes one at a time; and the scores of all heads, by groups.
