@@ -5,7 +5,8 @@ step, the equations of the gradient that go with each, and a `ChainStep` of each
 
 An equation of the gradient goes with the last step in which the gradients it reads are there, and all the values it
 reads: those of the step, and those that cross into it. It never waits for an earlier step, except for what reads no
-gradient or makes more than it reads, which goes where it is read. A value that is read with a step before its own is
+gradient or makes more than it reads, which goes where it is read; products only where whole layers are computed again:
+the first of a layer's gradient otherwise goes with the layer behind. A value that is read with a step before its own is
 fixed.
 
 Limits: bytes of whole values, evenly spread; cycles in the elements that are moved, see `work_of_equation`. What a part
@@ -44,6 +45,7 @@ class Steps:
         flow: of the whole.
         cuts: places of the first equation of each step but the first, ascending.
         is_summed: whether what the gradient leaves for others is added at once to sums that are there already.
+        whole_layers: whether steps are to be alike, as layers are.
 
     Attributes:
         forward: equations of each step.
@@ -52,8 +54,9 @@ class Steps:
         chain: what each costs and holds.
     """
 
-    def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False) -> None:
+    def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
         self.flow, self._starts = flow, [0, *cuts]
+        self._staying = frozenset[str]() if whole_layers else PRODUCTS  # what waits for no earlier step
         self._maker = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
         ends = pairwise([*self._starts, len(flow.forward)])
         self.forward = [flow.forward[a:b] for a, b in ends]
@@ -101,8 +104,8 @@ class Steps:
         return late
 
     def _grows(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation of the gradient, no product, makes more than it reads, which is no value to be kept."""
-        if eqn.primitive.name in PRODUCTS or self.flow.is_view(eqn) or self._free(eqn.invars):
+        """Whether an equation of the gradient makes more than it reads, which is no value to be kept."""
+        if eqn.primitive.name in self._staying or self.flow.is_view(eqn) or self._free(eqn.invars):
             return False
         return bytes_of(eqn.outvars) > bytes_of(self._held_by(eqn.invars))
 

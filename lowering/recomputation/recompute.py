@@ -164,9 +164,10 @@ def recomputed_parts(
         return list(forward), list(backward)
     flow = Flow(forward, backward, outside)
     cuts = _CUTS[mode](flow)
-    if mode == "auto" and recomputation.whole_layers:
+    whole_layers = mode == "auto" and recomputation.whole_layers
+    if whole_layers:
         cuts = between_layers(flow, cuts)
-    steps = Steps(flow, cuts, is_summed=is_summed)
+    steps = Steps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
         return replay(steps, _all_again(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     plans = ChainPlans(steps.chain, 0, in_flight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import ipujax as ipu
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.recomputation.chain_steps import best_cuts, between_layers
+from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers
 from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.gradient_parts import split
 
@@ -33,34 +35,62 @@ def layered(params: Any, x: jax.Array) -> jax.Array:
     return (x**2).sum()
 
 
-def gradient(fun: Any, *args: Any) -> ClosedJaxpr:
-    """As the pass `recompute` finds it."""
-    return run_passes(jax.make_jaxpr(jax.value_and_grad(fun))(*args))["dce"]
+def flow_of(fun: Any, *args: Any) -> Flow:
+    """Of a function and its gradient, as the pass `recompute` finds them."""
+    jaxpr = run_passes(jax.make_jaxpr(jax.value_and_grad(fun))(*args))["dce"]
+    parts = split(jaxpr.eqns)
+    assert parts is not None
+    return Flow(parts.forward, parts.backward, set(jaxpr.jaxpr.outvars))
+
+
+def kinds(eqns: Sequence[JaxprEqn]) -> Counter[str]:
+    return Counter(eqn.primitive.name for eqn in eqns)
 
 
 def test_layers_are_cut_as_a_whole() -> None:
     """Between them, before the first, and behind the last: not where their halves meet."""
     p = {"first": np.ones((WIDTH, 4 * WIDTH), np.float32), "second": np.ones((4 * WIDTH, WIDTH), np.float32)}
     params = {"start": np.ones((WIDTH, WIDTH), np.float32), "layers": [p] * LAYERS}
-    jaxpr = gradient(layered, params, X)
-    parts = split(jaxpr.eqns)
-    assert parts is not None
-    flow = Flow(parts.forward, parts.backward, set(jaxpr.jaxpr.outvars))
+    flow = flow_of(layered, params, X)
     fine = best_cuts(flow)
     whole = between_layers(flow, fine)
     assert len(fine) >= 2 * LAYERS and set(whole) < set(fine)
     runs = [flow.forward[a:b] for a, b in pairwise(whole)]
-    assert [sum(eqn.primitive.name == "dot_general" for eqn in run) for run in runs].count(4) == LAYERS
+    assert [kinds(run)["dot_general"] for run in runs].count(4) == LAYERS
+
+
+def test_the_gradients_of_whole_layers_are_alike() -> None:
+    """The first product of a layer's gradient, which makes four times what it reads, waits for its layer."""
+    p = {"first": np.ones((WIDTH, 4 * WIDTH), np.float32), "second": np.ones((4 * WIDTH, WIDTH), np.float32)}
+    flow = flow_of(layered, {"start": np.ones((WIDTH, WIDTH), np.float32), "layers": [p] * LAYERS}, X)
+    cuts = between_layers(flow, best_cuts(flow))
+
+    def products(*, whole_layers: bool) -> list[int]:
+        return [kinds(eqns)["dot_general"] for eqns in Steps(flow, cuts, whole_layers=whole_layers).backward]
+
+    both_of_each = [8] * (LAYERS - 1)
+    assert products(whole_layers=True) == [0, 8 + 1, *both_of_each, 0, 0]  # with that of the start
+    assert products(whole_layers=False) == [0, 8, *both_of_each, 1, 0]
+
+
+def test_a_gradient_waits_where_it_grows() -> None:
+    """That of a sum of rows is one number each, and a row of numbers once it is masked."""
+
+    def fun(w: jax.Array, mask: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.exp(jnp.exp((jnp.tanh(x @ w) ** 3 * mask).sum(1))).sum()
+
+    flow = flow_of(fun, np.ones((WIDTH, WIDTH), np.float32), np.ones((ROWS, WIDTH), np.float32), X)
+    behind_sums = [eqn.primitive.name for eqn in flow.forward].index("reduce_sum") + 1
+    of_rows, of_sums = Steps(flow, [behind_sums]).backward
+    shapes = [[eqn.outvars[0].aval.shape for eqn in eqns if eqn.primitive.name == "mul"] for eqns in (of_sums, of_rows)]
+    assert shapes[0] == [(ROWS,)] * 2 and len(shapes[1]) > 2 and set(shapes[1]) == {(ROWS, WIDTH)}
 
 
 def test_cuts_of_what_is_not_repeated_stay() -> None:
     def fun(w: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.tanh(jnp.exp(x @ w) @ w.T) ** 2).sum()
 
-    jaxpr = gradient(fun, np.ones((WIDTH, 2 * WIDTH), np.float32), X)
-    parts = split(jaxpr.eqns)
-    assert parts is not None
-    flow = Flow(parts.forward, parts.backward, set(jaxpr.jaxpr.outvars))
+    flow = flow_of(fun, np.ones((WIDTH, 2 * WIDTH), np.float32), X)
     assert between_layers(flow, best_cuts(flow)) == best_cuts(flow)
 
 
