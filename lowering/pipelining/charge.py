@@ -2,7 +2,8 @@
 
 Input: a jaxpr of which one equation is a pipeline with stages. Output: the memory of the fullest tile, and cycles: the
 pipeline is lowered into a graph of its own and charged by the cost model. The other arguments of the jaxpr, as the
-state of an optimiser, lie on the IPUs where placement has them, spread evenly, all the time.
+state of an optimiser, lie on the IPUs where placement has them, spread evenly, all the time. What it reads lies in the
+memory order of arguments.
 
 Limits: what is computed before and after the pipeline is not counted.
 """
@@ -14,8 +15,9 @@ from typing import Any
 from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
 from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, Var
 from ipujax.lowering.jaxpr import variables_read
-from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.layout import MemoryOrder, map_linearly
 from ipujax.lowering.offload import MOVES
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining.program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import Recomputation
@@ -59,7 +61,8 @@ def charged(
         stream = HostStream("beside", held.shape, held.dtype, resident=True)
         prog.add(StreamIn(stream, held))
         behind.add(StreamOut(held, stream))
-    operands = [_variable(graph, atom, "operand") for atom in eqn.invars]
+    in_groups = dict(zip(jaxpr.jaxpr.invars, grouped_inputs(jaxpr.jaxpr), strict=True))
+    operands = [_variable(graph, atom, "operand", in_groups.get(atom, False)) for atom in eqn.invars]
     _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)
     prog.add(behind)
     for variable in graph.variables:
@@ -94,5 +97,5 @@ def beside(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]
     return [(var, home) for var, home in found if home is not None and var not in read | off_chip]
 
 
-def _variable(graph: Graph, atom: Any, name: str) -> Tensor:
-    return graph.add_variable(atom.aval.shape, atom.aval.dtype, name)
+def _variable(graph: Graph, atom: Any, name: str, in_groups: bool = False) -> Tensor:
+    return MemoryOrder.for_argument(atom.aval.shape, in_groups).add_variable(graph, atom.aval.dtype, name)

@@ -19,7 +19,8 @@ from jax import lax
 
 from ipujax.lowering.ipus import MakeLowering, value_bytes, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, eliminate_dead_code
-from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.layout import MemoryOrder, map_linearly
+from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining.layers import into_shards, spec_of_shards
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
@@ -118,7 +119,10 @@ def _cycles(
     """Cycles of each segment in a graph of one IPU: forward, backward, of keeping and of reading what is kept."""
     jaxpr, body = shards.jaxpr, shards.jaxpr.jaxpr
     lowering = make(graph, {})
-    env = {var: graph.add_variable(var.aval.shape, var.aval.dtype, "operand") for var in body.invars}
+    env = {
+        var: MemoryOrder.for_argument(var.aval.shape, in_groups).add_variable(graph, var.aval.dtype, "operand")
+        for var, in_groups in zip(body.invars, grouped_inputs(body), strict=True)
+    }
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     added: list[tuple[int, int, ProgramSequence]] = []  # of what, of which segment

@@ -14,6 +14,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.lower import lower
+from ipujax.lowering.pipelining.charge import rough_bytes
 from ipujax.lowering.pipelining.cuts import named
 from ipujax.lowering.pipelining.stage_search import Cuts, Search
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
@@ -69,6 +70,18 @@ def test_a_cut_that_fits_is_found_if_there_is_one() -> None:
     tight = search_on(int(1.02 * min(needs.values())))  # for gaps
     assert sum(tight.charge((cut,))[0] == 0 for cut in needs) < 9
     assert tight.charge(tight.chosen())[0] == 0
+
+
+def test_memory_is_charged_as_the_whole_program_needs_it() -> None:
+    """But for what moves from and to the host. What products read lies in groups of columns, which takes less code."""
+    loss, args = chain((128,) * 5)
+    fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
+    too_small = small_target(16, num_ipus=4, bytes_per_tile=2**12, interleaved_offset_bytes=2**20)
+    search, cuts = search_of(fun, args, too_small), (2, 4)
+    need, _ = search.charge(cuts, too_small.bytes_per_tile)
+    program = lower(search.rewritten(cuts).jaxpr, too_small)
+    whole = rough_bytes(program.graph, program.program)
+    assert 0.98 * whole <= need <= whole
 
 
 def test_a_search_goes_on_from_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
