@@ -4,9 +4,11 @@ A reduction split over tiles writes partial results, one slot of dimension 0 a b
 the slots. Computed unsplit it has one result, so the variable can shrink to one slot and nothing is left of the detour.
 That is right only if everything that touches the variable takes part:
 
-    writer ::= the whole variable, dimension 0 = block number of a `reduce` axis that has a block for every slot
+    writer ::= all slots, dimension 0 = block number of a `reduce` axis that has a block for every slot
                (or of several such axes, in mixed radix)
-    reader ::= the whole variable, dimension 0 = elements of a `reduce` axis over all slots
+    reader ::= all slots, dimension 0 = elements of a `reduce` axis over all slots
+
+    all slots: dimension 0 of the tensor is that of the variable, and each slot is seen whole, in any order of elements
 
 and only if whatever else hangs on these axes shrinks as well (value and index of an argmax, or a second stage of
 partial results). Otherwise the split of the axis is computed literally.
@@ -35,6 +37,7 @@ from ipujax.runtime.graph import (
     distinct,
     element,
     own_tensors,
+    substituted,
     unsplit,
 )
 from ipujax.runtime.tensor import Tensor, Variable
@@ -91,7 +94,7 @@ def _misused(group: VertexGroup, candidates: Iterable[Variable]) -> set[Variable
 def _covers_slots(group: VertexGroup, access: Access, variable: Variable, is_read: bool) -> bool:
     """Whether dimension 0 of an access, and it alone, goes over all slots of a whole variable by `reduce` axes."""
     tensor, dim = access.tensor, access.dims[0]
-    if not tensor.is_whole_variable or tensor.shape[0] != variable.shape[0] or not dim.terms:
+    if not dim.terms or not _sees_slots(tensor, variable):
         return False
     numbers = [term.axis for term in dim.terms]
     axes = [group.axes[number] for number in numbers]
@@ -102,6 +105,17 @@ def _covers_slots(group: VertexGroup, access: Access, variable: Variable, is_rea
         is_all = dim == element(numbers[0]) and axes[0].extent == variable.shape[0]
         return is_all and axes[0].name not in group.origins
     return _counts_blocks(group, dim) == variable.shape[0]
+
+
+def _sees_slots(tensor: Tensor, variable: Variable) -> bool:
+    """Whether dimension 0 of a tensor is that of the variable, and each slot is seen whole, in any order."""
+    view, slots = tensor.affine, variable.shape[0]
+    if view is None or tensor.shape[0] != slots or view.is_empty or view.offset:
+        return False
+    slot_size = variable.size // slots
+    inside = [subdim for group in view.dims[1:] for subdim in group]
+    is_slot = all(stride > 0 for _, stride in inside) and sum((n - 1) * stride for n, stride in inside) == slot_size - 1
+    return view.dims[0] == ((slots, slot_size),) and tensor.size == variable.size and view.is_injective and is_slot
 
 
 def _counts_blocks(group: VertexGroup, dim: Dim) -> int:
@@ -197,6 +211,5 @@ def _one_element(axis: Axis) -> Axis:
 
 
 def _shrunk(tensor: Tensor, collapsed: Collapsed) -> Tensor:
-    """The same view of the variable that stands for the whole variable of a tensor."""
-    variable = tensor.variables()[0]
-    return Tensor.of(collapsed[variable]).reshape((1, *tensor.shape[1:])) if variable in collapsed else tensor
+    """The view of slot 0, of the variable that stands for that of a tensor."""
+    return substituted(tensor[:1], collapsed) if tensor.variables()[0] in collapsed else tensor

@@ -228,6 +228,52 @@ def test_matmul_with_partials_collapses_to_one_dot() -> None:
     np.testing.assert_allclose(bench.run(c, exact_splits=True)[0], x @ y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("exact_splits", [False, True])
+def test_partials_whose_slots_are_kept_in_another_order_collapse(exact_splits: bool) -> None:
+    """As channels in groups: the slots are those of the variable, their elements are not in its order."""
+    bench, x = Bench(), randn(12, 8)
+    a, slots, y = bench.feed(x), bench.variable(4, 2, 3, monoid="add"), bench.variable(3, 2)
+    p = slots.transpose((0, 2, 1))
+    columns = bench.variable(3, 2, 12)
+    bench.program.add(Copy(a[:, :6].reshape((12, 3, 2)).transpose((1, 2, 0)), columns))
+    axes = [split_axis("c", 3, 3), split_axis("d", 2, 1), split_axis("k", 12, 4, "reduce")]
+    accesses = [Access(columns, (element(0), element(1), element(2))), Access(p, (block(2), element(0), element(1)))]
+    bench.program.add(bench.vertices(make_codelet(lambda x: x.sum(-1), "in x", "out p"), axes, accesses))
+    axes = [split_axis("s", 4, 1, "reduce"), split_axis("c", 3, 1), split_axis("d", 2, 1)]
+    accesses = [Access(p, (element(0), element(1), element(2))), Access(y, (element(1), element(2)))]
+    bench.program.add(bench.vertices(make_codelet(lambda p: p.sum(0), "in p", "out y"), axes, accesses))
+    assert collapsible(bench.graph, bench.program) == set(slots.variables())
+    got = bench.run(y, exact_splits=exact_splits)[0]
+    np.testing.assert_allclose(got, x[:, :6].sum(0).reshape(3, 2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seen", ["part of each slot", "slots across", "slots backwards", "elements repeated"])
+def test_partials_of_which_not_each_slot_is_seen_whole_stay(seen: str) -> None:
+    bench, x = Bench(), randn(4, 4, 12)
+    a, slots = bench.feed(x), bench.variable(4, 4, 4, monoid="add")
+    views = {
+        "part of each slot": slots[:, :3],
+        "slots across": slots.transpose((1, 0, 2)),
+        "slots backwards": slots[::-1],
+        "elements repeated": slots[:, :1].broadcast_in_dim((4, 4, 4), (0, 1, 2)),
+    }
+    p, rows = views[seen], views[seen].shape[1]
+    y = bench.variable(rows, 4)
+    write = slots if seen == "elements repeated" else p
+    axes = [split_axis("c", rows, 1), split_axis("d", 4, 1), split_axis("k", 12, 4, "reduce")]
+    given = a[:rows] if write is p else a
+    axes = axes if write is p else [split_axis("c", 4, 1), *axes[1:]]
+    accesses = [Access(given, (element(0), element(1), element(2))), Access(write, (block(2), element(0), element(1)))]
+    bench.program.add(bench.vertices(make_codelet(lambda x: x.sum(-1), "in x", "out p"), axes, accesses))
+    axes = [split_axis("s", 4, 1, "reduce"), split_axis("c", rows, 1), split_axis("d", 4, 1)]
+    accesses = [Access(p, (element(0), element(1), element(2))), Access(y, (element(1), element(2)))]
+    bench.program.add(bench.vertices(make_codelet(lambda p: p.sum(0), "in p", "out y"), axes, accesses))
+    assert not collapsible(bench.graph, bench.program)
+    total = x.sum(-1)
+    expected = np.broadcast_to(total[:1], (4, 4)) if seen == "elements repeated" else total[:rows]
+    np.testing.assert_allclose(bench.run(y)[0], expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("blocks", [(3, 2, 5), (1, 1, 4), (5, 3, 3)])
 def test_matmul_kinds_are_true(blocks: tuple[int, int, int]) -> None:
     bench, x, y = Bench(), randn(12, 10), randn(10, 8, seed=1)
