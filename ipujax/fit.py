@@ -6,8 +6,9 @@ Input: a program as planned first, and what plans it in another way. Output: the
     recomputation      of what is kept for gradients, "auto" keeps as much less as the fullest tile lacks
 
 What is cheaper for the bytes that are lacking comes first: a price of p frees bytes for at most p cycles each, what
-recomputation takes is in its plans. A dearer byte may take memory elsewhere: if nothing fits, recomputation goes on at
-the first price, as if that were given. A price that is given stays, and so does the first where nothing has to fit.
+recomputation takes is in its plans. Where it took more than the prices left are expected to, these are tried too, and
+what takes fewest cycles stays. A dearer byte may take memory elsewhere: if nothing fits, recomputation goes on at the
+first price, as if that were given. A price that is given stays, and so does the first where nothing has to fit.
 """
 
 from __future__ import annotations
@@ -95,36 +96,70 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     if fits(executable.memory):
         return first, executable
     attempts = {first.choice: _Attempt(first, executable)}
+
+    def attempted(choice: Choice) -> _Attempt[P]:
+        if choice not in attempts:
+            seconds, planned = time.perf_counter() - start, plan(choice)
+            executable = compile(planned.graph, planned.program, options=options, check=fits)
+            attempts[choice] = _Attempt(planned, executable, seconds)
+        return attempts[choice]
+
     for prices in (BYTE_PRICES, ()) if options.byte_price is None else ((),):
         search = _Search(attempts[first.choice], prices)
         while (choice := search.next()) is not None:
-            if choice not in attempts:
-                seconds, planned = time.perf_counter() - start, plan(choice)
-                executable = compile(planned.graph, planned.program, options=options, check=fits)
-                attempts[choice] = _Attempt(planned, executable)
-                if fits(executable.memory):
-                    return planned, _described(executable, list(attempts.values()), seconds)
-            search.add(attempts[choice])
+            attempt = attempted(choice)
+            if fits(attempt.executable.memory):
+                while prices and (dearer := _dearer(attempt, list(attempts.values()))) is not None:
+                    attempt = min(attempt, attempted(dearer), key=_fitting_cycles)
+                return attempt.planned, _described(attempt, list(attempts.values()))
+            search.add(attempt)
     _refuse(list(attempts.values()), options)
 
 
-def _described(executable: Executable, attempts: Sequence[_Attempt[P]], seconds: float) -> Executable:
-    """What fits, with the prices that were tried and what the last of them costs, and the time before it."""
-    *tried, price = (attempt.planned.choice.price for attempt in attempts)
-    cycles, first_cycles = attempts[-1].cycles, attempts[0].cycles
+def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:
+    """The next price that may do without recomputation, in fewer cycles than what was found takes with it."""
+    first = attempts[0]
+    recomputation = first.planned.choice.recomputation
+    if found.planned.choice.recomputation == recomputation:
+        return None
+    without = [attempt for attempt in attempts if attempt.planned.choice.recomputation == recomputation]
+    best = min(without, key=lambda attempt: int(attempt.lacking.max()))
+    highest = max(attempt.planned.choice.price for attempt in without)
+    left, lacking = [price for price in BYTE_PRICES if price > highest], int(best.lacking.max())
+    is_enough = bool(left) and lacking <= first.freed(best) * len(left)
+    if not is_enough or left[0] * lacking >= best.more_cycles(found):
+        return None
+    return replace(best.planned.choice, price=left[0])
+
+
+def _fitting_cycles(attempt: _Attempt[P]) -> float:
+    """Cycles of what fits, endless for what does not."""
+    return float(attempt.cycles or 0) if fits(attempt.executable.memory) else np.inf
+
+
+def _described(attempt: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Executable:
+    """What fits, with the prices that were tried and what its own costs, and the time before it."""
+    tried, price = (other.planned.choice.price for other in attempts), attempt.planned.choice.price
+    cycles, first_cycles, executable = attempt.cycles, attempts[0].cycles, attempt.executable
     return replace(
         executable,
         byte_prices=(*dict.fromkeys(each for each in tried if each != price), price),
         byte_price_cost_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
-        timings=MappingProxyType({"prices": seconds, **executable.timings}),
+        timings=MappingProxyType({"prices": attempt.seconds, **executable.timings}),
     )
 
 
 class _Attempt(Generic[P]):
-    """A program as planned in some way, which does not fit."""
+    """A program as planned in some way.
 
-    def __init__(self, planned: P, executable: Executable) -> None:
-        self.planned, self.executable = planned, executable
+    Args:
+        planned: the program.
+        executable: compiled.
+        seconds: spent on others before it.
+    """
+
+    def __init__(self, planned: P, executable: Executable, seconds: float = 0.0) -> None:
+        self.planned, self.executable, self.seconds = planned, executable, seconds
 
     @cached_property
     def cycles(self) -> int | None:

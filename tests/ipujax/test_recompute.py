@@ -360,6 +360,39 @@ def test_a_pipeline_says_more_than_the_options() -> None:
     assert cycles("none", "all") == cycles(None, "none") < cycles("all", "none") == cycles(None, "all")
 
 
+@jax.custom_vjp
+def swing(x: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.sin(x))
+
+
+def _swing_forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return swing(x), (x, swing(x))
+
+
+def _swing_backward(kept: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array]:
+    return (jnp.clip(g * kept[1] * jnp.cos(kept[0]), -1, 1),)
+
+
+swing.defvjp(_swing_forward, _swing_backward)
+
+
+def test_what_a_dearer_byte_makes_fit_in_fewer_cycles_is_not_computed_again() -> None:
+    """A price frees little, and those above it enough: recomputation, which comes first then, takes more cycles."""
+
+    def loss(ws: Any, x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = swing(x @ w)
+        return x.mean()
+
+    device = ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=22_300, interleaved_offset_bytes=22_300)
+    args = [np.zeros((32, 32), np.float32)] * 4, np.zeros((64, 32), np.float32)
+    none, auto = (
+        ipu.jit(jax.value_and_grad(loss), device=device, options=ipu.Options(recompute=mode)).lower(*args).compile()
+        for mode in ("none", "auto")
+    )
+    assert none.lowered.choice.price > 2 and auto.profile.cycles <= none.profile.cycles
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
