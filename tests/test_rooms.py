@@ -139,6 +139,11 @@ ROOMS: dict[str, str] = {
         " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
         " runtime.signatures runtime.target"
     ),
+    "ipujax.prefetching": "ipujax.calls runtime.signatures",
+    "ipujax.keras": (
+        "ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
+        " lowering.schedules runtime.options runtime.profile runtime.target"
+    ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
@@ -186,7 +191,8 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
-        " ipujax.public ipujax.schedules ipujax.stages runtime.compare runtime.options runtime.profile runtime.target"
+        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.compare"
+        " runtime.options runtime.profile runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",

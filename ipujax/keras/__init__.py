@@ -1,0 +1,27 @@
+"""Keras on simulated IPUs: real Keras 3 on its JAX backend, under the names of Graphcore's TensorFlow.
+
+import ipujax.keras as ipu
+
+config = ipu.config.IPUConfig()
+config.auto_select_ipus = 1
+with ipu.ipu_strategy.IPUStrategy().scope():
+    model = keras.Model(...)
+    model.compile("sgd", "categorical_crossentropy")
+    model.fit(x, y)
+print(model.ipu_profile.summary())
+"""
+
+from __future__ import annotations
+
+from ipujax.keras.backend import check_backend as _check_backend
+
+_check_backend()
+
+from ipujax.keras import config as config, ipu_strategy as ipu_strategy  # noqa: E402
+from ipujax.keras.callbacks import ProfileLogger as ProfileLogger  # noqa: E402
+from ipujax.keras.config import IPUConfig as IPUConfig  # noqa: E402
+from ipujax.keras.ipu_strategy import IPUStrategy as IPUStrategy  # noqa: E402
+from ipujax.keras.layer_stages import PipelineStage as PipelineStage  # noqa: E402
+from ipujax.public import public_names as _public_names  # noqa: E402
+
+__dir__ = _public_names(globals(), "config", "ipu_strategy")

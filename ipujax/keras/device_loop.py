@@ -1,0 +1,229 @@
+"""Executions: what Keras' loops call once for `steps_per_execution` batches, run by one call of the device.
+
+Input: a function of a step, see `model_steps`, and a device. Output: an `Execution`, which takes batches from an
+iterator, and runs their steps as a loop on the device. Batches of another shape, as the last of an epoch may be, are
+compiled once, and logged. Batches that replicas cannot share are evaluated and predicted by one of them.
+
+Limits: updates of a model with stages are calls of their own, as no loop goes around a pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from ipujax.device import IPUModel
+from ipujax.jit import IpuFunction, jit
+from ipujax.keras.layer_stages import has_stages, num_stages
+from ipujax.keras.model_steps import Step
+from ipujax.keras.settings import ModelSettings
+from ipujax.lowering.replicas import AXIS
+from ipujax.prefetching import prefetch
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile import Profile
+
+_LOG = logging.getLogger("ipujax.keras")
+
+
+class Execution:
+    """A function of a model's state and an iterator over batches, as Keras' loops call it.
+
+    Args:
+        model: what is run.
+        kind: "train", "test" or "predict".
+        make_step: makes the function of a step from settings.
+        settings: how the model runs.
+        device: the IPUs.
+        options: compiler options.
+
+    Raises:
+        ArgumentError: if `steps_per_execution` is no whole number of updates, or the device has too few IPUs.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str,
+        make_step: Callable[[Any, ModelSettings], Step],
+        settings: ModelSettings,
+        device: IPUModel,
+        options: Options,
+    ) -> None:
+        self._model, self._make_step, self._device, self._options = model, make_step, device, options
+        self._batches, self._has_stages = model.steps_per_execution, has_stages(model)
+        self.kind, self.settings = kind, settings
+        if kind != "train":  # stages work on all batches of an execution, if replicas can share them
+            shared = self._batches // settings.replicas if self._has_stages else 1
+            self.settings = replace(settings, accumulation=max(1, shared))
+        self._check()
+        self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
+        self._shapes: list[Any] = []  # of which programs there are
+        self._read: tuple[Iterator[Any], prefetch[Any]] | None = None
+        self.profile: Profile | None = None
+
+    def _check(self) -> None:
+        settings, needed = self.settings, self.settings.replicas * num_stages(self._model)
+        if self.kind == "train" and self._batches % settings.batches_of_update:
+            raise ArgumentError(
+                f"{self._batches} steps per execution are no whole number of updates of {self._model.name}",
+                expected=f"a multiple of {settings.batches_of_update}: {settings.accumulation} batches accumulated"
+                f" × {settings.replicas} replicas",
+                got=f"steps_per_execution={self._batches}",
+                hint=f"model.compile(..., steps_per_execution={settings.batches_of_update})",
+            )
+        there = self._device.target.num_ipus
+        if needed > there:
+            enough = 1 << (needed - 1).bit_length()
+            raise ArgumentError(
+                f"{self._model.name} needs more IPUs than the device has",
+                expected=f"{needed}: {settings.replicas} replicas of {num_stages(self._model)} stages",
+                got=there,
+                hint=f"ipu_config.auto_select_ipus = {enough}",
+            )
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Runs the next steps; what they return is that of the last, or for predictions that of all.
+
+        Raises:
+            StopIteration: if there is no batch left.
+            ArgumentError: for batches left over that are no whole update.
+        """
+        batches = list(islice(self._ahead_of(iterator), self._batches))
+        if not batches:
+            raise StopIteration
+        outputs = []
+        for _, alike in groupby(batches, _shapes):
+            for part in self._parts(list(alike)):
+                out, state = self._run(state, part)
+                outputs.append(out)
+        return self._together(outputs), state
+
+    def _ahead_of(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """An epoch's iterator, with batches prepared ahead if the model is set so."""
+        if not self.settings.prefetch_depth:
+            return iterator
+        if self._read is None or self._read[0] is not iterator:
+            self._read = iterator, prefetch(iterator, self.settings.prefetch_depth)
+        return self._read[1]
+
+    def _parts(self, batches: list[Any]) -> Iterator[list[Any]]:
+        """Batches that run together, all of one shape."""
+        size = self.settings.batches_of_update
+        left = len(batches) % size
+        if left and self.kind == "train":
+            raise ArgumentError(
+                f"the last {left} batches of {_rows(batches[0])} examples are no whole update of {self._model.name}",
+                expected=f"a multiple of {size} batches: {self.settings.accumulation} accumulated"
+                f" × {self.settings.replicas} replicas",
+                hint="steps_per_epoch=..., or data without the remainder",
+            )
+        whole = len(batches) - left
+        together = size if self._has_stages else max(1, whole)  # no loop goes around a pipeline
+        yield from (batches[first : first + together] for first in range(0, whole, together))
+        yield from ([each] for each in batches[whole:])
+
+    def _run(self, state: Any, batches: list[Any]) -> tuple[Any, Any]:
+        """Runs batches of one shape: in replicas, or those left over in one."""
+        is_whole = len(batches) % self.settings.batches_of_update == 0
+        settings = self.settings if is_whole else replace(self.settings, replicas=1, accumulation=1)
+        stacked = _stacked(batches, settings.replicas, settings.accumulation)
+        function = self._function(settings)
+        outs = function(state, stacked)
+        self._note(function, state, stacked, batches)  # donated by now, of which shapes are left
+        return outs
+
+    def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
+        if settings not in self._functions:
+            run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed)
+            run.__name__ = f"{self._model.name}_{self.kind}"
+            shared: dict[str, Any] = {}
+            if settings.replicas > 1:
+                out = P(AXIS) if self.kind == "predict" else P()
+                shared = {"replicas": settings.replicas, "in_specs": (P(), P(AXIS)), "out_specs": (out, P())}
+            self._functions[settings] = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
+        return self._functions[settings]
+
+    def _note(self, function: IpuFunction[..., Any], state: Any, stacked: Any, batches: list[Any]) -> None:
+        """Remembers the profile of a program, and says that there is another."""
+        shape = (len(batches), _shapes(batches[0]))
+        if shape in self._shapes:
+            return
+        self._shapes.append(shape)
+        profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
+        rows = f"{len(batches)} × {_rows(batches[0])}"
+        _LOG.info("%s %ss %s examples: %s cycles", self._model.name, self.kind, rows, f"{profile.cycles:,}")
+        if self.profile is None:
+            self.profile = profile
+            profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
+            object.__setattr__(self._model, "ipu_profiles", profiles)  # past Keras' tracking of attributes
+            object.__setattr__(self._model, "ipu_profile", profiles.get("train", profile))
+
+    def _together(self, outputs: Sequence[Any]) -> Any:
+        if self.kind == "predict":
+            return jax.tree.map(lambda *parts: np.concatenate([_in_order(part) for part in parts]), *outputs)
+        if self.settings.outfeed == "last":
+            return outputs[-1]
+        rows = jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
+        object.__setattr__(self._model, "ipu_outfeed", rows)
+        return jax.tree.map(lambda x: x[-1], rows)
+
+
+def _loop(step: Step, kind: str, outfeed: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """The steps of an execution in one replica: of a state and batches [1, updates, accumulation, batch, …]."""
+
+    def run(state: Any, batches: Any) -> tuple[Any, Any]:
+        batches = jax.tree.map(lambda x: x[0], batches)
+        updates = jax.tree.leaves(batches)[0].shape[0]
+        if updates == 1:
+            out, state = step(state, jax.tree.map(lambda x: x[0], batches))
+            outs = jax.tree.map(lambda x: x[None], out) if kind == "predict" or outfeed == "all" else out
+        else:
+            state, outs = lax.scan(lambda state, each: step(state, each)[::-1], state, batches)
+            outs = outs if kind == "predict" or outfeed == "all" else jax.tree.map(lambda x: x[-1], outs)
+        if kind == "predict":
+            outs = jax.tree.map(lambda x: x[None], outs)  # of this replica
+        return outs, state
+
+    return run
+
+
+def _stacked(batches: Sequence[Any], replicas: int, accumulation: int) -> Any:
+    """Arrays [replicas, updates, accumulation, batch, …]: each update takes the next batches, replica by replica."""
+
+    def stacked(*arrays: Any) -> Any:
+        if len(arrays) == 1:
+            return arrays[0][None, None, None]
+        rows = np.stack(arrays).reshape(-1, replicas, accumulation, *arrays[0].shape)
+        return rows.swapaxes(0, 1)
+
+    return jax.tree.map(stacked, *batches)
+
+
+def _in_order(outputs: Any) -> Any:
+    """Examples in their order, of arrays [replicas, updates, accumulation, batch, …]."""
+    rows = np.asarray(outputs).swapaxes(0, 1)
+    return rows.reshape(-1, *rows.shape[4:])
+
+
+def _shapes(batch: Any) -> Any:
+    """What a program is compiled for; equal for batches that are alike."""
+    leaves, tree = jax.tree.flatten(batch)
+    return tree, tuple(jax.typeof(leaf) for leaf in leaves)
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+
+
+def _rows(batch: Any) -> int:
+    return int(np.shape(jax.tree.leaves(batch)[0])[0])

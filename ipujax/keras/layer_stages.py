@@ -1,0 +1,146 @@
+"""Stages of Keras models: which layers are in which, and how their operations come to be in it.
+
+Input: layers that are called inside a `PipelineStage`, or a list for all layers of a model. Output: the number of the
+stage of each layer, kept with the layer, and `in_stages`, in which a model that is traced has its layers' operations in
+their stages (`ipu.stage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from numbers import Integral
+from typing import Any
+
+import keras
+
+from ipujax.pipeline import stage
+from ipujax.runtime.errors import ArgumentError
+
+_KEPT_AS = "ipu_pipeline_stages"  # attribute of a layer: the stage of each of its calls, in order
+
+
+@contextmanager
+def PipelineStage(number: int) -> Iterator[None]:
+    """Puts layers that are called inside into a stage, while a functional model is put together or traced.
+
+    Args:
+        number: of the stage.
+
+    Raises:
+        ArgumentError: for no such number.
+    """
+    calling, depth = keras.layers.Layer.__call__, 0
+
+    def recorded(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if not depth and any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten((args, kwargs))):
+            _add(layer, number)
+        depth += 1
+        try:
+            return calling(layer, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    with stage(number), _replaced(keras.layers.Layer, "__call__", recorded):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _add(layer: Any, number: int) -> None:
+    _keep(layer, (*layer.__dict__.get(_KEPT_AS, ()), number))
+
+
+def _keep(layer: Any, stages: tuple[int, ...]) -> None:
+    object.__setattr__(layer, _KEPT_AS, stages)  # past Keras' tracking of attributes
+
+
+def assignable(model: Any) -> list[Any]:
+    """The layers of a model that may be in a stage, in order."""
+    return [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+
+
+def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None:
+    """Puts the layers of a model into stages.
+
+    Args:
+        model: a sequential or functional Keras model.
+        assignment: the stage of each layer of `model.layers` but inputs, in order; from 0, none left out.
+
+    Raises:
+        ArgumentError: for a list of another length, or numbers that are no stages.
+    """
+    layers, numbers = assignable(model), list(assignment)
+    if len(numbers) != len(layers):
+        raise ArgumentError(
+            "set_pipeline_stage_assignment was given a list of another length than the model has layers",
+            expected=f"{len(layers)} stages, for {', '.join(layer.name for layer in layers)}",
+            got=len(numbers),
+        )
+    if wrong := [n for n in numbers if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
+        what = "set_pipeline_stage_assignment was given what is no stage"
+        raise ArgumentError(what, expected="whole numbers from 0", got=repr(wrong[0]))
+    if missing := set(range(max(numbers) + 1)) - set(numbers):
+        raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
+    for layer, number in zip(layers, numbers, strict=True):
+        _keep(layer, (int(number),))
+    for kind in ("train", "test", "predict"):
+        object.__setattr__(model, f"{kind}_function", None)  # made anew
+
+
+def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
+    """The stage of each layer of `model.layers` but inputs; None for those in none."""
+    return [layer.__dict__.get(_KEPT_AS, (None,))[0] for layer in assignable(model)]
+
+
+def reset_pipeline_stage_assignment(model: Any) -> None:
+    """Takes all layers of a model out of their stages."""
+    for layer in _staged(model):
+        object.__delattr__(layer, _KEPT_AS)
+
+
+def has_stages(model: Any) -> bool:
+    """Whether layers of a model are in stages."""
+    return bool(_staged(model))
+
+
+def num_stages(model: Any) -> int:
+    """The number of stages that layers of a model are in, 1 for none."""
+    return 1 + max((number for layer in _staged(model) for number in layer.__dict__[_KEPT_AS]), default=0)
+
+
+def _staged(model: Any) -> list[Any]:
+    return [layer for layer in getattr(model, "layers", ()) if _KEPT_AS in layer.__dict__]
+
+
+@contextmanager
+def in_stages(model: Any) -> Iterator[None]:
+    """While a model is traced inside, what its layers do is in their stages."""
+    staged = _staged(model)
+    for layer in staged:
+        object.__setattr__(layer, "call", _in_stage(layer.call, layer.__dict__[_KEPT_AS]))
+    try:
+        yield
+    finally:
+        for layer in staged:
+            object.__delattr__(layer, "call")
+
+
+def _in_stage(call: Any, stages: tuple[int, ...]) -> Any:
+    numbers = cycle(stages)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with stage(next(numbers)):
+            return call(*args, **kwargs)
+
+    return called

@@ -1,0 +1,171 @@
+"""What a model is set to do on IPUs beside what `compile` says: accumulation, replicas, stages, data.
+
+Input: what the `set_…_options` of a model are called with. Output: `ModelSettings`, frozen and checked; they are kept
+with the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+from ipujax.lowering.schedules import as_schedule
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.options import check_recompute
+from ipujax.runtime.target import nearest
+
+REDUCTIONS = ("mean", "sum", "running_mean")
+OUTFEEDS = ("last", "all")
+_KEPT_AS = "ipu_settings"  # attribute of a model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model runs on IPUs.
+
+    Args:
+        accumulation: batches whose gradients are accumulated in each replica for an update.
+        reduction: what becomes of these gradients.
+        replicas: copies of the model, each on its share of the IPUs and of the batches.
+        schedule: of the pipeline, as `ipu.pipeline` takes it.
+        device_mapping: IPU of each stage.
+        recompute: as `ipu.pipeline` takes it.
+        prefetch_depth: batches that the host prepares ahead; 0 where it prepares each when it is asked for.
+        outfeed: whether an execution sends what the last of its steps logs, or what all do.
+    """
+
+    accumulation: int = 1
+    reduction: str = "mean"
+    replicas: int = 1
+    schedule: Any = None
+    device_mapping: tuple[int, ...] | None = None
+    recompute: str | None = None
+    prefetch_depth: int = 0
+    outfeed: str = "last"
+
+    @property
+    def batches_of_update(self) -> int:
+        """Batches that an update of the weights takes, of all replicas."""
+        return self.accumulation * self.replicas
+
+
+def settings_of(model: Any) -> ModelSettings:
+    """The settings of a model."""
+    found: ModelSettings = model.__dict__.get(_KEPT_AS, ModelSettings())
+    return found
+
+
+def _changed(model: Any, **changes: Any) -> None:
+    # Past Keras' tracking of attributes: this is no part of the model's state.
+    object.__setattr__(model, _KEPT_AS, replace(settings_of(model), **changes))
+    for kind in ("train", "test", "predict"):
+        object.__setattr__(model, f"{kind}_function", None)  # made anew
+
+
+def set_gradient_accumulation_options(
+    model: Any, gradient_accumulation_steps_per_replica: int, gradient_accumulation_reduction_method: str = "mean"
+) -> None:
+    """Accumulates gradients over several batches for each update of the weights.
+
+    Args:
+        model: a Keras model.
+        gradient_accumulation_steps_per_replica: batches for each replica.
+        gradient_accumulation_reduction_method: "mean", as one larger batch has it, "running_mean" or "sum".
+
+    Raises:
+        ArgumentError: for a number or a method that there is not.
+    """
+    what = "gradient_accumulation_steps_per_replica"
+    steps = _count(what, gradient_accumulation_steps_per_replica)
+    reduction = _one_of("gradient_accumulation_reduction_method", gradient_accumulation_reduction_method, REDUCTIONS)
+    _changed(model, accumulation=steps, reduction=reduction)
+
+
+def set_replication_options(model: Any, replicas: int = 1) -> None:
+    """Runs copies of the model side by side, each with its own batches; gradients are averaged.
+
+    Args:
+        model: a Keras model.
+        replicas: number of copies; each has its even share of the IPUs.
+
+    Raises:
+        ArgumentError: for no such number.
+    """
+    _changed(model, replicas=_count("replicas", replicas))
+
+
+def set_pipelining_options(
+    model: Any,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    *,
+    gradient_accumulation_reduction_method: str = "mean",
+    schedule: Any = None,
+    device_mapping: Any = None,
+    recompute: str | None = None,
+) -> None:
+    """Says how a model with stages is pipelined.
+
+    Args:
+        model: a Keras model whose layers are in stages.
+        gradient_accumulation_steps_per_replica: micro-batches for each update, each of one batch; as set before when
+            None.
+        gradient_accumulation_reduction_method: as `set_gradient_accumulation_options`.
+        schedule: as `ipu.pipeline` takes it.
+        device_mapping: IPU of each stage.
+        recompute: as `ipu.pipeline` takes it.
+
+    Raises:
+        ArgumentError: for a setting that there is not.
+    """
+    if gradient_accumulation_steps_per_replica is not None:
+        set_gradient_accumulation_options(
+            model, gradient_accumulation_steps_per_replica, gradient_accumulation_reduction_method
+        )
+    schedule = None if schedule is None else as_schedule(schedule)
+    if recompute is not None:
+        check_recompute("recompute of set_pipelining_options", recompute)
+    mapping = None if device_mapping is None else tuple(_count("device_mapping", each, 0) for each in device_mapping)
+    _changed(model, schedule=schedule, device_mapping=mapping, recompute=recompute)
+
+
+def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
+    """Prepares batches on the host, in a thread of its own, while the model runs.
+
+    Args:
+        model: a Keras model.
+        prefetch_depth: batches that are ready at most; 0 for none ahead.
+
+    Raises:
+        ArgumentError: for no such number.
+    """
+    _changed(model, prefetch_depth=_count("prefetch_depth", prefetch_depth, 0))
+
+
+def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last") -> None:
+    """Says what an execution of several steps sends back.
+
+    Args:
+        model: a Keras model.
+        outfeed_mode: "last", what the last step logs; "all", what all do: `model.ipu_outfeed` has one row a step.
+
+    Raises:
+        ArgumentError: for no such mode.
+    """
+    _changed(model, outfeed=_one_of("outfeed_mode", outfeed_mode, OUTFEEDS))
+
+
+def _count(name: str, given: Any, least: int = 1) -> int:
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < least:
+        raise ArgumentError(
+            f"{name} is no such number", expected=f"a whole number of at least {least}", got=repr(given)
+        )
+    return int(given)
+
+
+def _one_of(name: str, given: Any, known: tuple[str, ...]) -> str:
+    word = str(getattr(given, "name", given)).lower()  # members of an enumeration too
+    if word not in known:
+        expected = f"one of {', '.join(map(repr, known))}"
+        raise ArgumentError(f"{name} is no such way", expected=expected, got=repr(given), hint=nearest(word, known))
+    return word
