@@ -13,7 +13,10 @@ import pytest
 from tests.examples.doc_pages import LEFT_OUT, ROOT, blocks, close, excerpt, numbers, run, write
 from tests.test_rooms import ROOMS
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("codelets", "fitting", "one_gpt_block", "pipelines", "profile"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("codelets", "fitting", "frameworks", "one_gpt_block", "pipelines", "profile")),
+]
 
 FLOORS = ("ipujax", "lowering", "runtime")
 
