@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from ipujax.lowering.recomputation.segment_table import Action, ChainStep, SegmentTable
+import numpy as np
+
+from ipujax.lowering.recomputation.segment_table import Action, ChainStep, Curve, SegmentTable
 from ipujax.lowering.recomputation.stashes import StashPlans
 from ipujax.runtime.errors import ArgumentValueError
 
@@ -73,6 +75,13 @@ class ChainPlans:
         table = SegmentTable(self._steps, self._result_bytes)
         return table if self._in_flight == 1 else StashPlans(table, self._in_flight)
 
+    @cached_property
+    def _whole(self) -> Curve:
+        """The curve of the whole chain, its input not counted, with what keeping all takes in truth."""
+        curve, everything = self._plans.whole, self.keep_all()
+        num_bytes = np.append(curve.num_bytes, everything.peak_bytes - self._input_bytes)
+        return Curve.best(num_bytes, np.append(curve.cycles, everything.cycles))
+
     def keep_all(self) -> RecomputePlan:
         """The plan without recomputation."""
         saves: list[tuple[Action, int]] = [("save", n) for n in range(len(self._steps))]
@@ -82,14 +91,16 @@ class ChainPlans:
     @property
     def points(self) -> list[tuple[int, int]]:
         """Budgets and cycles, see `trade_off`."""
-        curve = self._plans.whole
+        curve = self._whole
         return [(int(b) + self._input_bytes, int(c)) for b, c in zip(curve.num_bytes, curve.cycles, strict=True)]
 
     def plan(self, budget_bytes: int) -> RecomputePlan:
         """The best plan in a budget."""
-        left, whole = budget_bytes - self._input_bytes, self._plans.whole
-        if not whole.holds(left):
-            least = int(whole.num_bytes[0]) + self._input_bytes
+        everything, left = self.keep_all(), budget_bytes - self._input_bytes
+        if everything.peak_bytes <= budget_bytes:
+            return everything
+        if not self._whole.holds(left):
+            least = int(self._whole.num_bytes[0]) + self._input_bytes
             what = "no order of recomputation keeps the budget"
             raise ArgumentValueError(what, expected=f"at least {least:,} bytes", got=f"{budget_bytes:,}")
         return self._planned(tuple(self._plans.plan(left)))

@@ -4,7 +4,9 @@ Input: the segments of a chain, and how many inputs wait at once. Output: the cu
 parts for a point of it. The forward task saves a step, or keeps the input of a segment, which the backward task
 computes again in the best way in the bytes it works with: those are held once.
 
-    held at once = inputs in flight × what one keeps + bytes to work with
+    held at once ≤ inputs in flight × what one keeps + bytes to work with
+
+What one keeps is counted until its backward task ends; in truth it is freed on the way, see `peak_bytes`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from ipujax.lowering.recomputation.segment_table import Action, Curve, SegmentTable
 
-_MOST_WORKING_SIZES = 16  # that are tried for the bytes to work with
+_MOST_WORKING_SIZES = 16  # that are tried for the bytes to work with, besides those that have to be
 
 
 class StashPlans:
@@ -32,10 +34,15 @@ class StashPlans:
 
     @cached_property
     def _working_sizes(self) -> list[int]:
-        """Bytes to work with that are tried, evenly among all that change anything."""
+        """Bytes to work with that are tried, evenly among all that change anything.
+
+        With the least to keep all, and the least to compute all again from the chain's input.
+        """
+        to_keep_all = max(least for least, _ in map(self._saved, range(len(self._table.steps))))
         sizes = np.unique(np.concatenate([curve.num_bytes for curve in self._table.curves.values()]))
-        sizes = sizes[sizes >= max(least for least, _ in map(self._saved, range(len(self._table.steps))))]
-        return [int(n) for n in sizes[np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_WORKING_SIZES)).astype(int)]]
+        sizes = sizes[sizes >= to_keep_all]
+        tried = sizes[np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_WORKING_SIZES)).astype(int)]
+        return sorted({to_keep_all, int(self._table.whole.num_bytes[0]), *tried.tolist()})
 
     @cached_property
     def whole(self) -> Curve:

@@ -214,6 +214,40 @@ def test_in_flight_more_memory_is_never_slower_and_ample_memory_recomputes_nothi
         assert [n for action, n in second if action == "backward"] == list(reversed(range(len(steps))))
 
 
+@settings(max_examples=50, deadline=None)
+@given(chains(most=7), st.integers(1, 5), st.lists(st.integers(0, 60), min_size=2, max_size=4))
+def test_what_keeping_all_takes_is_enough_to_keep_all(drawn, in_flight, more):
+    """Budgets between the points take what the point below them takes."""
+    steps, result_bytes = drawn
+    plans = ChainPlans(steps, result_bytes, in_flight)
+    everything, points = plans.keep_all(), plans.points
+    assert plans.plan(everything.peak_bytes).actions == everything.actions
+    assert points[-1][1] == everything.cycles and points[-1][0] <= everything.peak_bytes
+    budgets = sorted(points[0][0] + each for each in more)
+    found = [plans.plan(budget) for budget in budgets]
+    for budget, plan in zip(budgets, found, strict=True):
+        assert plan.cycles == min(cycles for least, cycles in points if least <= budget)
+        assert plan.peak_bytes <= budget
+    assert all(slow.cycles >= fast.cycles for slow, fast in pairwise(found))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_equal_steps_are_all_kept_in_the_bytes_that_takes(in_flight):
+    steps = [ChainStep(100, 200, 1000, 3000, 500, 500)] * 6
+    everything = ChainPlans(steps, 0, in_flight).keep_all()
+    assert plan_recompute(steps, 0, everything.peak_bytes, in_flight).cycles == everything.cycles == 6 * 300
+    assert plan_recompute(steps, 0, everything.peak_bytes - 1, in_flight).cycles > everything.cycles
+
+
+@pytest.mark.parametrize("in_flight", [2, 4])
+def test_the_least_that_long_chains_take_is_that_of_one_input_and_the_inputs_of_others(in_flight):
+    """Of sizes that are all different, more than are tried."""
+    rng = np.random.default_rng(0)
+    steps = [ChainStep(1, 1, *rng.integers(300, 1700, 4).tolist()) for _ in range(12)]
+    alone, together = (trade_off(steps, 0, count)[0][0] for count in (1, in_flight))
+    assert together == alone + (in_flight - 1) * steps[0].input_bytes
+
+
 def test_one_input_more_in_flight_takes_what_one_keeps():
     """Of three equal steps, each of an input of 2 bytes and 5 saved: all is kept once more."""
     steps = [ChainStep(1, 2, 2, 5) for _ in range(3)]
