@@ -8,15 +8,16 @@ held for each of them, see `stashes`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 
 from ipujax.lowering.recomputation.segment_table import Action, ChainStep, Curve, SegmentTable
 from ipujax.lowering.recomputation.stashes import StashPlans
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def plan_recompute(
 
     Raises:
         ArgumentValueError: no plan keeps the budget, there are no steps, or a number is out of its range.
+        ArgumentTypeError: for anything but steps and whole numbers.
     """
     return ChainPlans(steps, result_bytes, in_flight).plan(budget_bytes)
 
@@ -66,9 +68,11 @@ class ChainPlans:
     """The best plans of a chain for all budgets at once; arguments and errors are those of `plan_recompute`."""
 
     def __init__(self, steps: Sequence[ChainStep], result_bytes: int, in_flight: int = 1) -> None:
-        _check(steps, result_bytes, in_flight)
-        self._steps, self._result_bytes, self._in_flight = tuple(steps), result_bytes, in_flight
-        self._input_bytes = in_flight * steps[0].input_bytes
+        self._steps, self._result_bytes = _checked(steps), _count("result_bytes", result_bytes)
+        self._in_flight = _whole("in_flight", in_flight)
+        if self._in_flight < 1:
+            raise ArgumentValueError("nothing is in flight", expected="in_flight of 1 or more", got=str(in_flight))
+        self._input_bytes = self._in_flight * self._steps[0].input_bytes
 
     @cached_property
     def _plans(self) -> SegmentTable | StashPlans:
@@ -96,6 +100,7 @@ class ChainPlans:
 
     def plan(self, budget_bytes: int) -> RecomputePlan:
         """The best plan in a budget."""
+        budget_bytes = _whole("budget_bytes", budget_bytes)
         everything, left = self.keep_all(), budget_bytes - self._input_bytes
         if everything.peak_bytes <= budget_bytes:
             return everything
@@ -145,13 +150,28 @@ def peak_bytes(
     return most + (in_flight - 1) * stash
 
 
-def _check(steps: Sequence[ChainStep], result_bytes: int, in_flight: int) -> None:
-    if not steps:
+def _checked(steps: Sequence[ChainStep]) -> tuple[ChainStep, ...]:
+    """The steps of a chain, with Python's numbers."""
+    if not isinstance(steps, Iterable):
+        expected = "a sequence of ChainStep"
+        raise ArgumentTypeError("the steps of a chain are no sequence", expected=expected, got=shortened(steps))
+    found = tuple(steps)
+    if not found:
         raise ArgumentValueError("a chain of no steps", expected="one step or more")
-    if in_flight < 1:
-        raise ArgumentValueError("nothing is in flight", expected="in_flight of 1 or more", got=str(in_flight))
-    numbers = [("result_bytes", result_bytes)]
-    numbers += [(f"{f.name} of step {n}", getattr(step, f.name)) for n, step in enumerate(steps) for f in fields(step)]
-    for name, value in numbers:
-        if value < 0:
-            raise ArgumentValueError(f"{name} is below zero", expected="0 or more", got=str(value))
+    for n, step in enumerate(found):
+        if not isinstance(step, ChainStep):
+            raise ArgumentTypeError(f"step {n} of a chain is none", expected="a ChainStep", got=shortened(step))
+    names = [field.name for field in fields(ChainStep)]
+    return tuple(ChainStep(*(_count(f"{x} of step {n}", getattr(s, x)) for x in names)) for n, s in enumerate(found))
+
+
+def _count(what: str, value: int) -> int:
+    if _whole(what, value) < 0:
+        raise ArgumentValueError(f"{what} is below zero", expected="0 or more", got=str(value))
+    return int(value)
+
+
+def _whole(what: str, value: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ArgumentTypeError(f"{what} is no whole number", expected="a whole number", got=shortened(value))
+    return int(value)

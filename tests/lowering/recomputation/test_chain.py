@@ -12,7 +12,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
 from ipujax.lowering.recomputation import ChainPlans, ChainStep, peak_bytes, plan_recompute, trade_off
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 
 
 @st.composite
@@ -274,6 +274,38 @@ def test_numbers_below_zero(wrong):
     step = ChainStep(**{"forward_cycles": 1, "backward_cycles": 1, "input_bytes": 1, "saved_bytes": 1, **wrong})
     with pytest.raises(ArgumentValueError, match=next(iter(wrong))):
         plan_recompute([step], 1, 9)
+
+
+STEP = ChainStep(1, 1, 1, 1)
+OF_OTHER_TYPES = [
+    ({"steps": [STEP, 1]}, r"step 1 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 1"),
+    ({"steps": "ab"}, r"step 0 of a chain(.|\n)*expected: a ChainStep(.|\n)*got: 'a'"),
+    ({"steps": STEP}, r"steps of a chain(.|\n)*expected: a sequence of ChainStep(.|\n)*got: a ChainStep"),
+    ({"steps": None}, r"steps of a chain(.|\n)*expected: a sequence of ChainStep(.|\n)*got: None"),
+    ({"steps": [ChainStep(1, 1, 1, 2.5)]}, r"saved_bytes of step 0(.|\n)*expected: a whole number(.|\n)*got: 2.5"),
+    ({"steps": [ChainStep("1", 1, 1, 1)]}, r"forward_cycles of step 0(.|\n)*expected: a whole number(.|\n)*got: '1'"),
+    ({"result_bytes": 0.5}, r"result_bytes(.|\n)*expected: a whole number(.|\n)*got: 0.5"),
+    ({"budget_bytes": "5"}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: '5'"),
+    ({"budget_bytes": 9.0}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: 9.0"),
+    ({"budget_bytes": None}, r"budget_bytes(.|\n)*expected: a whole number(.|\n)*got: None"),
+    ({"in_flight": 1.5}, r"in_flight(.|\n)*expected: a whole number(.|\n)*got: 1.5"),
+    ({"in_flight": True}, r"in_flight(.|\n)*expected: a whole number(.|\n)*got: True"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), OF_OTHER_TYPES)
+def test_arguments_of_other_types(wrong, said):
+    with pytest.raises(ArgumentTypeError, match=said):
+        plan_recompute(**{"steps": [STEP], "result_bytes": 0, "budget_bytes": 9, **wrong})
+
+
+def test_numbers_of_numpy_are_whole_numbers():
+    """Narrow ones too: sums of them do not overflow."""
+    narrow = [ChainStep(*np.array([9, 9, 100, 120, 90, 90], np.int8)) for _ in range(4)]
+    wide = [ChainStep(9, 9, 100, 120, 90, 90)] * 4
+    for in_flight in (1, 3):
+        found = plan_recompute(narrow, np.int64(0), np.int64(2000), np.int32(in_flight))
+        assert found == plan_recompute(wide, 0, 2000, in_flight) and type(found.peak_bytes) is int
 
 
 def test_no_steps():
