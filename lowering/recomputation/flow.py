@@ -4,7 +4,8 @@ Input: the equations of a forward and a backward part, and the variables that ot
 value is the variable that holds its data: views of it cost nothing, and are viewed again where they are read.
 
 Some values are fixed, that is, they are always kept: what others need, what an effect, a collective or a random state
-of the machine has made, and what a policy of `jax.checkpoint` saves. What a checkpoint computes again is never kept.
+of the machine has made, and what a policy of `jax.checkpoint` saves or offloads. What a checkpoint computes again
+is never kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ipujax.lowering.gcl import is_collective
@@ -90,7 +92,7 @@ class Flow:
         for eqn in self.forward:
             if eqn.effects or is_collective(eqn) or holds_pipeline(eqn):
                 found.update(var for var in eqn.outvars if var in self.made)
-            if eqn.primitive.name == "reduce_precision" and _keeps_precision(eqn):  # so JAX marks what a policy saves
+            if _is_saved_by_policy(eqn):
                 found.update(self.values_of([*eqn.invars, *eqn.outvars]))
         return found
 
@@ -108,6 +110,14 @@ class Flow:
                     original.update(zip(eqn.outvars, same, strict=True))
                     found.update(var for var in same if var in self.made)
         return found - self.fixed
+
+
+def _is_saved_by_policy(eqn: JaxprEqn) -> bool:
+    """Whether JAX marks with an equation what a policy of a checkpoint saves, or offloads to the host."""
+    if eqn.primitive.name == "device_put":
+        avals: list[Any] = [var.aval for var in eqn.outvars]
+        return any(aval.memory_space == jax.memory.Space.Host for aval in avals)
+    return eqn.primitive.name == "reduce_precision" and _keeps_precision(eqn)
 
 
 def _keeps_precision(eqn: JaxprEqn) -> bool:

@@ -32,7 +32,7 @@ SHARES = (0.9, 0.6, 0.3, 0.0)
 NOT_COMPUTED = VIEWS | {"slice", "split", "unstack"}
 WAYS = [Recomputation("all"), Recomputation("standard"), *(Recomputation("auto", (share,)) for share in SHARES)]
 MUCH_LIKE_OTHERS = {"two networks", "dropout", "batch norm", "mlp", "products saved", "checkpoint", "residual", "skips"}
-CHECKPOINTED = ("checkpoint", "nested checkpoint", "products saved", "names saved")
+CHECKPOINTED = ("checkpoint", "nested checkpoint", "products saved", "names saved", "names offloaded")
 
 
 @cache
@@ -184,10 +184,12 @@ def test_what_a_checkpoint_computes_again_is_never_kept(name: str) -> None:
         assert again.isdisjoint(kept(jaxpr, of_values(name, jaxpr))), way
 
 
-@pytest.mark.parametrize("name", ["products saved", "names saved"])
+@pytest.mark.parametrize("name", ["products saved", "names saved", "names offloaded"])
 def test_what_a_policy_saves_is_never_computed_again(name: str) -> None:
     values = of_values(name, before(name))
-    marked = [eqn for eqn in before(name).jaxpr.eqns if eqn.primitive.name == "reduce_precision"]  # so JAX marks it
+    mark = "device_put" if name == "names offloaded" else "reduce_precision"  # so JAX marks it
+    eqns = before(name).jaxpr.eqns
+    marked = [eqn for eqn in eqns if eqn.primitive.name == mark and not stage_name(eqn).is_backward]
     saved = {values[var] for eqn in marked for var in eqn.outvars}
     assert len(saved) == len(STEPS[name].args[0])
     for way in WAYS:

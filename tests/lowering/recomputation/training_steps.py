@@ -14,6 +14,12 @@ from jax.ad_checkpoint import checkpoint_name
 WIDTH, ROWS, DEPTH = 4, 16, 8
 save_products = jax.checkpoint_policies.dots_saveable
 save_named = jax.checkpoint_policies.save_only_these_names("kept")
+offload_named = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=["kept"],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
 
 
 class Step(NamedTuple):
@@ -210,6 +216,7 @@ STEPS: dict[str, Step] = {
         trained(chain_of(jax.checkpoint(gelu_block, policy=save_products))), (weights(), X), left=("standard",)
     ),
     "names saved": Step(trained(chain_of(jax.checkpoint(named_block, policy=save_named))), (weights(), X)),
+    "names offloaded": Step(trained(chain_of(jax.checkpoint(named_block, policy=offload_named))), (weights(), X)),
     "scan": Step(trained(scanned), (np.stack(weights()), X), left=("standard", "auto")),
     "micro-batches": Step(accumulated, (weights(), array(3, ROWS, WIDTH)), left=("standard",)),
     "branches": Step(trained(branching), (weights(), X)),
