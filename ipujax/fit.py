@@ -52,8 +52,25 @@ class Choice:
     cuts: tuple[Cuts, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Untried:
+    """What a program has that could make it smaller, and its user has not asked for.
+
+    Args:
+        recompute: gradients that would run in another way with `Options(recompute="auto")`.
+        pipelines: gradients of pipelines that name another way themselves.
+        offload: arguments on the chip that may lie in streaming memory.
+        io_tiles: how many tiles only move data.
+    """
+
+    recompute: bool
+    pipelines: bool
+    offload: bool
+    io_tiles: int
+
+
 class Planned(Protocol):
-    """A graph and its program, and what recomputation would save and cost."""
+    """A graph and its program, what recomputation would save and cost, and what is untried."""
 
     @property
     def graph(self) -> Graph: ...
@@ -63,6 +80,8 @@ class Planned(Protocol):
     def choice(self) -> Choice: ...
     @property
     def trades(self) -> Sequence[ChainTrade]: ...
+    @property
+    def untried(self) -> Untried: ...
 
 
 P = TypeVar("P", bound=Planned)
@@ -89,8 +108,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
         TileMemoryError: if it fits in no way; that of the first whose fullest tile is smallest.
     """
     if options.allow_out_of_memory or (options.byte_price is not None and not first.trades):
-        check = partial(check_memory, hints=_hints(options))
-        return first, compile(first.graph, first.program, options=options, check=check)
+        return first, compile(first.graph, first.program, options=options, check=partial(_check, first))
     start = time.perf_counter()
     executable = compile(first.graph, first.program, options=options, check=fits)
     if fits(executable.memory):
@@ -113,7 +131,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
                     attempt = min(attempt, attempted(dearer), key=_fitting_cycles)
                 return attempt.planned, _described(attempt, list(attempts.values()))
             search.add(attempt)
-    _refuse(list(attempts.values()), options)
+    _refuse(list(attempts.values()))
 
 
 def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:
@@ -294,24 +312,33 @@ def _of_ipu(trades: Sequence[ChainTrade], ipu: int) -> list[ChainTrade]:
     return [trade for trade in trades if trade.ipu in (ipu, None)]
 
 
-def _hints(options: Options) -> list[str]:
+def _check(planned: Planned, report: MemoryReport) -> None:
+    """Refuses a program that is planned in one way only, and does not fit."""
+    if report.lacking():
+        check_memory(report, hints=_hints(planned.untried))
+
+
+def _hints(of: Untried) -> list[str]:
     """What may make a program fit that is planned already."""
-    recompute = ['Options(recompute="auto"), if values wait for a gradient'] if options.recompute != "auto" else []
-    return [
-        *recompute,
-        "offload_argnums of ipu.jit, for what may lie in streaming memory: the state of an optimiser, large tables",
-        "ipu.advise(fun, *args), which compiles these ways and compares them",
-    ]
+    less, tables = "which keeps less of what gradients need", "the state of an optimiser, large tables"
+    hints = (
+        (of.recompute, f'Options(recompute="auto"), {less}'),
+        (of.pipelines, f'recompute="auto" of ipu.pipeline, {less}'),
+        (of.offload, f"offload_argnums of ipu.jit, for what may lie in streaming memory: {tables}"),
+        (of.io_tiles > 0, f"Options(io_tiles=…) of fewer than {of.io_tiles}: I/O tiles take memory from what computes"),
+        (True, "ipu.advise(fun, *args), which compiles such ways and compares them"),
+    )
+    return [hint for is_untried, hint in hints if is_untried]
 
 
-def _refuse(attempts: Sequence[_Attempt[P]], options: Options) -> NoReturn:
+def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     """Raises the error of the program whose fullest tile is smallest, the first of equals."""
     reports = [attempt.executable.memory for attempt in attempts]
     choices = [attempt.planned.choice for attempt in attempts]
     prices = tuple(dict.fromkeys(choice.price for choice in choices))
     shares = [attempt.kept for attempt in attempts]
     best = _smallest(reports)
-    kept, hints = tuple(dict.fromkeys(shares)), _hints(options)
+    kept, hints = tuple(dict.fromkeys(shares)), _hints(attempts[best].planned.untried)
     check_memory(reports[best], prices, choices[best].price, kept, shares[best], hints)
     raise AssertionError("it does not fit")
 

@@ -83,7 +83,17 @@ class LoweringPlan:
         choice = replace(choice, cuts=program.cuts)
         trades += program.trades
         return Lowered(
-            self.name, signature, jaxprs, program, self.options, timings, choice, trades, self.lowered, self.spread
+            self.name,
+            signature,
+            jaxprs,
+            program,
+            self.options,
+            timings,
+            choice,
+            trades,
+            self.lowered,
+            self.spread,
+            may_offload=self._may_offload(offloaded, streamed),
         )
 
     def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
@@ -92,6 +102,16 @@ class LoweringPlan:
         return tuple(
             self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
             for number, (is_offloaded, aval) in enumerate(zip(offloaded, avals, strict=True))
+        )
+
+    def _may_offload(self, offloaded: Sequence[bool], streamed: Sequence[bool]) -> bool:
+        """Whether arguments given by position lie on the chip that may lie in streaming memory."""
+        signature = self.signature
+        positional, _ = signature.in_tree.children()
+        return any(
+            n < positional.num_leaves and signature.used[n] and may_be_offloaded(signature.in_avals[n])
+            for n, is_offloaded, is_streamed in zip(self.moved, offloaded, streamed, strict=True)
+            if not is_offloaded and not is_streamed
         )
 
     def _offloading(self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], price: float) -> Offloading:

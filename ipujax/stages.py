@@ -19,11 +19,11 @@ import numpy as np
 
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
-from ipujax.fit import Choice, compile_fitting
+from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
-from ipujax.lowering.jaxpr import has_phases
+from ipujax.lowering.jaxpr import equations, has_phases
 from ipujax.lowering.lower import LoweredProgram
-from ipujax.lowering.recomputation import ChainTrade
+from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
@@ -196,9 +196,11 @@ class Lowered:
         trades: Sequence[ChainTrade],
         plan: Callable[[Choice], Lowered],
         spread: Spread | None = None,
+        *,
+        may_offload: bool = False,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
-        self.choice, self.trades, self._plan = choice, tuple(trades), plan
+        self.choice, self.trades, self._plan, self._may_offload = choice, tuple(trades), plan, may_offload
         self._jaxprs, self._lowered = dict(jaxprs), lowered
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
@@ -265,6 +267,14 @@ class Lowered:
         """Makes the program's calls of Python functions; None when there are none."""
         makes = any(isinstance(n, StreamOut) and isinstance(n.stream, CallStream) for n in distinct(self.program))
         return HostCalls(guarded=True) if makes else None
+
+    @property
+    def untried(self) -> Untried:
+        """What could make the program smaller, and is not asked for."""
+        eqns, options = list(equations(self._jaxprs["dce"].jaxpr)), self._options
+        with_auto = modes(eqns, Recomputation("auto"))
+        recompute = modes(eqns, Recomputation(options.recompute)) != with_auto
+        return Untried(recompute, bool(with_auto - {"auto"}), self._may_offload, options.io_tiles)
 
     @cached_property
     def _compiled(self) -> Compiled:
