@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[float]]:
         argv: the arguments of the command line.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=50, help="examples in a batch")
     parser.add_argument("--steps", type=int, default=10, help="batches in a call of the device")
     parser.add_argument("--tiles", type=int, default=0, help="tiles of the IPU; all that it has by default")
