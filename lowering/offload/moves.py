@@ -56,7 +56,7 @@ class Moves:
         moves = self._results_due(is_sent)
         self._store(moves.get(-1, ()), 0)
         for number, (eqn, step) in enumerate(zip(eqns, steps, strict=True)):
-            if not self._is_view(eqn):
+            if not is_view(eqn):
                 self._add(eqn, step)
             self._store(moves.get(number, ()), step)
         last = max(steps, default=0)
@@ -70,7 +70,7 @@ class Moves:
     def _to_spill(self) -> set[Var]:
         found = set[Var]()
         for eqn, step in zip(self._all, self._step_of, strict=True):
-            if not self._is_view(eqn):
+            if not is_view(eqn):
                 for var in variables_read(eqn):
                     value = self._viewed_value(var)
                     if value in self._maker and step > self._step_of[self._maker[value]] + 1 and _is_large(value):
@@ -162,7 +162,7 @@ class Moves:
         if atom in self._remote:
             return self._load(atom, step, user)
         maker = self._maker.get(atom)
-        if maker is not None and self._is_view(self._all[maker]):
+        if maker is not None and is_view(self._all[maker]):
             return self._view(atom, step, user)
         if atom in self._handles and maker is not None and step > self._step_of[maker] + 1:
             return self._load(self._handles[atom], step, user)
@@ -191,18 +191,20 @@ class Moves:
                 self._loaded.pop(next(iter(self._loaded)))
         return self._loaded[remote]
 
-    def _is_view(self, eqn: JaxprEqn) -> bool:
-        return eqn.primitive.name in VIEWS | PARTS and len(variables_read(eqn)) <= 1
-
     def _viewed_value(self, var: Var) -> Var:
         """The variable that a view of a view of … shows."""
-        while var in self._maker and self._is_view(eqn := self._all[self._maker[var]]) and variables_read(eqn):
+        while var in self._maker and is_view(eqn := self._all[self._maker[var]]) and variables_read(eqn):
             var = variables_read(eqn)[0]
         return var
 
     def _emit(self, eqn: JaxprEqn, step: int) -> None:
         self.eqns.append(eqn)
         self.steps.append(step)
+
+
+def is_view(eqn: JaxprEqn) -> bool:
+    """Whether an equation only views what it reads."""
+    return eqn.primitive.name in VIEWS | PARTS and len(variables_read(eqn)) <= 1
 
 
 def _is_large(atom: Atom) -> bool:

@@ -85,7 +85,7 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
     remote = {var: in_groups for var, is_remote, in_groups in inputs if is_remote}
     homes = [None if alias is None else body.invars[alias] for alias in offloading.aliases]
-    order, steps = _in_steps(body)
+    order, steps, phases = _in_steps(body)
     sends_results = has_phases(body) or offloading.io_tiles is not None
     moves = Moves(
         order,
@@ -97,7 +97,7 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     )
     if has_phases(body) and offloading.num_ipus > 1:
         _check_no_io_tiles(offloading)
-        eqns = in_turns(moves.eqns, moves.steps, offloading.num_ipus, offloading.batch_bytes)
+        eqns = in_turns(moves.eqns, moves.steps, phases, offloading.num_ipus, offloading.batch_bytes)
     else:
         eqns = batched(moves.eqns, offloading.batch_bytes, offloading.io_tiles)
     return ClosedJaxpr(body.replace(eqns=eqns, outvars=moves.outvars), jaxpr.consts)
@@ -113,8 +113,9 @@ def _check_no_io_tiles(offloading: Offloading) -> None:
         )
 
 
-def _in_steps(body: Jaxpr) -> tuple[list[JaxprEqn], list[int]]:
-    """The equations in the order of their steps, and the steps."""
-    step_of = dict(zip(map(id, body.eqns), steps_of_phases(body.eqns), strict=True))
+def _in_steps(body: Jaxpr) -> tuple[list[JaxprEqn], list[int], tuple[int | None, ...]]:
+    """The equations in the order of their steps, the steps, and the phase of each step."""
+    steps = steps_of_phases(body.eqns)
+    step_of = dict(zip(map(id, body.eqns), steps.of_equations, strict=True))
     eqns = depth_first(sorted(body.eqns, key=lambda eqn: step_of[id(eqn)]), body.outvars)
-    return eqns, [step_of[id(eqn)] for eqn in eqns]
+    return eqns, [step_of[id(eqn)] for eqn in eqns], steps.phases

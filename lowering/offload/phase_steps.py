@@ -1,27 +1,44 @@
 """The steps of phased execution: `ipu.phase(i)` says what runs after what.
 
-    forward part of phase i     step i
+    forward part of phase i     step i, where phases are counted without gaps
     its gradient                step 2n - 1 - i, of n phases
     what follows the gradients  step 2n: the update of an optimiser
 
-An equation in no phase runs with what it reads. Input: equations. Output: the step of each.
+Steps in which nothing is computed are left out, such as the gradient of a phase that has none. An equation in no phase
+runs with what it reads. Input: equations. Output: the step of each, and the phase of each step.
 Source: execution phases of PopART.
 Limits: a phase does not begin inside a loop or a branch.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
 from ipujax.lowering.jaxpr import equations_inside, phase_of, stage_name, variables_read
+from ipujax.lowering.offload.moves import is_view
 from ipujax.runtime.errors import ArgumentError
 
 _CONTROL = frozenset(("scan", "while", "cond"))
 
 
-def steps_of_phases(eqns: Sequence[JaxprEqn]) -> list[int]:
-    """The step of each equation; 0 for all where there are no phases.
+@dataclass(frozen=True, slots=True)
+class PhaseSteps:
+    """What runs when.
+
+    Args:
+        of_equations: the step of each equation; 0 for all where there are no phases.
+        phases: the phase of each step, counted without gaps; None for what follows the gradients.
+    """
+
+    of_equations: tuple[int, ...]
+    phases: tuple[int | None, ...]
+
+
+def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
+    """The steps of equations.
 
     Args:
         eqns: in an order in which they can run.
@@ -29,31 +46,51 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> list[int]:
     Raises:
         ArgumentError: a value of a later phase that a phase needs, or a phase that begins in a loop.
     """
-    phases = [phase_of(eqn) for eqn in eqns]
-    for eqn, phase in zip(eqns, phases, strict=True):
-        _check_inside(eqn, phase)
-    count = 1 + max((phase for phase in phases if phase is not None), default=-1)
+    for eqn in eqns:
+        _check_inside(eqn, phase_of(eqn))
+    computing = [not is_view(eqn) for eqn in eqns]
+    named = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
+    numbers = sorted(phase for phase in named if phase is not None)
+    steps, end = _steps(eqns, numbers), 2 * len(numbers)
+    there = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [end]
+    phases = (None if step == end else min(step, end - 1 - step) for step in there)
+    return PhaseSteps(tuple(_place(there, step) for step in steps), tuple(phases))
+
+
+def _steps(eqns: Sequence[JaxprEqn], numbers: Sequence[int]) -> list[int]:
+    """The step of each equation; some steps may have none.
+
+    Args:
+        eqns: the equations.
+        numbers: of the phases, ascending.
+    """
+    end = 2 * len(numbers)
     last_gradient = max((n for n, eqn in enumerate(eqns) if stage_name(eqn).is_backward), default=len(eqns))
     made: dict[Var, tuple[int, JaxprEqn]] = {}
-    steps = []
-    for number, (eqn, phase) in enumerate(zip(eqns, phases, strict=True)):
+    steps = list[int]()
+    for number, eqn in enumerate(eqns):
         before = max((made[var] for var in variables_read(eqn) if var in made), default=(0, eqn), key=lambda x: x[0])
-        step = before[0]
+        step, phase = before[0], phase_of(eqn)
         if phase is not None:
-            is_backward = stage_name(eqn).is_backward
-            if not is_backward and step > phase:
-                raise _flows_back(eqn, phase, *before)
-            step = max(step, 2 * count - 1 - phase if is_backward else phase)
-        elif count and number > last_gradient:
-            step = 2 * count
+            place, is_backward = _place(numbers, phase), stage_name(eqn).is_backward
+            if not is_backward and step > place:
+                raise _flows_back(eqn, phase, numbers[step] if step < len(numbers) else step, before[1])
+            step = max(step, end - 1 - place if is_backward else place)
+        elif numbers and number > last_gradient:
+            step = end
         steps.append(step)
         made.update(dict.fromkeys(eqn.outvars, (step, eqn)))
     return steps
 
 
-def _flows_back(eqn: JaxprEqn, phase: int, step: int, maker: JaxprEqn) -> ArgumentError:
+def _place(numbers: Sequence[int], number: int) -> int:
+    """The place of a number among ascending ones; of the one before it where it is not among them."""
+    return max(0, bisect_right(numbers, number) - 1)
+
+
+def _flows_back(eqn: JaxprEqn, phase: int, later: int, maker: JaxprEqn) -> ArgumentError:
     return ArgumentError(
-        f"phase {phase} uses a value of phase {step}, which runs later",
+        f"phase {phase} uses a value of phase {later}, which runs later",
         where=source_line(eqn) or None,
         expected="values of the same phase, or of phases before it",
         got=f"what {maker.primitive.name} makes at {source_line(maker) or 'no known line'}",

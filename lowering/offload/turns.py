@@ -13,44 +13,43 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ipujax.lowering.jax_compat import JaxprEqn, in_scope
-from ipujax.lowering.jaxpr import PARTS, VIEWS, phase_of, stage_scope
+from ipujax.lowering.jaxpr import PARTS, VIEWS, stage_scope
 from ipujax.lowering.offload.batches import batched
 from ipujax.lowering.offload.primitives import remote_load_p
 
 _MOVED = VIEWS | PARTS
 
 
-def in_turns(eqns: Sequence[JaxprEqn], steps: Sequence[int], num_ipus: int, batch_bytes: int) -> list[JaxprEqn]:
+def in_turns(
+    eqns: Sequence[JaxprEqn], steps: Sequence[int], phases: Sequence[int | None], num_ipus: int, batch_bytes: int
+) -> list[JaxprEqn]:
     """The equations, named after stages, loads a step ahead.
 
     Args:
         eqns: in order of their steps.
         steps: the step of each, see `phase_steps`.
+        phases: the phase of each step, None for that of updates.
         num_ipus: IPUs of a replica.
         batch_bytes: of a batch of loads or stores of updates.
     """
-    count = 1 + max(phase for eqn in eqns if (phase := phase_of(eqn)) is not None)
-    named = [_named(eqn, step, count, num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
+    named = [_named(eqn, phases[step], num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
     pairs = zip(steps, named, strict=True)
-    by_step = [(step, [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
+    by_step = [(phases[step], [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
     done = list[JaxprEqn]()
-    for n, (step, group) in enumerate(by_step):
-        if step == 2 * count:
+    for n, (phase, group) in enumerate(by_step):
+        if phase is None:
             done += batched(group, batch_bytes)
             continue
         own = group if n == 0 else [eqn for eqn in group if not _is_load(eqn)]
-        is_last = n + 1 == len(by_step) or by_step[n + 1][0] == 2 * count
+        is_last = n + 1 == len(by_step) or by_step[n + 1][0] is None
         ahead = [] if is_last else [eqn for eqn in by_step[n + 1][1] if _is_load(eqn)]
         first = next((k for k, eqn in enumerate(own) if _computes(eqn)), len(own) - 1)
         done += [*own[: first + 1], *ahead, *own[first + 1 :]]
     return done
 
 
-def _named(eqn: JaxprEqn, step: int, count: int, num_ipus: int) -> JaxprEqn:
-    if step == 2 * count:
-        return eqn
-    phase = step if step < count else 2 * count - 1 - step
-    return in_scope(eqn, stage_scope(phase % num_ipus))
+def _named(eqn: JaxprEqn, phase: int | None, num_ipus: int) -> JaxprEqn:
+    return eqn if phase is None else in_scope(eqn, stage_scope(phase % num_ipus))
 
 
 def _is_load(eqn: JaxprEqn) -> bool:

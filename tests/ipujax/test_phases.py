@@ -123,6 +123,70 @@ def test_two_ipus_take_turns_and_load_meanwhile() -> None:
     assert loading.min() > 0.3 * loading.sum()
 
 
+# --- which steps there are --------------------------------------------------------------------------------------------
+
+
+def numbered(numbers: tuple[int, ...]) -> Step:
+    """A loss of one layer in each phase."""
+
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for number, w in zip(numbers, ws, strict=True):
+            with ipu.phase(number):
+                x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    return loss
+
+
+def without_gradient(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    """The second phase has none."""
+    with ipu.phase(0):
+        x = jnp.tanh(x @ ws[0])
+    with ipu.phase(1):
+        mask = jax.lax.stop_gradient(jax.nn.sigmoid(x @ ws[1]))
+    with ipu.phase(2):
+        return jnp.mean(jnp.tanh((x * mask) @ ws[2]) ** 2)
+
+
+def only_viewing(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+    """The second phase computes nothing."""
+    with ipu.phase(0):
+        x = jnp.tanh(x @ ws[0])
+    with ipu.phase(1):
+        x = x.T.reshape(x.shape)
+    with ipu.phase(2):
+        return jnp.mean(jnp.tanh(x @ ws[1]) ** 2 @ ws[2])
+
+
+@pytest.mark.parametrize("num_ipus", [1, 2, 4])
+@pytest.mark.parametrize("loss", [without_gradient, only_viewing, numbered((1, 4, 6))], ids=["one", "views", "gaps"])
+def test_phases_may_be_without_a_gradient_or_leave_numbers_out(loss: Step, num_ipus: int) -> None:
+    ws, x, step = parameters(layers=3), rows(1), jax.value_and_grad(loss)
+    done = compiled(step, ws, x, num_ipus=num_ipus)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), done(ws, x), step(ws, x))
+
+
+@pytest.mark.parametrize("num_ipus", [1, 2])
+def test_only_the_order_of_numbers_counts(num_ipus: int) -> None:
+    ws, x = parameters(layers=4), rows(1)
+    both = [jax.value_and_grad(numbered(numbers)) for numbers in ((0, 1, 2, 3), (1, 4, 6, 7))]
+    near, far = (compiled(step, ws, x, num_ipus=num_ipus).profile for step in both)
+    assert far.cycles == near.cycles
+    assert far.memory.max_tile_bytes == near.memory.max_tile_bytes
+    assert far.streaming_memory_bytes == near.streaming_memory_bytes
+
+
+def test_phases_that_only_view() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        with ipu.phase(1):
+            return x.T
+
+    np.testing.assert_array_equal(compiled(fun, rows(1), num_ipus=2)(rows(1)), rows(1).T)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
 def test_a_value_of_a_later_phase_is_refused() -> None:
     def fun(x: jax.Array) -> jax.Array:
         with ipu.phase(1):
