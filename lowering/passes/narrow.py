@@ -3,6 +3,7 @@
 JAX keeps for the gradient of a normalisation two arrays in single precision, of which each is a few instructions away
 from the half-precision array and the row statistics it was computed from. What a gradient reads of this kind it
 computes again, from values that take fewer bytes or are kept anyway: so do stacks of loops and stashes of pipelines.
+What one phase hands to another is not: what it is computed from would be loaded in each phase behind.
 
 Input and output: jaxprs; those inside loops, branches, functions and pipelines too.
 Limits: those of `repeat_cheap`.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
-from ipujax.lowering.jaxpr import Rewrite, everywhere, rewritten_params, stage_name, variables_read
+from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, rewritten_params, stage_name, variables_read
 from ipujax.lowering.passes.repeat_cheap import Repeated
 
 _VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
@@ -31,6 +32,13 @@ def _narrowed(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
     is_later = [_is_later(eqn) for eqn in eqns]
     stored = {atom for atom in body.outvars if isinstance(atom, Var)}
     stored |= {var for eqn, later in zip(eqns, is_later, strict=True) if later or eqn.effects for var in eqn.outvars}
+    phases = [phase_of(eqn) for eqn in eqns]
+    stored |= {
+        var
+        for eqn, phase in zip(eqns, phases, strict=True)
+        for var in variables_read(eqn)
+        if var in maker and phases[maker[var]] != phase
+    }
 
     def source(var: Var) -> Var:
         return var

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -69,6 +71,23 @@ def test_a_sum_of_two_arrays_is_kept_like_any_other_result() -> None:
 
     behind_product, behind_sum = kinds(lambda w, x: x @ w), kinds(lambda w, x: jnp.sin(x) + x)
     assert behind_sum[: len(behind_sum) // 2] == behind_product[: len(behind_sum) // 2]
+
+
+def test_what_a_phase_hands_on_is_not_computed_again() -> None:
+    """A gradient reads it, in place of what all phases before have added to it."""
+
+    def loss(in_phases: bool, ws: Any, x: Any) -> Any:
+        for number, w in enumerate(ws):
+            with ipu.phase(number) if in_phases else nullcontext():
+                x = x + jnp.tanh(x @ w)
+        return (x**2).mean()
+
+    def sums_in_gradient(in_phases: bool) -> int:
+        jaxpr = narrow(jax.make_jaxpr(jax.grad(partial(loss, in_phases)))([W] * 4, X))
+        return sum(eqn.primitive.name == "add" and stage_name(eqn).is_backward for eqn in jaxpr.eqns)
+
+    assert sums_in_gradient(in_phases=False) == 3
+    assert sums_in_gradient(in_phases=True) == 0
 
 
 def test_stashes_of_pipelines_are_narrow() -> None:
