@@ -41,9 +41,10 @@ class Options:
             makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
             tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
         recompute: which values a gradient computes again in place of keeping them. "none"; "all", from the arguments,
-            or from what enters a stage; "standard" as PopART does, what lies between places with few bytes to keep;
-            "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in each. A
-            loop over layers is one operation: what its iterations keep is for a `jax.checkpoint` in its body to say.
+            or from what enters a stage or a phase; "standard" as PopART does, what lies between places with few bytes
+            to keep; "auto" as few as are needed for the program to fit its tiles. What `jax.checkpoint` says stays in
+            each. A loop over layers is one operation: what its iterations keep is for a `jax.checkpoint` in its body to
+            say.
         io_tiles: tiles of each IPU that only move data from and to the host and streaming memory, while the others
             compute; arguments that are not donated, results and what is offloaded go through them. 0: all tiles
             compute, and wait for such transfers.

@@ -26,6 +26,7 @@ from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var
 from ipujax.lowering.jaxpr import (
     PRODUCTS,
     elements_of,
+    phase_of,
     stage_name,
     value_bytes,
     variables,
@@ -239,6 +240,12 @@ def standard_cuts(flow: Flow) -> list[int]:
         cuts.append(int(places[inside][np.argmin(num_bytes[inside])]))
         start, length = start + length, length - 1
     return cuts
+
+
+def between_phases(flow: Flow) -> list[int]:
+    """Places where another phase begins: what is computed again then stays in the phase that it is for."""
+    named = [(place, phase) for place, eqn in enumerate(flow.forward) if (phase := phase_of(eqn)) is not None]
+    return [place for (_, before), (place, phase) in pairwise(named) if phase != before]
 
 
 def _places(flow: Flow) -> tuple[np.ndarray, np.ndarray]:

@@ -8,8 +8,8 @@ Each jaxpr with a gradient, in the bodies of loops too, is rewritten by itself. 
 again stays as it is. Random numbers are drawn again from the same keys.
 
     none      nothing is computed again
-    all       all, from the arguments, or what enters a stage
-    standard  PopART's: what lies between places with few bytes to keep; not what feeds the loss last
+    all       all, from the arguments, or what enters a stage or a phase
+    standard  PopART's: what lies between places with few bytes to keep, or phases; not what feeds the loss last
     auto      what takes fewest cycles in a share of the bytes that keeping all takes
 
 Limits: a gradient whose effects would come in another order stays as it is. A loop over layers is one operation, whose
@@ -34,7 +34,7 @@ from ipujax.lowering.jaxpr import (
     variables_read,
 )
 from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
-from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, standard_cuts
+from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, between_phases, standard_cuts
 from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.gradient_parts import split
 from ipujax.lowering.recomputation.replay import replay
@@ -191,8 +191,8 @@ def _mode(eqn: JaxprEqn, recomputation: Recomputation) -> str:
 
 
 _CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
-    "all": lambda flow: [],
-    "standard": standard_cuts,
+    "all": between_phases,
+    "standard": lambda flow: sorted({*standard_cuts(flow), *between_phases(flow)}),
     "auto": best_cuts,
 }
 

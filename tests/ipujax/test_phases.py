@@ -50,10 +50,10 @@ def trained(of_phase: int = 2, around: Callable[[Any], Any] = lambda fun: fun) -
     return step
 
 
-def compiled(step: Step, *args: Any, **changes: Any) -> ipu.Compiled:
-    settings = {"tiles_per_ipu": TILES, **changes}
+def compiled(step: Step, *args: Any, recompute: str = "none", **changes: Any) -> ipu.Compiled:
+    device, options = ipu.IPUModel(**{"tiles_per_ipu": TILES, **changes}), ipu.Options(recompute=recompute)
     donated = (0, 1) if len(args) == 4 else ()
-    return ipu.jit(step, device=ipu.IPUModel(**settings), donate_argnums=donated).lower(*args).compile()
+    return ipu.jit(step, device=device, options=options, donate_argnums=donated).lower(*args).compile()
 
 
 def check_numbers(step: Step, done: ipu.Compiled, calls: int = 3) -> None:
@@ -121,6 +121,27 @@ def test_two_ipus_take_turns_and_load_meanwhile() -> None:
     assert two.cycles < 0.8 * one.cycles
     loading = np.asarray(two.timeline.work[:, 3])
     assert loading.min() > 0.3 * loading.sum()
+
+
+# --- recomputation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "num_ipus"), slow_but([("all", 2)], product(("all", "standard", "auto"), (1, 2))))
+def test_what_is_computed_again_has_the_numbers_of_plain_jax(mode: str, num_ipus: int) -> None:
+    step, args = trained(2), (parameters(), ADAM.init(parameters()), rows(1), rows(2))
+    check_numbers(step, compiled(step, *args, num_ipus=num_ipus, recompute=mode), calls=1)
+
+
+def test_what_is_computed_again_in_a_checkpoint() -> None:
+    step = trained(2, lambda fun: jax.checkpoint(fun, static_argnums=2))
+    args = parameters(), ADAM.init(parameters()), rows(1), rows(2)
+    check_numbers(step, compiled(step, *args, recompute="all"), calls=1)
+
+
+def test_with_all_computed_again_many_phases_take_less_memory() -> None:
+    ws, x = parameters(layers=9), jnp.zeros((256, WIDTH))
+    none, every = (compiled(trained(1), ws, ADAM.init(ws), x, x, recompute=mode) for mode in ("none", "all"))
+    assert every.profile.memory.max_tile_bytes < 0.9 * none.profile.memory.max_tile_bytes
 
 
 # --- which steps there are --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -22,7 +23,7 @@ from ipujax.lowering.jax_compat import (
     eval_equation,
     eval_jaxpr,
 )
-from ipujax.lowering.jaxpr import VIEWS, equations, stage_name
+from ipujax.lowering.jaxpr import VIEWS, equations, phase_of, stage_name, variables_read
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from tests.lowering.recomputation.training_steps import STEPS
@@ -223,6 +224,26 @@ def test_a_scope_of_the_users_says_more_than_the_options() -> None:
 
     jaxpr = run_passes(jax.make_jaxpr(step)(*STEPS["mlp"].args))["dce"]
     assert len(recompute(jaxpr).eqns) == len(after("mlp", Recomputation("all"))[0].eqns) > len(jaxpr.eqns)
+
+
+@pytest.mark.parametrize("mode", ["all", "standard"])
+def test_gradients_read_what_is_computed_again_in_their_own_phase(mode: str) -> None:
+    def loss(ws: Any, x: jax.Array) -> jax.Array:
+        for number, w in enumerate(ws):
+            with ipu.phase(number):
+                x = x + jax.numpy.tanh(jax.numpy.tanh(x @ w) @ w.T)
+        return (x**2).mean()
+
+    jaxpr = run_passes(jax.make_jaxpr(jax.grad(loss))(*STEPS["mlp"].args))["dce"]
+    again = recompute(jaxpr, Recomputation(mode))
+    copies = {v: phase_of(eqn) for eqn in again.eqns if stage_name(eqn).is_recomputed for v in eqn.outvars}
+    readers = [(phase_of(eqn), v) for eqn in again.eqns if phase_of(eqn) is not None for v in variables_read(eqn)]
+    assert {phase for phase, var in readers if var in copies} >= set(range(len(STEPS["mlp"].args[0]) - 1))
+    assert all(copies[var] == phase for phase, var in readers if var in copies)
+    for got, want in zip(
+        run(again, jax.tree.leaves(STEPS["mlp"].args)), run(jaxpr, jax.tree.leaves(STEPS["mlp"].args)), strict=True
+    ):
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
 def test_effects_in_the_gradient_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
