@@ -74,7 +74,8 @@ def _steps(eqns: Sequence[JaxprEqn], numbers: Sequence[int]) -> list[int]:
         if phase is not None:
             place, is_backward = _place(numbers, phase), stage_name(eqn).is_backward
             if not is_backward and step > place:
-                raise _flows_back(eqn, phase, numbers[step] if step < len(numbers) else step, before[1])
+                later = numbers[step] if step < len(numbers) else None
+                raise _flows_back(eqn, phase, later, before[1])
             step = max(step, end - 1 - place if is_backward else place)
         elif numbers and number > last_gradient:
             step = end
@@ -88,13 +89,22 @@ def _place(numbers: Sequence[int], number: int) -> int:
     return max(0, bisect_right(numbers, number) - 1)
 
 
-def _flows_back(eqn: JaxprEqn, phase: int, later: int, maker: JaxprEqn) -> ArgumentError:
+def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, maker: JaxprEqn) -> ArgumentError:
+    """The error for a value of a later phase, or, where that is None, of what runs behind all forward parts."""
+    if later is None:
+        what = f"phase {phase} uses what a gradient or an update makes, which runs after all phases"
+        expected = "values of the same phase, of phases before it, or arguments"
+        hint = "compute it in a call of its own, behind the one with the gradient"
+    else:
+        what = f"phase {phase} uses a value of phase {later}, which runs later"
+        expected = "values of the same phase, or of phases before it"
+        hint = "give the phase that uses it a higher number"
     return ArgumentError(
-        f"phase {phase} uses a value of phase {later}, which runs later",
+        what,
         where=source_line(eqn) or None,
-        expected="values of the same phase, or of phases before it",
+        expected=expected,
         got=f"what {maker.primitive.name} makes at {source_line(maker) or 'no known line'}",
-        hint="give the phase that uses it a higher number",
+        hint=hint,
     )
 
 

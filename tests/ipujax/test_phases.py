@@ -219,6 +219,18 @@ def test_a_value_of_a_later_phase_is_refused() -> None:
         compiled(fun, rows(0))
 
 
+def test_phases_after_an_update_are_refused() -> None:
+    loss = numbered((0, 1, 2))
+
+    def fun(ws: list[jax.Array], x: jax.Array) -> Any:
+        ws = jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
+        return ws, loss(ws, x)
+
+    words = r"phase 0 uses what a gradient or an update makes, which runs after all phases(.|\n)*try: .*call of its own"
+    with pytest.raises(ipu.ArgumentError, match=words):
+        compiled(fun, parameters(layers=3), rows(0))
+
+
 def test_a_phase_inside_a_loop_is_refused() -> None:
     def fun(x: jax.Array) -> jax.Array:
         def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
