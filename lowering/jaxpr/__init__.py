@@ -23,11 +23,13 @@ from ipujax.lowering.jaxpr.op_counts import (
     work_of_equation as work_of_equation,
 )
 from ipujax.lowering.jaxpr.stage_names import (
+    MICRO_BATCHES as MICRO_BATCHES,
     PIPELINE as PIPELINE,
     StageName as StageName,
     has_phases as has_phases,
     has_stages as has_stages,
     holds_pipeline as holds_pipeline,
+    is_pipeline as is_pipeline,
     named_stages as named_stages,
     phase_of as phase_of,
     phase_scope as phase_scope,

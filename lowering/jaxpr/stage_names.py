@@ -23,6 +23,7 @@ _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
 _RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
+MICRO_BATCHES = "ipu_micro_batches"  # the scope of the loop of a pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,11 @@ def has_stages(jaxpr: Jaxpr) -> bool:
 def holds_pipeline(eqn: JaxprEqn) -> bool:
     """Whether the jaxprs that an equation holds have a pipeline with stages in them."""
     return any(inner.primitive.name == PIPELINE for inner in equations_inside(eqn))
+
+
+def is_pipeline(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a pipeline with stages, or the loop of one without."""
+    return eqn.primitive.name == PIPELINE or (eqn.primitive.name == "scan" and MICRO_BATCHES in name_stack(eqn))
 
 
 def named_stages(jaxpr: Jaxpr) -> set[int]:

@@ -7,7 +7,7 @@
 Steps in which nothing is computed are left out, such as the gradient of a phase that has none. An equation in no phase
 runs with what it reads. Input: equations. Output: the step of each, and the phase of each step.
 Source: execution phases of PopART.
-Limits: a phase does not begin inside a loop or a branch.
+Limits: a phase does not begin inside a loop, a branch or a pipeline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
-from ipujax.lowering.jaxpr import equations_inside, phase_of, stage_name, variables_read
+from ipujax.lowering.jaxpr import equations_inside, is_pipeline, phase_of, stage_name, variables_read
 from ipujax.lowering.offload.moves import is_view
 from ipujax.runtime.errors import ArgumentError
 
@@ -44,7 +44,7 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
         eqns: in an order in which they can run.
 
     Raises:
-        ArgumentError: a value of a later phase that a phase needs, or a phase that begins in a loop.
+        ArgumentError: a value of a later phase that a phase needs, or a phase that begins in a loop or a pipeline.
     """
     for eqn in eqns:
         _check_inside(eqn, phase_of(eqn))
@@ -109,14 +109,20 @@ def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, maker: JaxprEqn) -
 
 
 def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
-    if eqn.primitive.name not in _CONTROL:
-        return
-    for inner in equations_inside(eqn):
-        own = phase_of(inner)
-        if own is not None and own != phase:
-            raise ArgumentError(
-                f"phase {own} begins inside a {eqn.primitive.name}",
-                where=source_line(inner) or None,
-                expected="loops and branches that lie in one phase",
-                hint="write the loop over phases in Python: for i, layer in enumerate(layers): with ipu.phase(i): …",
-            )
+    if eqn.primitive.name in _CONTROL or is_pipeline(eqn):
+        for inner in equations_inside(eqn):
+            own = phase_of(inner)
+            if own is not None and own != phase:
+                raise _begins_inside(inner, own, eqn)
+
+
+def _begins_inside(eqn: JaxprEqn, phase: int, outer: JaxprEqn) -> ArgumentError:
+    if is_pipeline(outer):
+        what, expected = "ipu.pipeline", "phases of whole batches"
+        hint = "leave out ipu.pipeline, or add up the gradients of micro-batches over several calls"
+    else:
+        what, expected = f"a {outer.primitive.name}", "loops and branches that lie in one phase"
+        hint = "write the loop over phases in Python: for i, layer in enumerate(layers): with ipu.phase(i): …"
+    return ArgumentError(
+        f"phase {phase} begins inside {what}", where=source_line(eqn) or None, expected=expected, hint=hint
+    )

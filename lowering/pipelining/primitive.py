@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, jaxpr_as_fun, make_call_primitive
-from ipujax.lowering.jaxpr import PIPELINE, named_stages
+from ipujax.lowering.jaxpr import MICRO_BATCHES, PIPELINE, named_stages
 from ipujax.lowering.schedules import Schedule
 from ipujax.runtime.errors import ArgumentError
 
@@ -102,7 +102,8 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
             if kind in ("mean", "running_mean", "sum", "last")
         }
         batches = {n: split(operands[n], spec.micro_batches) for n, role in enumerate(spec.roles) if role == "batch"}
-        (_, states, kept), stacks = lax.scan(iteration, (jnp.int32(0), starts, kept), batches, spec.micro_batches)
+        with jax.named_scope(MICRO_BATCHES):
+            (_, states, kept), stacks = lax.scan(iteration, (jnp.int32(0), starts, kept), batches, spec.micro_batches)
         results: list[Any] = []
         for n, kind in enumerate(kinds):
             if kind == "none":

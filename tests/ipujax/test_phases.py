@@ -243,6 +243,31 @@ def test_a_phase_inside_a_loop_is_refused() -> None:
         compiled(fun, rows(0))
 
 
+@pytest.mark.parametrize("stages", [None, 2])
+def test_a_phase_inside_a_pipeline_is_refused(stages: int | None) -> None:
+    step = ipu.pipeline(jax.value_and_grad(numbered((0, 1, 2))), micro_batches=2, stages=stages)
+    with pytest.raises(
+        ipu.ArgumentError, match=r"phase \d begins inside ipu\.pipeline(.|\n)*try: leave out ipu\.pipeline"
+    ):
+        compiled(step, parameters(layers=3), rows(0), num_ipus=2)
+
+
+def test_a_pipeline_inside_a_phase() -> None:
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]) ** 2)
+
+    def step(ws: list[jax.Array], x: jax.Array) -> Any:
+        with ipu.phase(0):
+            x = jnp.sin(x)
+        with ipu.phase(1):
+            return ipu.pipeline(jax.value_and_grad(loss), micro_batches=2)(ws, x)
+
+    ws, x = parameters(layers=2), rows(1)
+    expected = jax.value_and_grad(loss)(ws, jnp.sin(x))
+    got = compiled(step, ws, x)(ws, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), got, expected)
+
+
 @pytest.mark.parametrize("number", [-1, 1.5, "0", None, True])
 def test_numbers_of_phases_are_whole(number: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match=r"ipu\.phase"), ipu.phase(number):
