@@ -178,7 +178,12 @@ SOME_CASES = (
     "along a scan",
     "look up, mode fill",
     "look up, grid",
+    "look up, row 5",
+    "look up, windows, mode fill",
     "update, add, mode None",
+    "update, half subtracted",
+    "update, three rows at 5, scatter_sub, mode drop",
+    "update, slice at 5",
     "update, set, of another",
     "update, and old",
 )

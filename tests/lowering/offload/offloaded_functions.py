@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -139,6 +140,29 @@ WHOLE = {
 }
 
 
+def rows_from(a: jax.Array, start: jax.Array, count: int = 3) -> jax.Array:
+    """Rows one after the other."""
+    return lax.dynamic_slice_in_dim(a, start, count)
+
+
+def laid_out(a: jax.Array, i: jax.Array, axes: tuple[int, ...], size: int = 1, mode: str = "clip") -> jax.Array:
+    """Rows from each number on, whose dimensions are `axes` of the result."""
+    collapsed = (0,) if len(axes) < a.ndim else ()
+    dims = lax.GatherDimensionNumbers(axes, collapsed, (0,))
+    return lax.gather(a, i[:, None], dims, (size, *a.shape[1:]), mode=mode)
+
+
+def at_start(a: jax.Array, i: jax.Array, u: jax.Array, fun: Callable[..., Any], mode: str) -> jax.Array:
+    """Rows one after the other, from each number on, are changed."""
+    window = tuple(range(i.ndim, u.ndim))
+    return fun(a, i[..., None], u, lax.ScatterDimensionNumbers(window, (), (0,)), mode=mode)
+
+
+def in_the_middle(a: jax.Array, i: jax.Array, u: jax.Array) -> jax.Array:
+    """Rows are added that lie along the second dimension of the updates."""
+    return lax.scatter_add(a, i[:, None], u, lax.ScatterDimensionNumbers((0, 2), (0,), (0,)), mode="clip")
+
+
 def look_up(
     fun: Callable[..., Any], args: tuple[Any, ...], moves: str = "r0", offloaded: tuple[int, ...] = (0,)
 ) -> Case:
@@ -163,6 +187,32 @@ LOOK_UPS = {
     "indices that lie there too": look_up(lambda a, i: a.at[i].get(mode="clip"), (A, ROWS), "l1 r0", offloaded=ALL),
     "and whole": look_up(lambda a, i: (a[i], a.sum()), (A, ROWS), "r0 l0"),
     "no indices": look_up(lambda a, i: (a[i], a + 1), (A, ROWS[:0]), "l0 s0"),
+    **{f"row {n}": look_up(lambda a, i, n=n: a[i[n]], (A, ROWS)) for n in range(len(ROWS))},
+    **{
+        f"of each, mode {mode}": look_up(
+            lambda a, i, m=mode: jax.vmap(lambda k: a.at[k].get(mode=m, wrap_negative_indices=False))(i), (A, ROWS)
+        )
+        for mode in (None, "clip", "fill")
+    },
+    "of each": look_up(lambda a, i: jax.vmap(lambda k: a[k])(i), (A, ROWS)),
+    "of each of a grid": look_up(lambda a, i: jax.vmap(jax.vmap(lambda k: a[k]))(i), (A, GRID)),
+    "of each, half": look_up(lambda a, i: jax.vmap(lambda k: a[k])(i), (A.astype(np.float16), ROWS)),
+    "of each, columns": look_up(lambda a, i: jax.vmap(lambda k: a[k], out_axes=1)(i), (A, ROWS)),
+    "matrices of each": look_up(lambda a, i: jax.vmap(lambda k: a[k])(i), (array(5, 2, 3), GRID)),
+    **{f"three rows at {n}": look_up(rows_from, (A, jnp.int32(n))) for n in (0, 2, 5, -1, -9)},
+    "bytes for a start": look_up(rows_from, (A, np.uint8(200))),
+    "one row of a slice": look_up(lambda a, i: lax.dynamic_slice_in_dim(a, i[0], 1), (A, ROWS)),
+    "two rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (array(30, 3), ROWS * 4)),
+    "rows in the middle": look_up(partial(laid_out, axes=(0, 2)), (array(5, 2, 4), ROWS)),
+    **{
+        f"windows, mode {mode}": look_up(partial(laid_out, axes=(0, 2, 3), size=2, mode=mode), (array(30, 2, 4), ROWS))
+        for mode in ("clip", "fill")
+    },
+    # All of the table moves: most of it is named, or what is named is not whole rows.
+    "most rows": look_up(partial(rows_from, count=4), (A, jnp.int32(2)), "l0"),
+    "many rows of each": look_up(jax.vmap(partial(rows_from, count=2), (None, 0)), (A, ROWS), "l0"),
+    "parts of rows": look_up(lambda a, i: lax.dynamic_slice(a, (i[0], i[1]), (1, 2)), (A, ROWS), "l0"),
+    "a row that is known": look_up(lambda a: a[2], (A,), "l0"),
 }
 
 UPDATES = {
@@ -170,7 +220,7 @@ UPDATES = {
         f"{what}, mode {mode}": Case(
             lambda a, i, u, w=what, m=mode: getattr(a.at[i], w)(u, mode=m), (A, ROWS, NEW), moves
         )
-        for what, moves in (("add", "r0 u0"), ("set", "u0"))
+        for what, moves in (("add", "r0 u0"), ("subtract", "r0 u0"), ("set", "u0"))
         for mode in (None, "clip", "drop")
     },
     "NaN and infinity": Case(
@@ -184,6 +234,36 @@ UPDATES = {
     "grid": Case(lambda a, i, u: a.at[i].add(u), (A, GRID, NEW.reshape(2, 3, 3)), "r0 u0"),
     "one number": Case(lambda a, i: a.at[i].add(1), (A, ROWS), "r0 u0"),
     "one row": Case(lambda a, i, u: a.at[i].add(u), (A, jnp.int32(2), V), "r0 u0"),
+    "bytes subtracted": Case(
+        lambda a, i, u: a.at[i].subtract(u), ((A * 4).astype(np.uint8), ROWS, (NEW * 4).astype(np.uint8)), "r0 u0"
+    ),
+    "minus zero subtracted": Case(lambda a, i, u: a.at[i].subtract(u), (-0.0 * A, ROWS, -0.0 * NEW), "r0 u0"),
+    "half subtracted": Case(
+        lambda a, i, u: a.at[i].subtract(u), (A.astype(np.float16), ROWS, NEW.astype(np.float16)), "r0 u0"
+    ),
+    **{
+        f"three rows at {n}, {fun.__name__}, mode {mode}": Case(
+            partial(at_start, fun=fun, mode=mode), (A, jnp.int32(n), NEW[:3]), moves
+        )
+        for fun, moves in ((lax.scatter, "u0"), (lax.scatter_add, "r0 u0"), (lax.scatter_sub, "r0 u0"))
+        for n in (2, 5, -1)
+        for mode in ("clip", "drop")
+    },
+    **{
+        f"slice at {n}": Case(
+            lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i, 0), (A, jnp.int32(n), NEW[:3]), "u0"
+        )
+        for n in (0, 2, 5, -1, -9)
+    },
+    "slice of one row, half": Case(
+        lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i[0], 0),
+        (A.astype(np.float16), ROWS, NEW[:1].astype(np.float16)),
+        "u0",
+    ),
+    "pairs of rows": Case(
+        partial(at_start, fun=lax.scatter, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "u0"
+    ),
+    "in the middle": Case(in_the_middle, (array(5, 2, 4), ROWS, array(2, 6, 4)), "r0 u0"),
     "of what is there": Case(lambda a, i, u: a.at[i].add(u + a[i]), (A, ROWS, NEW), "r0 r0 u0"),
     "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
     "added, of another": Case(lambda a, u, i: a.at[i].add(u), (A, NEW, ROWS), "l1 r0 u0", offloaded=ALL),
@@ -198,6 +278,16 @@ UPDATES = {
     "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
     "for another": Case(lambda a, b, i, u: b.at[i].add(u), (A, B, ROWS, NEW), "l1 s0", offloaded=ALL),
     "not donated": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW), "l0", donated=()),
+    # Several rows at several places would be added to one by one; most of the table is replaced.
+    "pairs of rows added": Case(
+        partial(at_start, fun=lax.scatter_add, mode="drop"), (array(30, 3), ROWS * 4, array(6, 2, 3)), "l0 s0"
+    ),
+    "most rows of a slice": Case(
+        lambda a, i, u: lax.dynamic_update_slice_in_dim(a, u, i[0], 0), (A, ROWS, NEW), "l0 s0"
+    ),
+    "parts of rows of a slice": Case(
+        lambda a, i, u: lax.dynamic_update_slice(a, u, (i[0], 0)), (A, ROWS, NEW[:2, :2]), "l0 s0"
+    ),
     # Neither is a plain sum or a plain replacement.
     "multiplied": Case(lambda a, i, u: a.at[i].multiply(u), (A, ROWS, NEW), "l0 s0"),
     "a function of rows": Case(lambda a, i: a.at[i].apply(jnp.sin), (A, ROWS), "l0 s0"),
