@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import PARTS, VIEWS, variables, variables_read
+from ipujax.lowering.jaxpr import variables, variables_read
 from ipujax.lowering.offload.primitives import remote_load_p, remote_put_p, remote_store_p
 from ipujax.lowering.offload.row_access import row_access, takes_rows, writes_rows
+from ipujax.lowering.offload.row_updates import is_view, viewed_value
 
 _FEW = 4  # values that are loaded between two uses of one that is kept: an optimiser reads two or three together
 _LEAST_ELEMENTS = 2  # of what is spilled, as of what is offloaded
@@ -26,44 +27,45 @@ class Moves:
     """The equations with loads and stores.
 
     Args:
-        eqns: the equations, in order of their steps.
-        steps: the step of each.
+        steps: the equations, in order of their steps, each with its step.
         outvars: the results.
         remote: inputs in streaming memory, and whether tiles keep them with columns in groups.
         homes: for each result the input in streaming memory that it replaces, or None.
         is_sent: for each other result whether it goes off chip as soon as it is made.
+        in_place: results of updates by rows that stay in streaming memory, see `row_updates`.
     """
 
     def __init__(
         self,
-        eqns: Sequence[JaxprEqn],
-        steps: Sequence[int],
+        steps: Sequence[tuple[JaxprEqn, int]],
         outvars: Sequence[Atom],
         remote: Mapping[Var, bool],
         homes: Sequence[Var | None],
         is_sent: Sequence[bool],
+        in_place: frozenset[Var],
     ) -> None:
         self.eqns, self.steps, self.outvars = list[JaxprEqn](), list[int](), list(outvars)
         self._remote, self._homes = dict(remote), homes
-        self._maker = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars}
-        self._all, self._step_of = eqns, steps
+        self._all, self._step_of = [eqn for eqn, _ in steps], [step for _, step in steps]
+        self._maker = {var: n for n, eqn in enumerate(self._all) for var in eqn.outvars}
+        self._made_by = {var: eqn for eqn in self._all for var in eqn.outvars}
+        self._in_place = in_place
         self._loaded: dict[Var, Var] = {}  # what was loaded last, in the order of the loads
         self._viewed: dict[tuple[Var, int], Var] = {}
         self._shown = set[Var]()  # views that are made already
         self._handles: dict[Var, Var] = {}  # of what is spilled, where it lies
         self._spilled = self._to_spill()
-        self._by_rows = self._stored_by_rows()
         moves = self._results_due(is_sent)
         self._store(moves.get(-1, ()), 0)
-        for number, (eqn, step) in enumerate(zip(eqns, steps, strict=True)):
+        for number, (eqn, step) in enumerate(steps):
             if not is_view(eqn):
                 self._add(eqn, step)
             self._store(moves.get(number, ()), step)
-        last = max(steps, default=0)
+        last = max(self._step_of, default=0)
         for number, value in enumerate(outvars):
             if self.outvars[number] is value and homes[number] is not value:
                 self.outvars[number] = self._here(value, last, None)
-        self._store(moves.get(len(eqns), ()), last)
+        self._store(moves.get(len(steps), ()), last)
 
     # --- what is stored ---
 
@@ -72,10 +74,10 @@ class Moves:
         for eqn, step in zip(self._all, self._step_of, strict=True):
             if not is_view(eqn):
                 for var in variables_read(eqn):
-                    value = self._viewed_value(var)
+                    value = viewed_value(var, self._made_by)
                     if value in self._maker and step > self._step_of[self._maker[value]] + 1 and _is_large(value):
                         found.add(value)
-        return found
+        return found - self._in_place
 
     def _results_due(self, is_sent: Sequence[bool]) -> dict[int, list[int]]:
         """Results to be stored behind each equation; −1 before all of them, and their number behind all."""
@@ -83,8 +85,8 @@ class Moves:
         due: dict[int, list[int]] = {}
         for number, (value, home) in enumerate(zip(self.outvars, self._homes, strict=True)):
             made = self._maker.get(value, -1) if isinstance(value, Var) else -1
-            if home is not None and value is not home and value not in self._by_rows:
-                is_old = isinstance(value, Var) and self._viewed_value(value) in self._remote
+            if home is not None and value is not home and value not in self._in_place:
+                is_old = isinstance(value, Var) and viewed_value(value, self._made_by) in self._remote
                 due.setdefault(end if is_old else max(made, last_read.get(home, -1)), []).append(number)
             elif home is None and is_sent[number] and made >= 0 and _is_large(value):
                 due.setdefault(made, []).append(number)
@@ -96,21 +98,9 @@ class Moves:
         given = (x for x, home in zip(self.outvars, self._homes, strict=True) if x is not home)
         last.update(dict.fromkeys(variables(list(given)), len(self._all)))
         for var, number in [*last.items()]:
-            viewed = self._viewed_value(var)
+            viewed = viewed_value(var, self._made_by)
             last[viewed] = max(last.get(viewed, -1), number)
         return last
-
-    def _stored_by_rows(self) -> set[Atom]:
-        """Results that are an input with new rows, in the place of that input, which nothing reads later."""
-        is_read = {var for eqn in self._all for var in variables_read(eqn)}
-        found, last_read = set[Atom](), self._last_read()
-        for number, eqn in enumerate(self._all):
-            if writes_rows(eqn) and (table := eqn.invars[0]) in self._remote and isinstance(table, Var):
-                (out,) = eqn.outvars
-                goes_to = [home for x, home in zip(self.outvars, self._homes, strict=True) if x is out]
-                if goes_to == [table] and out not in is_read and last_read[table] == number:
-                    found.add(out)
-        return found
 
     def _store(self, results: Sequence[int], step: int) -> None:
         for number in results:
@@ -152,8 +142,8 @@ class Moves:
             whole = eqn.invars[:first]
             by_rows[first:] = [not any(x is other for other in whole) for x in eqn.invars[first:]]
         elif takes_rows(eqn):
-            by_rows[0] = not writes_rows(eqn) or eqn.outvars[0] in self._by_rows
-        return [row and x in self._remote for row, x in zip(by_rows, eqn.invars, strict=True)]
+            by_rows[0] = not writes_rows(eqn) or eqn.outvars[0] in self._in_place
+        return [row and (x in self._remote or x in self._in_place) for row, x in zip(by_rows, eqn.invars, strict=True)]
 
     def _here(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """What to read for a variable in a step."""
@@ -191,20 +181,9 @@ class Moves:
                 self._loaded.pop(next(iter(self._loaded)))
         return self._loaded[remote]
 
-    def _viewed_value(self, var: Var) -> Var:
-        """The variable that a view of a view of … shows."""
-        while var in self._maker and is_view(eqn := self._all[self._maker[var]]) and variables_read(eqn):
-            var = variables_read(eqn)[0]
-        return var
-
     def _emit(self, eqn: JaxprEqn, step: int) -> None:
         self.eqns.append(eqn)
         self.steps.append(step)
-
-
-def is_view(eqn: JaxprEqn) -> bool:
-    """Whether an equation only views what it reads."""
-    return eqn.primitive.name in VIEWS | PARTS and len(variables_read(eqn)) <= 1
 
 
 def _is_large(atom: Atom) -> bool:

@@ -5,7 +5,7 @@
 Input: a jaxpr, which of its arguments lie there, and which result takes the place of which argument. Output: an equal
 jaxpr. What is used again after others have been loaded is dropped in between and loaded anew; optimisers update one
 parameter after the other, see `depth_first`; small transfers go together, see `batches`. Of a table that is looked up
-or updated by rows, these rows move.
+or updated by rows, these rows move, see `row_updates`.
 
 Source: tensor locations of PopART, off chip.
 What a `lax.scan` goes through stays off chip too: each iteration loads its row.
@@ -23,6 +23,7 @@ from ipujax.lowering.offload.batches import IoTiles, batched
 from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.offload.moves import Moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
+from ipujax.lowering.offload.row_updates import updates_in_place
 from ipujax.lowering.offload.turns import in_turns
 from ipujax.lowering.replicas import on_one_replica
 from ipujax.runtime.errors import ArgumentError
@@ -85,15 +86,17 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
     remote = {var: in_groups for var, is_remote, in_groups in inputs if is_remote}
     homes = [None if alias is None else body.invars[alias] for alias in offloading.aliases]
-    order, steps, phases = _in_steps(body)
+    offloaded = [home if home in remote else None for home in homes]
+    ordered, phases = _in_steps(body)
+    steps, in_place = updates_in_place(ordered, body.outvars, offloaded)
     sends_results = has_phases(body) or offloading.io_tiles is not None
     moves = Moves(
-        order,
         steps,
         body.outvars,
         remote,
-        [home if home in remote else None for home in homes],
+        offloaded,
         [sends_results and alias is None for alias in offloading.aliases],
+        in_place,
     )
     if has_phases(body) and offloading.num_ipus > 1:
         _check_no_io_tiles(offloading)
@@ -113,9 +116,9 @@ def _check_no_io_tiles(offloading: Offloading) -> None:
         )
 
 
-def _in_steps(body: Jaxpr) -> tuple[list[JaxprEqn], list[int], tuple[int | None, ...]]:
-    """The equations in the order of their steps, the steps, and the phase of each step."""
+def _in_steps(body: Jaxpr) -> tuple[list[tuple[JaxprEqn, int]], tuple[int | None, ...]]:
+    """The equations in the order of their steps, each with its step; and the phase of each step."""
     steps = steps_of_phases(body.eqns)
     step_of = dict(zip(map(id, body.eqns), steps.of_equations, strict=True))
     eqns = depth_first(sorted(body.eqns, key=lambda eqn: step_of[id(eqn)]), body.outvars)
-    return eqns, [step_of[id(eqn)] for eqn in eqns], steps.phases
+    return [(eqn, step_of[id(eqn)]) for eqn in eqns], steps.phases

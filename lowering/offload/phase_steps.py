@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
 from ipujax.lowering.jaxpr import equations_inside, is_pipeline, phase_of, stage_name, variables_read
-from ipujax.lowering.offload.moves import is_view
+from ipujax.lowering.offload.row_updates import is_view
 from ipujax.runtime.errors import ArgumentError
 
 _CONTROL = frozenset(("scan", "while", "cond"))

@@ -152,6 +152,34 @@ def laid_out(a: jax.Array, i: jax.Array, axes: tuple[int, ...], size: int = 1, m
     return lax.gather(a, i[:, None], dims, (size, *a.shape[1:]), mode=mode)
 
 
+def with_old_printed(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
+    """Says what it has replaced."""
+    new = a.at[rows].set(u)
+    jax.debug.print("old {}", a)
+    return new
+
+
+def looked_up_between(a: jax.Array, rows: jax.Array, u: jax.Array) -> Any:
+    """Reads each table once the next is made."""
+    second = a.at[rows].add(u)
+    third = second.at[rows[::-1]].subtract(2 * u)
+    return third, third[rows], second[rows], a[rows]
+
+
+def by_what_it_holds(a: jax.Array, rows: jax.Array, u: jax.Array) -> jax.Array:
+    """Rows that were set say which are added to."""
+    new = a.at[rows].set(u)
+    return new.at[new[rows][:, 0].astype(int)].add(u)
+
+
+def each_by_the_other(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
+    """Two tables are updated in turns by rows of each other, the old ones too."""
+    a1 = a.at[rows].add(b[rows])
+    b1 = b.at[rows[:3]].add(a[rows[3:]])
+    a2 = a1.at[rows].subtract(b1[rows])
+    return a2, b1, b[rows] + a1[rows]
+
+
 def at_start(a: jax.Array, i: jax.Array, u: jax.Array, fun: Callable[..., Any], mode: str) -> jax.Array:
     """Rows one after the other, from each number on, are changed."""
     window = tuple(range(i.ndim, u.ndim))
@@ -268,13 +296,47 @@ UPDATES = {
     "of its first rows": Case(lambda a, i: a.at[i].set(a[:6]), (A, ROWS), "l0 u0"),
     "added, of another": Case(lambda a, u, i: a.at[i].add(u), (A, NEW, ROWS), "l1 r0 u0", offloaded=ALL),
     "set, of another": Case(lambda a, u, i: a.at[i].set(u), (A, NEW, ROWS), "l1 u0", offloaded=ALL),
-    # All of the table moves: it, or what becomes of it, is read once more, or goes to another place.
-    "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 s0"),
+    # What reads the old table comes before the update.
+    "and read": Case(lambda a, i, u: (a.at[i].add(u), a.sum()), (A, ROWS, NEW), "l0 r0 u0"),
+    "and a view read behind": Case(with_view_read_behind, (A, ROWS, NEW), "l0 r0 u0"),
+    "and old rows": Case(lambda a, i, u: (a.at[i].add(u), jnp.sin(a[i[::-1]]).sum()), (A, ROWS, NEW), "r0 r0 u0"),
+    "and old rows that a row names": Case(
+        lambda a, i, u: (a.at[i].set(u), a[a[i[0]].astype(int)]), (A, ROWS, NEW), "r0 r0 u0"
+    ),
+    "and rows of another": Case(
+        lambda a, b, i, u: (a.at[i].add(u), b.at[i].set(u), a[i] + b[i]), (A, B, ROWS, NEW), "r0 r0 u0 r1 u1", ALL
+    ),
+    "and along a scan": Case(lambda a, i, u: (a.at[i].add(u), rows_added(a, u[0])), (A, ROWS, NEW), "x0 r0 u0"),
+    "and multiplied": Case(lambda a, i, u: (a.at[i].add(u), a.at[i].multiply(2).sum()), (A, ROWS, NEW), "l0 r0 u0"),
+    # Updates come one after the other.
+    "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "r0 u0 u0"),
+    "set, then set": Case(lambda a, i, u: a.at[i].set(u).at[i[1:4]].set(-u[:3]), (A, ROWS, NEW), "u0 u0"),
+    "set, then added": Case(lambda a, i, u: a.at[i].set(u).at[i[::-1]].add(u), (A, ROWS, NEW), "u0 r0 u0"),
+    "three times, half": Case(
+        lambda a, i, u: a.at[i].add(u).at[i[::-1]].subtract(u).at[i[1]].add(1),
+        (A.astype(np.float16), ROWS, NEW.astype(np.float16)),
+        "r0 u0 r0 u0 r0 u0",
+    ),
+    "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "r0 u0 r0"),
+    "and looked up between": Case(looked_up_between, (A, ROWS, NEW), "r0 r0 u0 r0 r0 u0 r0"),
+    "by what it holds": Case(by_what_it_holds, (A, ROWS, NEW), "u0 r0 r0 u0"),
+    "two, each by the other's rows": Case(each_by_the_other, (A, B, ROWS), "r1 r0 r0 u0 r1 r1 u1 r1 r0 r0 u0", ALL),
+    # All of the table moves: it, or what becomes of it, is read as a whole or too late, or goes to another place.
     "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
     "and a view of old": Case(lambda a, i, u: (a.at[i].add(u), a.T), (A, ROWS, NEW), "l0 s0"),
-    "and a view read behind": Case(with_view_read_behind, (A, ROWS, NEW), "l0 s0"),
-    "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "l0 s0"),
-    "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "and a view of new": Case(lambda a, i, u: (lambda new: (new, new.T))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "and new": Case(lambda a, i, u: (lambda new: (new, new.sum()))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "and one between": Case(
+        lambda a, i, u: (lambda new: (new.at[i].add(u), new))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"
+    ),
+    "by itself": Case(lambda a, i, u: (lambda new: new.at[i].set(new[:6]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
+    "and old rows that a new row names": Case(
+        lambda a, i, u: (lambda new: (new, a[new[i[0]].astype(int)]))(a.at[i].set(u)), (A, ROWS, NEW), "l0 r0 s0"
+    ),
+    "two ways": Case(
+        lambda a, i, u: (lambda new: (new.at[i].add(u), new.at[i].set(u)[0]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"
+    ),
+    "and printed": Case(with_old_printed, (A, ROWS, NEW), "l0 s0"),
     "under two names": Case(lambda a, i, u: both(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"),
     "for another": Case(lambda a, b, i, u: b.at[i].add(u), (A, B, ROWS, NEW), "l1 s0", offloaded=ALL),
     "not donated": Case(lambda a, i, u: a.at[i].add(u), (A, ROWS, NEW), "l0", donated=()),
@@ -287,6 +349,12 @@ UPDATES = {
     ),
     "parts of rows of a slice": Case(
         lambda a, i, u: lax.dynamic_update_slice(a, u, (i[0], 0)), (A, ROWS, NEW[:2, :2]), "l0 s0"
+    ),
+    "two, not donated": Case(
+        lambda a, i, u: (lambda new: (new.at[i].set(u), new[i], a[i]))(a.at[i].add(u)),
+        (A, ROWS, NEW),
+        "l0 r0",
+        donated=(),
     ),
     # Neither is a plain sum or a plain replacement.
     "multiplied": Case(lambda a, i, u: a.at[i].multiply(u), (A, ROWS, NEW), "l0 s0"),

@@ -79,6 +79,7 @@ class Passed:
         for eqn in self.after.jaxpr.eqns:
             if eqn.primitive.name in MOVES:
                 found.append(f"{MOVES[eqn.primitive.name]}{inputs[eqn.invars[0]]}")
+                inputs.update(dict.fromkeys(eqn.outvars, inputs[eqn.invars[0]]))
             found += [f"x{inputs[x]}" for x in streamed(eqn) if x in self.remote]
         return found
 
@@ -96,23 +97,25 @@ class Passed:
         self._check_buffers()
 
     def _check_buffers(self) -> None:
-        """What lies in streaming memory is read by loads and written by stores alone, never read once it is written.
+        """What lies in streaming memory is read by loads and written by stores alone, and read as it was written last.
 
         Loops load the rows that they go along.
         """
-        held, written, body = self.remote, set[int](), self.after.jaxpr
+        held, body = self.remote, self.after.jaxpr
+        latest = {number: var for var, number in held.items()}
         for eqn in body.eqns:
             read = [held[x] for x in variables_read(eqn) if x in held]
-            assert written.isdisjoint(read), eqn
+            assert all(latest[held[x]] is x for x in variables_read(eqn) if x in held), eqn
             if read:
                 own = eqn.invars[:1] if eqn.primitive.name in MOVES else streamed(eqn)
                 assert read == [held[x] for x in own if x in held], eqn
             if eqn.primitive.name in ("remote_store", "remote_update"):
                 held[eqn.outvars[0]] = read[0]
-                written.update(read)
+                latest[read[0]] = eqn.outvars[0]
         for result, alias in zip(body.outvars, self.places.aliases, strict=True):
             is_there = alias is not None and self.places.inputs[alias]
             assert held.get(result) == (alias if is_there else None)
+            assert alias is None or not is_there or latest[alias] is result
 
 
 def streamed(eqn: JaxprEqn) -> list[Atom]:
