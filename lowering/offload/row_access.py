@@ -6,8 +6,8 @@
     lax.dynamic_slice, lax.dynamic_update_slice         rows that lie one after the other are loaded, or stored
 
 Input: an equation that looks up or updates rows of a table. Output: equations that do so in streaming memory. Updates
-of a row that is named several times are added up first, where it is named first: so
-every copy of the row that is stored is the same.
+of a row that is named several times are added up first, where it is named first: so every copy of the row that is
+stored is the same.
 Limits: rows of the first dimension, in full, at numbers that are computed: `table[2]`, a view, is not. Several rows one
 after the other if all that are named are half of the table or less; sums of them at one place only. Of `n` indices of
 a sum, all pairs are compared.
@@ -126,12 +126,11 @@ def _numbers(table: Any, indices: Any, windows: _Windows) -> Any:
     flat = lax.reshape(indices, shape[:1])
     last = flat.dtype.type(min(table.shape[0] - shape[1], jnp.iinfo(flat.dtype).max))
     clamped = lax.clamp(flat.dtype.type(0), flat, last)
-    known = lax.eq(flat, clamped)
     numbers = lax.convert_element_type(clamped, np.int32)
     if shape[1] > 1:
-        numbers, known = (lax.broadcast_in_dim(x, shape, (0,)) for x in (numbers, known))
-        numbers = lax.add(numbers, lax.broadcasted_iota(np.int32, shape, 1))
+        numbers = lax.add(lax.broadcast_in_dim(numbers, shape, (0,)), lax.broadcasted_iota(np.int32, shape, 1))
     if windows.mode == _DROPS:
+        known = lax.broadcast_in_dim(lax.eq(flat, clamped), numbers.shape, (0,))
         numbers = lax.select(known, numbers, lax.full_like(numbers, np.iinfo(np.int32).max))
     return lax.reshape(numbers, (prod(shape),))
 

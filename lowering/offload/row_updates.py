@@ -75,11 +75,12 @@ def _is_apart(
     if sum(viewed_value(x, makers) in table for x in outvars if isinstance(x, Var)) != 1:
         return False
     users = (eqn for eqn, _ in steps if not made.isdisjoint(variables_read(eqn)))
-    return all(takes_rows(eqn) and made.isdisjoint(eqn.invars[1:]) and _is_next(eqn, updates) for eqn in users)
+    return all(_is_of_rows(eqn, made) and (not writes_rows(eqn) or eqn in updates) for eqn in users)
 
 
-def _is_next(eqn: JaxprEqn, updates: Sequence[JaxprEqn]) -> bool:
-    return not writes_rows(eqn) or any(eqn is update for update in updates)
+def _is_of_rows(eqn: JaxprEqn, tables: set[Var]) -> bool:
+    """Whether an equation reads tables by rows, and as its first operand alone."""
+    return takes_rows(eqn) and tables.isdisjoint(x for x in eqn.invars[1:] if isinstance(x, Var))
 
 
 def _reads_first(

@@ -311,6 +311,11 @@ UPDATES = {
     # Updates come one after the other.
     "twice": Case(lambda a, i, u: a.at[i].add(u).at[i].set(u), (A, ROWS, NEW), "r0 u0 u0"),
     "set, then set": Case(lambda a, i, u: a.at[i].set(u).at[i[1:4]].set(-u[:3]), (A, ROWS, NEW), "u0 u0"),
+    "slices, one after the other": Case(
+        lambda a, i, u: lax.dynamic_update_slice(lax.dynamic_update_slice(a, u[:2], (i[0], 0)), u[2:4], (i[1], 0)),
+        (A, ROWS, NEW),
+        "u0 u0",
+    ),
     "set, then added": Case(lambda a, i, u: a.at[i].set(u).at[i[::-1]].add(u), (A, ROWS, NEW), "u0 r0 u0"),
     "three times, half": Case(
         lambda a, i, u: a.at[i].add(u).at[i[::-1]].subtract(u).at[i[1]].add(1),
