@@ -180,6 +180,14 @@ def each_by_the_other(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
     return a2, b1, b[rows] + a1[rows]
 
 
+def old_by_new(a: jax.Array, b: jax.Array, rows: jax.Array) -> Any:
+    """Old rows of one table that new rows of another name, whose old rows are read before that."""
+    b1 = b.at[rows].add(1)
+    old = a[rows]
+    a1 = a.at[rows].set(2)
+    return a1, b1, old, b[a1[rows][:, 0].astype(int)]
+
+
 def at_start(a: jax.Array, i: jax.Array, u: jax.Array, fun: Callable[..., Any], mode: str) -> jax.Array:
     """Rows one after the other, from each number on, are changed."""
     window = tuple(range(i.ndim, u.ndim))
@@ -338,6 +346,7 @@ UPDATES = {
     "and old rows that a new row names": Case(
         lambda a, i, u: (lambda new: (new, a[new[i[0]].astype(int)]))(a.at[i].set(u)), (A, ROWS, NEW), "l0 r0 s0"
     ),
+    "old rows that new rows of another name": Case(old_by_new, (A, B, ROWS), "l1 r0 u0 r0 r1 s1", ALL),
     "two ways": Case(
         lambda a, i, u: (lambda new: (new.at[i].add(u), new.at[i].set(u)[0]))(a.at[i].add(u)), (A, ROWS, NEW), "l0 s0"
     ),
