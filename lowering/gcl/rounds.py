@@ -22,7 +22,7 @@ from jax import lax
 from ipujax.lowering.gcl.collective_schedules import Groups, Level, Pairs, Schedule
 from ipujax.lowering.layout import add_like, linear_mapping
 from ipujax.lowering.popops import Op, advance_around, new_counter, push, slot_of
-from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph, Repeat, Sequence as Program, WriteUndef
 from ipujax.runtime.tensor import Tensor, blocked_mapping, concat, even_cuts, on_one_tile

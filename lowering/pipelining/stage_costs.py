@@ -26,7 +26,7 @@ from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.segments import find_segments, is_backward, layer_loops
 from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
-from ipujax.lowering.popops.elementwise import elementwise
+from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence

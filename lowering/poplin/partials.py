@@ -16,9 +16,9 @@ from jax import lax
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.spec import arithmetic_of
 from ipujax.lowering.popops import Op, kept_slots, longest_share, reduce_partials
-from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
-from ipujax.lowering.popops.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence

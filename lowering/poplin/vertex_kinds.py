@@ -17,7 +17,7 @@ from ipujax.lowering.layout import GROUP_CHANNELS
 from ipujax.lowering.poplin import cycles as formula
 from ipujax.lowering.poplin.cycles import Count, ceil_div, product
 from ipujax.lowering.poplin.spec import Arithmetic, ConvSpec, Dims, arithmetic
-from ipujax.lowering.popops.elementwise_cycles import elementwise_cycles
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
 

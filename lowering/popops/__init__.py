@@ -11,24 +11,19 @@ from ipujax.lowering.layout.place import (
     tile_grid as tile_grid,
     whole_axis as whole_axis,
 )
-from ipujax.lowering.popops.add_vertices import add_vertices as add_vertices
-from ipujax.lowering.popops.dynamic import (
+from ipujax.lowering.popops.indexing.dynamic import (
     dynamic_slice as dynamic_slice,
     dynamic_update_slice as dynamic_update_slice,
     dynamic_update_slice_in_place as dynamic_update_slice_in_place,
     map_for_slicing as map_for_slicing,
 )
-from ipujax.lowering.popops.elementwise import immediate_of as immediate_of
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS as OP_COSTS
-from ipujax.lowering.popops.gather import GatherSpec as GatherSpec, Mode as Mode, fill_of as fill_of, signed as signed
-from ipujax.lowering.popops.kernel import (
-    Op as Op,
-    Reduction as Reduction,
-    Step as Step,
-    freeze as freeze,
-    thawed as thawed,
+from ipujax.lowering.popops.indexing.gather import (
+    GatherSpec as GatherSpec,
+    Mode as Mode,
+    fill_of as fill_of,
+    signed as signed,
 )
-from ipujax.lowering.popops.loop_state import (
+from ipujax.lowering.popops.indexing.loop_state import (
     advance as advance,
     advance_around as advance_around,
     assign as assign,
@@ -40,29 +35,44 @@ from ipujax.lowering.popops.loop_state import (
     slot_of as slot_of,
     slots_first as slots_first,
 )
-from ipujax.lowering.popops.partials import (
-    kept_slots as kept_slots,
-    longest_share as longest_share,
-    reduce_partials as reduce_partials,
-    reduce_partials_in_place as reduce_partials_in_place,
-)
-from ipujax.lowering.popops.reducers import MONOIDS as MONOIDS, neutral as neutral
-from ipujax.lowering.popops.row_functions import (
-    RowFunction as RowFunction,
-    each_row as each_row,
-    reduce_by_function as reduce_by_function,
-)
-from ipujax.lowering.popops.rows import CUMULATIVE as CUMULATIVE, cumulative as cumulative, sort as sort, top_k as top_k
-from ipujax.lowering.popops.scatter import (
+from ipujax.lowering.popops.indexing.scatter import (
     SCATTERS as SCATTERS,
     ScatterSpec as ScatterSpec,
     plan_in_steps as plan_in_steps,
     plan_scatter as plan_scatter,
 )
-from ipujax.lowering.popops.windows import (
+from ipujax.lowering.popops.indexing.windows import (
     Windows as Windows,
     primitive_reducer as primitive_reducer,
     primitive_scatter as primitive_scatter,
     reduce_window as reduce_window,
     scatter_by_functions as scatter_by_functions,
 )
+from ipujax.lowering.popops.maps.elementwise import immediate_of as immediate_of
+from ipujax.lowering.popops.maps.row_functions import (
+    RowFunction as RowFunction,
+    each_row as each_row,
+    reduce_by_function as reduce_by_function,
+)
+from ipujax.lowering.popops.maps.rows import (
+    CUMULATIVE as CUMULATIVE,
+    cumulative as cumulative,
+    sort as sort,
+    top_k as top_k,
+)
+from ipujax.lowering.popops.reductions.partials import (
+    kept_slots as kept_slots,
+    longest_share as longest_share,
+    reduce_partials as reduce_partials,
+    reduce_partials_in_place as reduce_partials_in_place,
+)
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices as add_vertices
+from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS as OP_COSTS
+from ipujax.lowering.popops.vertices.kernel import (
+    Op as Op,
+    Reduction as Reduction,
+    Step as Step,
+    freeze as freeze,
+    thawed as thawed,
+)
+from ipujax.lowering.popops.vertices.reducers import MONOIDS as MONOIDS, neutral as neutral

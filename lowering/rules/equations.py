@@ -15,8 +15,8 @@ import numpy as np
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.rules.context import Context, Rule
-from ipujax.lowering.rules.fallback import fallback
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.table import RULES
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options

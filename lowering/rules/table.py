@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.rules import (
+from ipujax.lowering.rules.arrays import dynamic, indexing, iota, pad, shape, sort
+from ipujax.lowering.rules.base.context import Rule
+from ipujax.lowering.rules.flow import calls, codelet, collectives, control, effects, streaming
+from ipujax.lowering.rules.numerics import (
     arg_reduce,
-    calls,
-    codelet,
-    collectives,
-    control,
     cumulative,
-    dynamic,
-    effects,
     elementwise,
-    indexing,
-    iota,
     linear,
-    pad,
     ragged,
     random,
     reductions,
-    shape,
-    sort,
-    streaming,
     windows,
 )
-from ipujax.lowering.rules.context import Rule
 
 _FAMILIES = (
     elementwise,

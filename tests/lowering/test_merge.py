@@ -11,8 +11,8 @@ import numpy as np
 
 import ipujax as ipu
 from ipujax.lowering.merge import merge_compute_sets
-from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.popops.kernel import Op
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import program_cycles
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Copy, Execute, Graph, HostStream, Sequence, StreamIn
 from ipujax.runtime.target import Target

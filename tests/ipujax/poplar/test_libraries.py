@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ipujax import poplar, poplin, popnn, popops, poprand, poputil
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS
+from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS
 from ipujax.poplar.program import Sequence
 from ipujax.popops import expr
 from ipujax.popops.elementwise import BINARY, FUNCTIONS, TERNARY, UNARY

@@ -15,7 +15,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
-from ipujax.lowering.popops.kernel_cycles import OpCount, kernel_cycles
+from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
 from tests.lowering.helpers import check, lowered, run_tiles, share_all, small_target
 

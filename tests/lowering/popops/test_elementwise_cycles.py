@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipujax.lowering.popops.elementwise_cycles import OP_COSTS, elementwise_cycles
+from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
 from tests.lowering.helpers import small_target
 
 UNARY, BINARY, FLOAT_BINARY, EXP, ONE_REGION, CAST = 17, 26, 29, 33, 5 + 6, 19 + 18

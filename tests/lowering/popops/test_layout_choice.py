@@ -19,8 +19,10 @@ from ipujax.lowering.layout.box_charge import Work
 from ipujax.lowering.layout.choose import choose
 from ipujax.lowering.layout.grids import even_grids
 from ipujax.lowering.layout.trial import charged_cycles
-from ipujax.lowering.popops import arg_reduce, gather, pad, reduce as reduce_module, rows, scatter, windows
-from ipujax.lowering.popops.reduce import reduce
+from ipujax.lowering.popops.indexing import gather, scatter, windows
+from ipujax.lowering.popops.maps import pad, rows
+from ipujax.lowering.popops.reductions import arg_reduce, reduce as reduce_module
+from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.profile.profile import Profile

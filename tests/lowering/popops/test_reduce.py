@@ -14,8 +14,8 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ipujax.lowering.layout.trial import charged_cycles
-from ipujax.lowering.popops.partials import combined_cycles, reduce_partials, reduce_partials_in_place
-from ipujax.lowering.popops.reduce import REDUCERS, reduce
+from ipujax.lowering.popops.reductions.partials import combined_cycles, reduce_partials, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn, StreamOut

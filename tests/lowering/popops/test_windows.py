@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.popops.windows import Windows
+from ipujax.lowering.popops.indexing.windows import Windows
 from tests.lowering.helpers import check, lowered, small_target
 from tests.marks import slow_but
 

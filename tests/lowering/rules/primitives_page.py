@@ -16,7 +16,8 @@ from jax.extend.core import primitives  # noqa: TID251 the list of JAX that the 
 
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.jax_compat import CALLEES, Primitive
-from ipujax.lowering.rules import RULES, streaming
+from ipujax.lowering.rules import RULES
+from ipujax.lowering.rules.flow import streaming
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_fallback import fallback_rows
 from tests.lowering.rules.op_table import CASES

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.popops.rows import sort
+from ipujax.lowering.popops.maps.rows import sort
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target

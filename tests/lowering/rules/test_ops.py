@@ -18,7 +18,8 @@ import pytest
 
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params
-from ipujax.lowering.rules import RULES, streaming
+from ipujax.lowering.rules import RULES
+from ipujax.lowering.rules.flow import streaming
 from tests.lowering.helpers import TILES, assert_same, lowered, passed, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_table import CASES, FAMILIES

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ipujax import poplar
-from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.popops.kernel import Op
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError, MappingError, TargetError, VerifyError
 from ipujax.runtime.graph.graph import Graph as RuntimeGraph

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ipujax import poplar
-from ipujax.lowering.popops.elementwise import elementwise
-from ipujax.lowering.popops.kernel import Op
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
 from ipujax.runtime.errors import GraphError, MappingError, VerifyError
 from ipujax.runtime.graph.program import Execute, Sequence

@@ -1,0 +1,1 @@
+"""Access by index: gather and scatter, dynamic slices, windows, and the buffers of loops."""

@@ -1,0 +1,184 @@
+"""What a scatter is, and the codelet that combines updates with a block of a table.
+
+Input: a `ScatterSpec`. Output: a codelet of a block of the table, or of one constant, index vectors and updates.
+Source: cycles from `indexing_cycles`; filling a table with a constant is a vector a cycle (assumed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.indexing.gather import Mode, signed
+from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles, vectors
+from ipujax.lowering.popops.vertices.emulation import Kind
+from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import dtype_name
+
+SCATTERS: dict[str, Callable[..., jax.Array]] = {
+    "scatter": lax.scatter,
+    "scatter-add": lax.scatter_add,
+    "scatter-sub": lax.scatter_sub,
+    "scatter-mul": lax.scatter_mul,
+    "scatter-min": lax.scatter_min,
+    "scatter-max": lax.scatter_max,
+}
+
+# How what parts of the updates make of a neutral table is combined.
+_MONOIDS = {
+    "scatter-add": "add",
+    "scatter-sub": "add",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+_KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterSpec:
+    """Parameters of a scatter: the row of `SCATTERS`, the parameters of that function, and the shapes.
+
+    `uncut` are dimensions of the table that are never cut.
+    `function` is the user's own instead, as the primitive holds it: from a table's element and an update's to the new.
+    """
+
+    kind: str
+    numbers: lax.ScatterDimensionNumbers
+    mode: Mode
+    indices_are_sorted: bool
+    unique_indices: bool
+    table_shape: tuple[int, ...]
+    update_shape: tuple[int, ...]
+    dtype: Any
+    function: Any = None
+    uncut: tuple[int, ...] = ()
+
+    @property
+    def indexed(self) -> tuple[int, ...]:
+        """Dimensions of the table that indices point into."""
+        return tuple(self.numbers.scatter_dims_to_operand_dims)
+
+    def windows(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """For each dimension of the table the extent of an update, and its dimension in the updates or None."""
+        numbers = self.numbers
+        skipped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        dims = iter(numbers.update_window_dims)
+        of_update = [None if d in skipped else next(dims) for d in range(len(self.table_shape))]
+        return tuple(1 if u is None else self.update_shape[u] for u in of_update), tuple(of_update)
+
+    def repeats(self) -> int:
+        """Look-ups of each batch."""
+        numbers = self.numbers
+        lookups = prod(n for u, n in enumerate(self.update_shape) if u not in numbers.update_window_dims)
+        return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
+
+    def cuttable(self) -> list[int]:
+        """Dimensions of the table that may be cut: batched, covered whole, or indexed."""
+        sizes, of_update = self.windows()
+        batched = list(self.numbers.operand_batching_dims)
+        whole = [
+            d
+            for d, n in enumerate(self.table_shape)
+            if of_update[d] is not None and d not in (*self.indexed, *self.uncut) and sizes[d] == n
+        ]
+        return batched + whole + sorted(self.indexed, key=lambda d: -self.table_shape[d])
+
+    def lookup_dims(self) -> list[tuple[int, int]]:
+        """Dimensions of the indices that are no batches, in order, each with that of the updates it goes with."""
+        numbers = self.numbers
+        of_updates = (u for u in range(len(self.update_shape)) if u not in numbers.update_window_dims)
+        return [(i, u) for i, u in enumerate(of_updates) if i not in numbers.scatter_indices_batching_dims]
+
+    @property
+    def is_narrow_sum(self) -> bool:
+        """Whether updates of one place are rounded one after the other to less than 32 bits."""
+        is_narrow = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
+        return bool(is_narrow and _MONOIDS.get(self.kind) in ("add", "mul") and self.repeats() > 1)
+
+    def monoid(self) -> str | None:
+        """The monoid by which results of parts of the updates combine; None where their order matters."""
+        monoid = None if self.is_narrow_sum or self.dtype == np.bool_ else _MONOIDS.get(self.kind)
+        if monoid in ("min", "max") and jnp.issubdtype(self.dtype, jnp.complexfloating):
+            return None
+        return monoid
+
+
+@remembered
+def scatter_codelet(
+    dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen | None, *, is_part: bool = False
+) -> Codelet:
+    """The codelet that combines updates with a block of a table.
+
+    Args:
+        dtype: of the table.
+        index_dtype: of the indices.
+        spec: which indices point where, and how to combine.
+        constant: what all elements of the table are, None for a table that is read.
+        is_part: whether blocks of updates get a table each, which is charged as it is filled with `constant`.
+    """
+    sizes, _ = spec.windows()
+
+    def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+        *given, indices, updates = blocks
+        table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
+        mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
+        if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
+            return _scattered(table, indices, updates, mode, hints)
+        # What updates of several indices have beside the block goes to places around it, and is left there.
+        beside = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
+        around = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in beside])
+        around = _scattered(around, _local_indices(indices, origins), updates, Mode.FILL_OR_DROP, {})
+        return lax.slice(around, beside, [n + m for n, m in zip(beside, table.shape, strict=True)])
+
+    def _scattered(table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]) -> jax.Array:
+        if spec.function is None:
+            return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
+        return lax.scatter_p.bind(
+            table,
+            indices,
+            updates,
+            dimension_numbers=spec.numbers,
+            update_jaxpr=spec.function,
+            update_consts=(),
+            mode=mode,
+            **{"unique_indices": False, "indices_are_sorted": False, **hints},
+        )
+
+    def _local_indices(indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
+        """Indices into a block and what is around it; those that fall elsewhere are out of its range."""
+        indices = signed(indices)
+        last = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
+        inside = jnp.clip(indices, 0, last)
+        if spec.mode is not Mode.CLIP:
+            inside = jnp.where(inside == indices, indices, -max(spec.table_shape))
+        beside = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
+        return inside + beside - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        table, indices, updates = shapes[-1], shapes[-3], shapes[-2]
+        lookups, share = total_elements(indices[:-1]), np.ones(())
+        row = -(-total_elements(updates) // np.maximum(lookups, 1))
+        for d in spec.indexed:
+            share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
+            row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
+        cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
+        return cycles + vectors(total_elements(table), dtype, target) if is_part else cycles
+
+    fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), Field("out", "out", dtype)]
+    if constant is None:
+        fields.insert(0, Field("table", "in", dtype))
+    moves = spec.kind == "scatter" and spec.function is None
+    title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
+    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), moves=moves)

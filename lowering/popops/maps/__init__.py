@@ -1,0 +1,1 @@
+"""Maps over the elements of an index space: fused expressions, rows, iotas, padding."""

@@ -1,0 +1,273 @@
+"""Elementwise operations over tensors of one shape, tile by tile where the data lies.
+
+Results lie like the operand for which the vertices and the exchange of the other operands are estimated cheapest;
+without an operand that lies in a simple form, or where spreading everything is cheaper, they lie linearly. Operands
+that lie nowhere yet are put where they are used. An operand that is repeated along dimensions is read once by a vertex.
+Constant scalars become immediates of the vertex, and an operation on nothing else is done at compile time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from ipujax.lowering.layout import MemoryOrder, map_alike, map_linearly, memory_order
+from ipujax.lowering.popops.maps.elementwise_layout import choose_layout, grid_of, narrow_view, place_operands
+from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
+from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
+from ipujax.lowering.popops.reductions.reduce import reduce
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.lowering.popops.vertices.kernel import (
+    Frozen,
+    Input,
+    Kernel,
+    Op,
+    Reduction,
+    Step,
+    freeze,
+    kernel_codelet,
+    thawed,
+)
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
+from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes, is_key_dtype
+
+
+def elementwise(
+    graph: Graph, op: Op, operands: Sequence[Tensor], prog: ProgramSequence, name: str, out: Tensor | None = None
+) -> Tensor:
+    """Applies an operation to tensors of one shape (scalars and dimensions of size 1 are broadcast).
+
+    Args:
+        graph: graph to add to.
+        op: the operation.
+        operands: tensors of equal rank with equal sizes or 1 in each dimension, or of shape ().
+        prog: program the compute set is added to.
+        name: debug name.
+        out: what the result is written to, of the broadcast shape; it may be one of the operands, but share no element
+            with another part of one.
+
+    Returns:
+        A new tensor of the broadcast shape and `op.out_dtype`; `out` if that is given.
+
+    Raises:
+        GraphError: if shapes differ.
+    """
+    shape = _common_shape(graph, operands, name)
+    tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
+    step = Step(op, tuple(range(len(tensors))))
+    return apply_steps(graph, [step], [len(tensors)], tensors, shape, prog, name, [out])[0]
+
+
+def apply_steps(
+    graph: Graph,
+    steps: Sequence[Step],
+    results: Sequence[int],
+    operands: Sequence[Tensor],
+    shape: tuple[int, ...],
+    prog: ProgramSequence,
+    name: str,
+    outs: Sequence[Tensor | None],
+    reductions: Sequence[Reduction] = (),
+) -> list[Tensor]:
+    """Applies several operations in one vertex a tile, and reduces what they compute.
+
+    Args:
+        graph: graph to add to.
+        steps: the operations; operand n is value n, the result of step k is value len(operands) + k.
+        results: the values to return.
+        operands: tensors of one shape.
+        shape: that shape.
+        prog: program the compute set is added to.
+        name: debug name.
+        outs: for each result what it is written to, as `elementwise` has it, or None.
+        reductions: what to reduce and return.
+
+    Returns:
+        For each result a new tensor of `shape`, or what is given for it; then for each reduction a new tensor of the
+        shape without its axes.
+    """
+    held = _order(operands, outs, shape)
+    turned = [None if out is None else held.of_variable(out) for out in outs]
+    inside = [replace(r, axes=tuple(n for n, d in enumerate(held.view_dims) if d in r.axes)) for r in reductions]
+    space = _IndexSpace(graph, held.variable_shape, prog, name)
+    made = space.add(steps, results, [held.of_variable(x) for x in operands], turned, inside)
+    found = [held.of_view(x) if out is None else out for x, out in zip(made, outs, strict=False)]
+    reduced = zip(reductions, made[len(outs) :], strict=True)
+    return [*found, *(held.without(reduction.axes).of_view(x) for reduction, x in reduced)]
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexSpace:
+    """An index space in the order of dimensions in memory, and the program that operations over it are added to.
+
+    Its methods take and return what `apply_steps` does.
+    """
+
+    graph: Graph
+    shape: tuple[int, ...]
+    prog: ProgramSequence
+    name: str
+
+    def add(
+        self,
+        steps: Sequence[Step],
+        results: Sequence[int],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """Adds operations: of constants at compile time, the others in vertices."""
+        wanted = [*results, *(reduction.value for reduction in reductions)]
+        left, values, kept = _with_immediates(steps, wanted, operands)
+        places: list[Tensor | None] = [*outs, *(None for _ in reductions)]
+        folded: list[Reduction | None] = [*(None for _ in outs), *reductions]
+        rows = list(enumerate(zip(values, places, folded, strict=True)))
+        stored = {n: (value, out) for n, (value, out, r) in rows if isinstance(value, int) and r is None}
+        reduced = {n: replace(r, value=value) for n, (value, _, r) in rows if isinstance(value, int) and r is not None}
+        found = {n: self._constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
+        if stored or reduced:
+            numbers, into = tuple(v for v, _ in stored.values()), [out for _, out in stored.values()]
+            made = self._in_vertices(left, numbers, kept, into, list(reduced.values()))
+            found.update(zip((*stored, *reduced), made, strict=True))
+        return [found[n] for n in range(len(values))]
+
+    def _constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
+        constant = self.graph.add_constant(thawed(value), self.name).broadcast_in_dim(self.shape, ())
+        if reduction is not None:
+            return self._reduced(constant, reduction)
+        return constant if out is None else _copied(self.graph, constant, out, self.prog, self.name)
+
+    def _reduced(self, x: Tensor, how: Reduction) -> Tensor:
+        return reduce(self.graph, x, how.axes, how.monoid, self.prog, self._name_of(how))
+
+    def _name_of(self, reduction: Reduction) -> str:
+        return f"{self.name}/{reduction.monoid}"
+
+    def _in_vertices(
+        self,
+        steps: tuple[Step, ...],
+        results: tuple[int, ...],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """Adds operations in the layout that is cheapest."""
+        graph, shape = self.graph, self.shape
+        narrow = [narrow_view(x) for x in operands]
+        flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
+        layout = choose_layout(graph, flat, operands, narrow, outs, shape, reductions)
+        is_sized = bool(results) or any(view.is_whole for view in narrow)
+        if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
+            return self._reduced_apart(steps, results, operands, outs, reductions)
+        place_operands(graph, operands, narrow, layout, shape)
+        for out in outs:
+            if out is not None:
+                map_alike(graph, out.reshape(layout.shape), layout.mapping)
+        found = [
+            graph.add_variable(layout.shape, dtype, self.name, layout.mapping).reshape(shape) if out is None else out
+            for out, dtype in zip(outs, flat.result_dtypes, strict=True)
+        ]
+        grid = grid_of(layout, operands, narrow, found, shape)
+        inside = tuple(replace(r, axes=grid.axes_of(r.axes, shape)) for r in reductions)
+        placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
+        partials = [
+            partial_results(graph, placement, r.axes, flat.dtype_of(r.value), r.monoid, self._name_of(r))
+            for r in inside
+        ]
+        inputs = tuple(Input(read.tensor.dtype, read.axes) for read in grid.inputs)
+        codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=inside))
+        reduced = {axis for reduction in inside for axis in reduction.axes}
+        axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(grid.axes)]
+        accesses = [Access(view.tensor, tuple(map(element, view.axes))) for view in (*grid.inputs, *grid.results)]
+        accesses += [access for _, access in partials]
+        add_vertices(graph, codelet, axes, accesses, grid.tile, self.prog, self.name)
+        combined = [
+            reduce_partials_in_place(graph, out, self.prog, self.name) if num_slots(placement, r.axes) > 1 else out
+            for (out, _), r in zip(partials, inside, strict=True)
+        ]
+        return [*found, *combined]
+
+    def _reduced_apart(
+        self,
+        steps: tuple[Step, ...],
+        results: tuple[int, ...],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """The same with what is reduced stored first, where it lies in no boxes whose sides are dimensions."""
+        values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
+        stored, places = (*results, *values), [*outs, *(None for _ in values)]
+        made = self._in_vertices(steps, stored, operands, places, ()) if stored else []
+        of_value = {**dict(enumerate(operands)), **dict(zip(values, made[len(outs) :], strict=True))}
+        return [*made[: len(outs)], *(self._reduced(of_value[r.value], r) for r in reductions)]
+
+
+def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
+    """The order of dimensions in which most bytes lie in memory; of two with as many, not that of `shape`."""
+    own = MemoryOrder.own(shape)
+    tensors = [x for x in (*operands, *(out for out in outs if out is not None)) if x.size > 1]
+    held: Counter[MemoryOrder] = Counter({own: 0})
+    for tensor in tensors:
+        found = memory_order(tensor)
+        if found is not None:
+            held[own if found.is_own else found] += tensor.size * element_bytes(tensor.dtype)
+    most = max(held, key=lambda order: (held[order], order != own))
+    return most if all(most.can_cut(x) for x in tensors) else own
+
+
+def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+    for tensor in (source, destination):
+        map_linearly(graph, tensor)
+    prog.add(Copy(source, destination, name, graph.origin))
+    return destination
+
+
+def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
+    rank = max(t.ndim for t in operands)
+    shapes = [t.shape for t in operands if t.ndim]
+    shape = tuple(max((n for n in sizes if n != 1), default=1) for sizes in zip(*shapes, strict=False))
+    alike = all(n in (1, m) for given in shapes for n, m in zip(given, shape, strict=False))
+    if not alike or any(len(given) != rank for given in shapes):
+        raise GraphError(f"{name}: operands differ in shape", where=graph.origin, got=[t.shape for t in operands])
+    return shape
+
+
+def immediate_of(tensor: Tensor) -> np.ndarray | None:
+    """The value of a tensor whose elements are all one constant scalar, else None."""
+    affine = tensor.affine
+    if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
+        return None
+    value = affine.variable.value
+    if is_key_dtype(value.dtype):
+        return None
+    return np.asarray(value).reshape(())
+
+
+def _with_immediates(
+    steps: Sequence[Step], results: Sequence[int], operands: Sequence[Tensor]
+) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
+    """The same operations with constant scalars in the steps, each other operand once; results may be constants."""
+    values: list[int | Frozen] = []
+    kept: list[Tensor] = []
+    for tensor in operands:
+        constant = immediate_of(tensor)
+        same = next((n for n, other in enumerate(kept) if other.node == tensor.node), len(kept))
+        kept += [tensor] if constant is None and same == len(kept) else []
+        values.append(same if constant is None else freeze(constant))
+    left: list[Step] = []
+    for step in steps:
+        given = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
+        if any(isinstance(x, int) for x in given):
+            left.append(Step(step.op, given))
+            values.append(len(kept) + len(left) - 1)
+            continue
+        with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+            folded = step.op.fun(*(thawed(x) for x in given if not isinstance(x, int)))
+        values.append(freeze(np.asarray(folded, step.op.out_dtype)))
+    return tuple(left), [values[x] for x in results], kept

@@ -1,0 +1,227 @@
+"""Where the vertices of an elementwise operation lie, and what they read and write there.
+
+Input: the operands of an operation over one index space, and what it computes. Output: a layout, which is a shape of as
+many elements and a mapping of it, and the grid of vertices on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ipujax.lowering.layout import layout_like, linear_mapping, map_alike, map_linearly
+from ipujax.lowering.layout.box_charge import spans
+from ipujax.lowering.layout.place import place_operand, row_boxes, spread
+from ipujax.lowering.popops.reductions.partial_results import num_slots
+from ipujax.lowering.popops.reductions.partials import combined_cycles
+from ipujax.lowering.popops.vertices.kernel import Kernel, Reduction, kernel_codelet
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.exchange import access_traffic, receive_cycles
+from ipujax.runtime.graph import Access, Axis, Graph, element
+from ipujax.runtime.memory import INSTRUCTION_BYTES
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes
+
+
+class View(NamedTuple):
+    """A tensor, and the dimensions of an index space that its own run along."""
+
+    tensor: Tensor
+    axes: tuple[int, ...]
+    is_whole: bool = True
+
+
+def narrow_view(tensor: Tensor) -> View:
+    """The elements that a tensor repeats, once, and the dimensions of the tensor that they run along."""
+    affine = tensor.affine
+    repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _repeats(group)]
+    if not repeated or not tensor.size:
+        return View(tensor, tuple(range(tensor.ndim)))
+    axes = tuple(d for d in range(tensor.ndim) if d not in repeated)
+    limits = [1 if d in repeated else n for d, n in enumerate(tensor.shape)]
+    first = tensor.slice([0] * tensor.ndim, limits)
+    return View(first.reshape(tuple(tensor.shape[d] for d in axes)), axes, is_whole=False)
+
+
+def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
+    return bool(group) and all(stride == 0 for _, stride in group)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+_MOST_LAYOUTS = 8  # assumed: those in which most operands lie; a sum of hundreds would charge each for all others
+
+
+class Layout(NamedTuple):
+    """A shape of as many elements as the index space has, and a mapping of it."""
+
+    shape: tuple[int, ...]
+    mapping: TileMapping
+
+    def can_reduce(self, shape: tuple[int, ...], axes: Sequence[int]) -> bool:
+        """Whether vertices can reduce an index space of a shape over some axes: all of them, or sides of boxes."""
+        in_boxes = isinstance(self.mapping, Blocked) and self.shape == shape
+        return prod(shape) > 0 and (in_boxes or len(axes) == len(shape))
+
+
+def choose_layout(
+    graph: Graph,
+    kernel: Kernel,
+    operands: Sequence[Tensor],
+    narrow: Sequence[View],
+    outs: Sequence[Tensor | None],
+    shape: tuple[int, ...],
+    reductions: Sequence[Reduction] = (),
+) -> Layout:
+    """The layout to compute in: of a mapped tensor that results go to, or of an operand, or an even one.
+
+    One in which vertices can reduce, if there are such.
+    """
+    given = [out for out in outs if out is not None and graph.is_mapped(out)]
+    whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
+    homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]
+    most = {home for home, _ in Counter(homes).most_common(_MOST_LAYOUTS)}
+    homes = [home for home in homes if home in most]
+    homes += [] if given and homes else _even(graph, kernel, shape, reductions, bool(homes))
+    in_rows = len(whole) < len(operands) or bool(reductions)
+    layouts = list(dict.fromkeys(_in_rows(home) if in_rows and home.shape == shape else home for home in homes))
+    layouts = [x for x in layouts if all(x.can_reduce(shape, r.axes) for r in reductions)] or layouts
+    if len(layouts) == 1:
+        return layouts[0]
+
+    def rank(layout: Layout) -> tuple[float, int, int]:
+        found = _evenness(layout.mapping, graph.target.num_tiles)
+        cycles = _compute_cycles(kernel, layout.mapping, graph.target)
+        cycles += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
+        return cycles + _exchange_price(graph, operands, narrow, layout, shape), found.worst, -found.tiles
+
+    return min(layouts, key=rank)
+
+
+def _even(
+    graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], must_fit: bool
+) -> list[Layout]:
+    """Everything spread over the tiles: linearly, or in boxes; where all is reduced, also without cuts of that."""
+    dtype = kernel.dtype_of([*kernel.results, *(reduction.value for reduction in reductions)][0])
+    if not reductions:
+        return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
+    orders, width, tiles = [tuple(range(len(shape)))], element_bytes(dtype), graph.target.tiles_per_ipu
+    if not kernel.results:  # no reader meets them in the layout of one that is chosen for its reduction alone
+        reduced = {axis for reduction in reductions for axis in reduction.axes}
+        orders.append(tuple(d for d in range(len(shape)) if d not in reduced))
+    found = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
+    room = graph.target.available_memory_proportion * graph.target.bytes_per_tile
+    fitting = [x for x in found if _evenness(x.mapping, graph.target.num_tiles).worst * width <= room]
+    return fitting if must_fit or fitting else found[:1]
+
+
+def _layout_of(graph: Graph, tensor: Tensor) -> Layout | None:
+    found = layout_like(graph, tensor)
+    return None if found is None else Layout(*found)
+
+
+def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
+    worst, _, pieces = _evenness(mapping, target.num_tiles)  # a vertex for each piece, one after the other
+    block = (np.asarray(-(-worst // pieces)),)
+    fields = len(kernel.inputs) + len(kernel.results)
+    return pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
+
+
+def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: Layout, shape: tuple[int, ...]) -> int:
+    """Cycles in which partial results of a reduction are combined; 0 where it does not run in this layout."""
+    if not isinstance(layout.mapping, Blocked) or layout.shape != shape:
+        return 0
+    kept = [d for d in range(len(shape)) if d not in reduction.axes]
+    longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in kept)
+    slots = num_slots(layout.mapping, reduction.axes)
+    return combined_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_price_cycles)
+
+
+def _exchange_price(
+    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
+) -> float:
+    """Cycles to receive the operands that lie somewhere, and what the code for that is worth."""
+    target, grid = graph.target, grid_of(layout, operands, narrow, (), shape)
+    receiving, fragments = np.zeros(target.num_tiles, np.int64), np.zeros(target.num_tiles, np.int64)
+    for view in grid.inputs:
+        if graph.is_mapped(view.tensor):
+            moved = access_traffic(grid.axes, grid.tile, Access(view.tensor, tuple(map(element, view.axes))), graph)
+            cycles = receive_cycles(moved.received_bytes, moved.shared_bytes, moved.fragments, target)
+            receiving, fragments = receiving + cycles, fragments + moved.fragments
+    code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
+    startup = target.exchange_startup_cycles if receiving.any() else 0
+    return startup + float(receiving.max()) + graph.byte_price_cycles * code_bytes
+
+
+class _Evenness(NamedTuple):
+    """How even a mapping is: elements of the fullest tile, tiles in use, most pieces on one tile."""
+
+    worst: int
+    tiles: int
+    pieces: int
+
+
+@remembered
+def _evenness(mapping: TileMapping, num_tiles: int) -> _Evenness:
+    counts = mapping.elements_per_tile(num_tiles)
+    pieces = np.bincount(mapping.tile.ravel() if isinstance(mapping, Blocked) else mapping.tiles)
+    return _Evenness(int(counts.max(initial=0)), int(np.count_nonzero(counts)), int(pieces.max(initial=1)))
+
+
+def _in_rows(layout: Layout) -> Layout:
+    """The same layout in boxes, where it is whole rows: then what is repeated along rows is read once."""
+    if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
+        return layout
+    return Layout(layout.shape, row_boxes(layout.mapping, layout.shape) or layout.mapping)
+
+
+def place_operands(
+    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
+) -> None:
+    """Puts operands that lie nowhere yet where they are used."""
+    mapping = layout.mapping
+    for tensor, own in zip(operands, narrow, strict=True):
+        if own.is_whole:
+            map_alike(graph, tensor.reshape(layout.shape), mapping)
+        elif isinstance(mapping, Blocked) and layout.shape == shape:
+            place_operand(graph, own.tensor, spans(own.tensor.shape, own.axes), mapping)
+        map_linearly(graph, tensor)
+
+
+# --- vertices ---------------------------------------------------------------------------------------------------------
+
+
+class Grid(NamedTuple):
+    """Axes and tiles of vertices, and what they read and write over these axes."""
+
+    axes: tuple[Axis, ...]
+    tile: np.ndarray
+    inputs: tuple[View, ...]
+    results: tuple[View, ...]
+
+    def axes_of(self, axes: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes that stand for some, or for all, dimensions of an index space of a shape."""
+        return tuple(range(len(self.axes))) if len(axes) == len(shape) else tuple(axes)
+
+
+def grid_of(
+    layout: Layout,
+    operands: Sequence[Tensor],
+    narrow: Sequence[View],
+    results: Sequence[Tensor],
+    shape: tuple[int, ...],
+) -> Grid:
+    """One vertex a box of a layout."""
+    mapping = layout.mapping
+    if isinstance(mapping, Flat):
+        bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
+        read, written = (tuple(View(x.flatten(), (0,)) for x in tensors) for tensors in (operands, results))
+        return Grid((Axis("element", bounds),), mapping.tiles, read, written)
+    axes, dims = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts)), tuple(range(len(layout.shape)))
+    read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
+    return Grid(axes, mapping.tile, tuple(narrow) if layout.shape == shape else read, written)

@@ -1,0 +1,64 @@
+"""Rising numbers, made where they lie.
+
+Source of the cost: poplibs `popopsCycleEstimators.cpp`, iota (reference machine.md §1.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose
+from ipujax.lowering.layout.place import along, mapped_variable, placed_axes
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
+
+_BASE_CYCLES = 14
+_VECTOR_CYCLES = 3
+
+
+def iota(graph: Graph, dtype: Any, size: int, prog: ProgramSequence, name: str) -> Tensor:
+    """The numbers 0 … size − 1.
+
+    Args:
+        graph: graph to add to.
+        dtype: dtype of the result.
+        size: how many, at least 1.
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of shape (size,), spread over tiles.
+    """
+    codelet, field = _codelet(dtype), spans((size,), (0,))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        out = mapped_variable(graph, (size,), dtype, name, (0,), placement)
+        accesses = [along(out, (0,))]
+        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name, ["d0"])
+        return out
+
+    return add(graph, prog, choose(graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
+
+
+@remembered
+def _codelet(dtype: Any) -> Codelet:
+    def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+        numbers = lax.iota(np.dtype(np.int32), shapes[0][0]) + jnp.asarray(origins[0], np.int32)
+        return numbers.astype(dtype)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        vectors = -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
+        workers = target.worker_contexts
+        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + _VECTOR_CYCLES * -(-vectors // workers))
+
+    fields = (Field("out", "out", dtype),)
+    return Codelet(f"popops::Iota<{dtype_name(dtype)}>", fields, compute, cycles, 12, 120, takes=("origins", "shapes"))

@@ -1,0 +1,104 @@
+"""Padding: around a tensor, between its elements, or negative to crop it.
+
+One copy: each block of the result reads the elements that fall in it, and its vertex fills in the rest.
+
+The cost is that of an elementwise copy of the result (reference machine.md §1.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
+from ipujax.lowering.popops.maps.elementwise import immediate_of
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import (
+    Access,
+    BlockShapes,
+    Codelet,
+    Dim,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    Term,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
+
+Config = Sequence[tuple[int, int, int]]
+
+
+def pad(
+    graph: Graph,
+    x: Tensor,
+    value: Tensor,
+    config: Config,
+    out_shape: Sequence[int],
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    """Pads a tensor, as `lax.pad`.
+
+    Args:
+        graph: graph to add to.
+        x: tensor with at least one element.
+        value: scalar that fills.
+        config: `(low, high, interior)` for each dimension.
+        out_shape: shape of the result, with at least one element.
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of shape `out_shape`.
+    """
+    rank, constant = x.ndim, immediate_of(value)
+    known = None if constant is None else freeze(constant)
+    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), known)
+    read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
+    fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
+    sources: list[Source] = [source_of(graph, x), "here"] + ["elsewhere"] * (constant is None)
+    work = Work(codelet, tuple(fields), tuple(sources))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, read, placement)
+        out = mapped_variable(graph, out_shape, x.dtype, name, range(rank), placement)
+        dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
+        accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
+        if constant is None:
+            map_linearly(graph, value)
+            accesses.append(scalar(value))
+        add_vertices(graph, codelet, placed_axes(placement), accesses, placement.tile, prog, name)
+        return out
+
+    operands = [x, value] if constant is None else [x]
+    return add(graph, prog, choose(graph, out_shape, range(rank), work, operands, add))
+
+
+@remembered
+def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
+    known = None if constant is None else thawed(constant)
+
+    def compute(x: jax.Array, *given: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
+        value = given[0] if known is None else known
+        return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        return elementwise_cycles("copy", dtype, 1, 0, total_elements(shapes[1]), target)
+
+    fields = [Field("in", "in", dtype), Field("out", "out", dtype)]
+    if constant is None:
+        fields.append(Field("value", "in", dtype))
+    return Codelet(
+        f"popops::Pad<{dtype_name(dtype)}>", tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True
+    )

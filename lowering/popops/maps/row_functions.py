@@ -1,0 +1,125 @@
+"""Functions of rows that are a JAX primitive on each block: any reduction, approximate top-k, changes of width.
+
+Input and output as `rows.by_rows`, which cuts everything but the row. Reductions by a function of the user's own are
+not known to be associative, so that a row is reduced where it lies whole, in the order of XLA; one row alone is worked
+on by one tile.
+
+Source of the costs: none public; a load, a store and two cycles an operation of the function (assumed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.maps.rows import by_rows
+from ipujax.lowering.popops.vertices.emulation import emulation
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, dtype_name
+
+_WORKER_START_CYCLES = 20  # assumed, as of a reduction
+_MOVE_CYCLES, _OPERATION_CYCLES = 2, 2  # assumed
+
+RowFunction = Callable[..., Sequence[jax.Array]]
+
+
+def reduce_by_function(
+    graph: Graph,
+    operands: Sequence[Tensor],
+    starts: Sequence[Tensor],
+    axes: Sequence[int],
+    fun: RowFunction,
+    operations: int,
+    prog: ProgramSequence,
+    name: str,
+) -> list[Tensor]:
+    """Reduces tensors of one shape together, by any function.
+
+    Args:
+        graph: graph to add to.
+        operands: tensors of one shape with at least one element.
+        starts: a scalar for each, that its reduction starts with.
+        axes: dimensions to reduce.
+        fun: hashable; from blocks and starts to the blocks reduced over their last dimension.
+        operations: number of operations of one step.
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor for each operand, of the shape without `axes`.
+    """
+    shape = operands[0].shape
+    kept = [d for d in range(len(shape)) if d not in axes]
+    sizes = tuple(shape[d] for d in kept)
+    rows = [x.transpose((*kept, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
+    dtypes = tuple(x.dtype for x in operands)
+    codelet = _codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, True)
+    outs = by_rows(graph, codelet, rows, [(1, dtype) for dtype in dtypes], len(kept), prog, name, starts)
+    return [out.reshape(sizes) for out in outs]
+
+
+def each_row(
+    graph: Graph,
+    title: str,
+    x: Tensor,
+    axis: int,
+    fun: RowFunction,
+    results: Sequence[tuple[int, Any]],
+    prog: ProgramSequence,
+    name: str,
+    operations: int = 1,
+) -> list[Tensor]:
+    """Applies a function to each row of a tensor.
+
+    Args:
+        graph: graph to add to.
+        title: name of the codelet.
+        x: tensor with at least one element.
+        axis: the dimension that rows lie along.
+        fun: hashable; from a block to blocks of the results.
+        results: extent of the rows of each result, and its dtype.
+        prog: program the compute set is added to.
+        name: debug name.
+        operations: operations an element of `x`.
+    """
+    codelet = _codelet(title, fun, (x.dtype,), tuple(dtype for _, dtype in results), 1, operations, False)
+    return by_rows(graph, codelet, [x], results, axis, prog, name)
+
+
+@remembered
+def _codelet(
+    title: str,
+    fun: RowFunction,
+    dtypes: tuple[Any, ...],
+    out_dtypes: tuple[Any, ...],
+    rows: int,
+    operations: int,
+    reduces: bool,
+) -> Codelet:
+    def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
+        results = fun(*blocks)
+        return tuple(lax.expand_dims(y, (y.ndim,)) for y in results) if reduces else tuple(results)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        # A vertex shares its rows among the workers, as long as there are that many.
+        elements = total_elements(shapes[0]) * rows
+        length = shapes[0][-1] if reduces else np.ones((), np.int64)
+        workers = target.worker_contexts
+        share = -(-(elements // np.maximum(length, 1)) // workers) * length
+        means = emulation(dtypes[0], "add" if operations else "move", target)
+        each = _MOVE_CYCLES + _OPERATION_CYCLES * operations * means.factor + means.cast_cycles
+        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * each)
+
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
+    return Codelet(
+        f"popops::{title}<{dtype_name(out_dtypes[0])}>", tuple(fields), compute, cycles, 32, 600, moves=not operations
+    )

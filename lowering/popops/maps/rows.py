@@ -1,0 +1,242 @@
+"""Operations along one dimension, row by row: cumulative results, sorting, the largest of a row, any reduction.
+
+A row is never cut here, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone
+is worked on by one tile. (The rules cut rows that no tile can hold: `rules/long_rows.py`.)
+
+Source: heap sort and bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative
+results have no public figure and cost one load, one operation and one store an element (assumed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout.box_charge import Source, Span, Work
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import (
+    along,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    scalar,
+    tile_grid,
+    whole_axis,
+)
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.lowering.popops.vertices.emulation import emulation
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
+
+CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
+    "cumsum": (lax.cumsum, 3),
+    "cumprod": (lax.cumprod, 3),
+    "cummax": (lax.cummax, 4),
+    "cummin": (lax.cummin, 4),
+    "cumlogsumexp": (lax.cumlogsumexp, 26),  # assumed: exp, log, and a maximum
+}
+_WORKER_START_CYCLES = 20  # assumed, as of a reduction
+_SORT_SUPERVISOR_CYCLES = 19
+_HEAP_SORT_INSTRUCTIONS = 8
+_HEAP_SORT_LEVEL_CYCLES, _HEAP_SORT_ELEMENT_CYCLES, _HEAP_SORT_CYCLES = 19, 6, 2
+_COMPARE_SWAP_CYCLES = 11  # a pair of float keys with values
+
+
+def cumulative(
+    graph: Graph, x: Tensor, axis: int, kind: str, reverse: bool, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Running results along one dimension.
+
+    Args:
+        graph: graph to add to.
+        x: tensor with at least one element.
+        axis: the dimension.
+        kind: row of `CUMULATIVE`.
+        reverse: from the end to the start.
+        prog: program the compute set is added to.
+        name: debug name.
+
+    Returns:
+        A new tensor like `x`.
+    """
+    codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
+    (out,) = by_rows(graph, codelet, [x], [(x.shape[axis], x.dtype)], axis, prog, name)
+    return out
+
+
+def sort(
+    graph: Graph,
+    operands: Sequence[Tensor],
+    axis: int,
+    num_keys: int,
+    is_stable: bool,
+    prog: ProgramSequence,
+    name: str,
+    has_sorted_halves: bool = False,
+) -> list[Tensor]:
+    """Sorts rows of tensors of one shape together, as `lax.sort`.
+
+    Args:
+        graph: graph to add to.
+        operands: tensors of one shape with at least one element; the first `num_keys` are compared.
+        axis: the dimension sorted.
+        num_keys: number of keys.
+        is_stable: equal keys keep their order.
+        prog: program the compute set is added to.
+        name: debug name.
+        has_sorted_halves: whether each half of a row is sorted already, so that they need to be merged only.
+
+    Returns:
+        A new tensor for each operand.
+    """
+    codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable, has_sorted_halves)
+    results = [(x.shape[axis], x.dtype) for x in operands]
+    return by_rows(graph, codelet, operands, results, axis, prog, name)
+
+
+def top_k(graph: Graph, x: Tensor, k: int, axis: int, prog: ProgramSequence, name: str) -> list[Tensor]:
+    """The `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
+    codelet = _top_k_codelet(x.dtype, k, axis)
+    return by_rows(graph, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis, prog, name)
+
+
+def by_rows(
+    graph: Graph,
+    codelet: Codelet,
+    operands: Sequence[Tensor],
+    results: Sequence[tuple[int, Any]],
+    axis: int,
+    prog: ProgramSequence,
+    name: str,
+    scalars: Sequence[Tensor] = (),
+) -> list[Tensor]:
+    """Runs a codelet on rows.
+
+    Args:
+        graph: graph to add to.
+        codelet: reads a block of each operand, then the scalars, and writes a block of each result.
+        operands: tensors of one shape with at least one element.
+        results: extent of the rows of each result, and its dtype.
+        axis: the dimension that rows lie along.
+        prog: program the compute set is added to.
+        name: debug name.
+        scalars: tensors of shape () that every vertex reads.
+
+    Returns:
+        A new tensor for each result, of the operands' shape but for the extent of rows.
+    """
+    shape, rank = operands[0].shape, operands[0].ndim
+    row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
+    out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
+    here: Source = "here"
+    sources = [*(source_of(graph, x) for x in operands), *(here for _ in results)]
+    sources[len(operands) : len(operands)] = [source_of(graph, x) for x in scalars]
+    work = Work(codelet, (*[row] * len(operands), *[()] * len(scalars), *out_rows), tuple(sources))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> list[Tensor]:
+        for tensor in operands:
+            place_operand(graph, tensor, row, placement)
+        for tensor in scalars:
+            map_linearly(graph, tensor)
+        return _add_rows(graph, codelet, operands, results, axis, placement, prog, name, scalars)
+
+    placement = choose(graph, shape, [d for d in range(rank) if d != axis], work, [*operands, *scalars], add)
+    return add(graph, prog, placement)
+
+
+def _add_rows(
+    graph: Graph,
+    codelet: Codelet,
+    operands: Sequence[Tensor],
+    results: Sequence[tuple[int, Any]],
+    axis: int,
+    placement: Blocked,
+    prog: ProgramSequence,
+    name: str,
+    scalars: Sequence[Tensor],
+) -> list[Tensor]:
+    shape, rank = operands[0].shape, operands[0].ndim
+    extents = sorted({extent for extent, _ in results if extent != shape[axis]})
+    axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in extents]
+    accesses = [*(along(x, range(rank)) for x in operands), *map(scalar, scalars)]
+    outs = []
+    for extent, dtype in results:
+        row_axis = axis if extent == shape[axis] else rank + extents.index(extent)
+        out_shape = (*shape[:axis], extent, *shape[axis + 1 :])
+        dims = [None if d == axis else d for d in range(rank)]
+        outs.append(mapped_variable(graph, out_shape, dtype, name, dims, placement))
+        accesses.append(along(outs[-1], [row_axis if d == axis else d for d in range(rank)]))
+    tile = tile_grid(placement, len(extents))
+    add_vertices(graph, codelet, axes, accesses, tile, prog, name)
+    return outs
+
+
+def _rows_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    lengths = shapes[0]
+    return total_elements([n for d, n in enumerate(lengths) if d != axis]), lengths[axis]
+
+
+@remembered
+def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
+    fun, each = CUMULATIVE[kind]
+
+    def compute(x: jax.Array) -> jax.Array:
+        return fun(x, axis=axis, reverse=reverse)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        rows, length = _rows_and_length(shapes, axis)
+        means = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
+        workers = target.worker_contexts
+        loop = -(-rows // workers) * length * (means.factor * each + means.cast_cycles)
+        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
+
+    fields = (Field("in", "in", dtype), Field("out", "out", dtype))
+    return Codelet(f"popops::{kind.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 300)
+
+
+@remembered
+def _sort_codelet(
+    dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool, has_sorted_halves: bool
+) -> Codelet:
+    def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        rows, length = _rows_and_length(shapes, axis)
+        # A merge goes through its row once; that costs what a level of the sort does (assumed).
+        levels = 1 if has_sorted_halves else np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
+        row = _HEAP_SORT_LEVEL_CYCLES * length * levels + _HEAP_SORT_ELEMENT_CYCLES * length + _HEAP_SORT_CYCLES
+        carried = 1 if len(dtypes) == 1 else 2  # keys with values cost twice
+        workers = target.worker_contexts
+        means = emulation(dtypes[0], "add", target)  # a comparison
+        loop = -(-rows // workers) * (_HEAP_SORT_INSTRUCTIONS * means.factor + means.cast_cycles) * carried * row
+        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
+
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
+    title = f"popops::{'Merge' if has_sorted_halves else 'HeapSort'}<{dtype_name(dtypes[0])}>"
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700)
+
+
+@remembered
+def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
+    def compute(x: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(lax.top_k(x, k, axis=axis))
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        rows, length = _rows_and_length(shapes, axis)
+        stages = int(np.ceil(np.log2(max(2, k))))
+        # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
+        pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
+        means = emulation(dtype, "add", target)
+        return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * means.factor + means.cast_cycles) * pairs
+
+    fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
+    return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900)

@@ -1,0 +1,1 @@
+"""Reductions: partial results on the tiles that have the elements, and their combination."""

@@ -1,0 +1,210 @@
+"""Index of the largest or smallest element along one dimension.
+
+Where the dimension that is searched is cut, each tile finds its own best value and where it is, and a second compute
+set picks among these pairs. The first of equal values wins and NaN beats all, in each stage and so in all, as in
+`lax.argmax`. Boxes are chosen by the charge of both.
+
+The cost is twice that of the reduction to the value (assumed: value and index advance together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import Grids, mapping_like, total_elements
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.exchange import copy_cycles, receive_cycles
+from ipujax.runtime.graph import (
+    Access,
+    Axis,
+    BlockShapes,
+    Codelet,
+    Field,
+    Graph,
+    Sequence as ProgramSequence,
+    block,
+    element,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, element_bytes, even_cuts
+
+_PASSES = 2  # assumed, see above
+
+# The search, the reduction to the value, and the monoid whose cost that is.
+_Row = tuple[Callable[..., jax.Array], Callable[..., jax.Array], str]
+_REDUCERS: dict[str, _Row] = {
+    "argmax": (lax.argmax, lax.reduce_max, "max"),
+    "argmin": (lax.argmin, lax.reduce_min, "min"),
+}
+
+
+def arg_reduce(
+    graph: Graph, x: Tensor, axis: int, monoid: str, index_dtype: Any, prog: ProgramSequence, name: str
+) -> Tensor:
+    """Finds where the extreme element along one dimension is.
+
+    Args:
+        graph: graph to add to.
+        x: tensor with at least one element.
+        axis: the dimension searched.
+        monoid: "argmax" or "argmin".
+        index_dtype: dtype of the result.
+        prog: program the compute sets are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of the shape without `axis`.
+    """
+    kept = [d for d in range(x.ndim) if d != axis]
+    read = spans(x.shape, range(x.ndim))
+    codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
+    work = Work(codelet, (read, tuple(read[d] for d in kept)), (source_of(graph, x), "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, read, placement)
+        return _searched(graph, x, axis, placement, monoid, index_dtype, prog, name)
+
+    after = _Picking(axis, x.dtype, index_dtype, monoid)
+    return add(graph, prog, choose(graph, x.shape, range(x.ndim), work, [x], add, after=after))
+
+
+def _searched(
+    graph: Graph,
+    x: Tensor,
+    axis: int,
+    placement: Blocked,
+    monoid: str,
+    index_dtype: Any,
+    prog: ProgramSequence,
+    name: str,
+) -> Tensor:
+    kept = [d for d in range(x.ndim) if d != axis]
+    axes = placed_axes(placement)
+    axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
+    shape, slots = tuple(x.shape[d] for d in kept), axes[axis].blocks
+    if slots == 1:
+        out = mapped_variable(graph, shape, index_dtype, name, kept, placement)
+        codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
+        add_vertices(graph, codelet, axes, (along(x, range(x.ndim)), along(out, kept)), placement.tile, prog, name)
+        return out
+    values, indices = (
+        _partials(graph, shape, slots, dtype, monoid, kept, axis, placement, name) for dtype in (x.dtype, index_dtype)
+    )
+    dims = (block(axis), *map(element, kept))
+    accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
+    codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
+    add_vertices(graph, codelet, axes, accesses, placement.tile, prog, name, [axes[axis].name])
+    return _pick(graph, values, indices, monoid, prog, name)
+
+
+def _partials(
+    graph: Graph,
+    shape: tuple[int, ...],
+    slots: int,
+    dtype: Any,
+    monoid: str,
+    kept: list[int],
+    axis: int,
+    placement: Blocked,
+    name: str,
+) -> Tensor:
+    """A variable with one result for each block of the reduced dimension, on the tile that computes it."""
+    cuts = (even_cuts(slots, slots), *(placement.cuts[d] for d in kept))
+    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *kept]))
+    return graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
+
+
+def _pick(graph: Graph, values: Tensor, indices: Tensor, monoid: str, prog: ProgramSequence, name: str) -> Tensor:
+    """Chooses among the slots of pairs: each box of results on the tile that has its first pairs."""
+    mapping = mapping_like(graph, values)
+    assert isinstance(mapping, Blocked), "partials lie in boxes"
+    slots, *shape = values.shape
+    cuts, tile = mapping.cuts[1:], mapping.tile[:1]
+    out = graph.add_variable(shape, indices.dtype, name, blocked_mapping(cuts, tile[0]))
+    axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
+    pairs = (along(t, range(t.ndim)) for t in (values, indices))
+    codelet = _pick_codelet(monoid, values.dtype, indices.dtype)
+    add_vertices(graph, codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile, prog, f"{name}/pick")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Picking:
+    """Charge of choosing among partial results, on each candidate grid of the search."""
+
+    axis: int
+    dtype: Any
+    index_dtype: Any
+    monoid: str
+
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
+        slots = grids.blocks[self.axis]
+        size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
+        widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
+        compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
+        # The first pair of each result lies there already; no two tiles receive the same.
+        copied = copy_cycles(size * sum(widths), np.full_like(size, len(widths)), target)
+        shared = np.zeros_like(size)
+        payload = sum(receive_cycles((slots - 1) * size * width, shared, slots - 1, target) for width in widths)
+        fixed = target.exchange_startup_cycles + target.internal_sync_cycles
+        return np.where(slots > 1, fixed + payload + copied + compute, 0.0)
+
+
+def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    lengths = shapes[0]
+    outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
+    return _PASSES * reduce_cycles(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
+
+
+@remembered
+def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+    search = _REDUCERS[monoid][0]
+
+    def compute(x: jax.Array) -> jax.Array:
+        return search(x, axis, index_dtype)
+
+    cycles = partial(_search_cycles, monoid, dtype, axis)
+    fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
+    return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500)
+
+
+@remembered
+def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+    search, reducer, _ = _REDUCERS[monoid]
+
+    def compute(x: jax.Array, origins: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        index = search(x, axis, index_dtype)
+        return reducer(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
+
+    cycles = partial(_search_cycles, monoid, dtype, axis)
+    fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
+    title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",))
+
+
+@remembered
+def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
+    search = _REDUCERS[monoid][0]
+
+    def compute(values: jax.Array, indices: jax.Array) -> jax.Array:
+        if values.shape[0] == 1:
+            return indices[0]
+        slot = search(values, 0, np.dtype(np.int32))
+        return jnp.take_along_axis(indices, slot[None], 0)[0]
+
+    cycles = partial(_search_cycles, monoid, dtype, 0)
+    fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
+    return Codelet(f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>", fields, compute, cycles, 28, 500)

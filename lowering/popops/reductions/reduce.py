@@ -1,0 +1,106 @@
+"""Reductions by a monoid over some dimensions: each tile reduces what it holds, then partial results are combined.
+
+The first stage runs in boxes chosen by the charge of all stages: those in which the data lies, or even ones. Data that
+lies nowhere yet is placed in these boxes. Partials are combined in one to three stages, see `partials`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_order
+from ipujax.lowering.layout.box_charge import Work, spans
+from ipujax.lowering.layout.choose import choose, source_of
+from ipujax.lowering.layout.place import along, place_operand, placed_axes
+from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
+from ipujax.lowering.popops.reductions.partials import combined_cycles, reduce_partials_in_place
+from ipujax.lowering.popops.vertices.add_vertices import add_vertices
+from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Blocked, Flat, Tensor
+
+
+def reduce(graph: Graph, x: Tensor, axes: Sequence[int], monoid: str, prog: ProgramSequence, name: str) -> Tensor:
+    """Reduces a tensor over some of its dimensions.
+
+    Args:
+        graph: graph to add to.
+        x: tensor of any shape.
+        axes: dimensions to reduce.
+        monoid: key of `REDUCERS`.
+        prog: program the compute sets are added to.
+        name: debug name.
+
+    Returns:
+        A new tensor of the shape without `axes`, same dtype.
+    """
+    axes = tuple(sorted(axes))
+    out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    if not x.size:
+        map_linearly(graph, x)
+        return graph.add_constant(neutral(monoid, x.dtype), name).broadcast_in_dim(out_shape, ())
+    held = memory_order(x)
+    if held is not None and not held.is_own:
+        own_axes = [number for number, d in enumerate(held.view_dims) if d in axes]
+        return held.without(axes).of_view(reduce(graph, held.of_variable(x), own_axes, monoid, prog, name))
+    x, axes = _view(graph, x, axes)
+    kept = [d for d in range(x.ndim) if d not in axes]
+    codelet, read = reduce_codelet(monoid, x.dtype, axes), spans(x.shape, range(x.ndim))
+    work = Work(codelet, (read, tuple(read[d] for d in kept)), (source_of(graph, x), "here"))
+
+    def add(graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
+        place_operand(graph, x, read, placement)
+        out, written = partial_results(graph, placement, axes, x.dtype, monoid, name)
+        grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
+        accesses = (along(x, range(x.ndim)), written)
+        add_vertices(graph, codelet, grid, accesses, placement.tile, prog, name)
+        return reduce_partials_in_place(graph, out, prog, name) if num_slots(placement, axes) > 1 else out
+
+    after = _Combination(axes, x.dtype, monoid)
+    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=after)
+    return add(graph, prog, placement).reshape(out_shape)
+
+
+def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """The view to reduce, and its reduced dimensions."""
+    # Boxes of `x` are boxes of its mapping. Without such a mapping the view is flat, or joins neighbouring dimensions
+    # that are reduced alike, for which there are more even grids.
+    if source_of(graph, x) == "free":
+        return x, axes
+    map_linearly(graph, x)
+    mapping = mapping_like(graph, x)
+    if isinstance(mapping, Blocked):
+        return x, axes
+    if isinstance(mapping, Flat) and len(axes) == x.ndim:
+        return x.flatten(), (0,)
+    sizes: list[int] = []
+    kinds: list[bool] = []
+    for d, size in enumerate(x.shape):
+        if kinds and kinds[-1] == (d in axes):
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+            kinds.append(d in axes)
+    return x.reshape(tuple(sizes)), tuple(d for d, kind in enumerate(kinds) if kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Combination:
+    """Charge of combining partial results, on each candidate grid of the first stage."""
+
+    axes: tuple[int, ...]
+    dtype: Any
+    monoid: str
+
+    def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
+        kept = [d for d in range(len(grids.shape)) if d not in self.axes]
+        slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
+        rows = zip(slots.tolist(), grids.lengths[kept].T.tolist(), strict=True)
+        rest = self.dtype, self.monoid, target, byte_price
+        cycles = [combined_cycles(n, tuple(longest), *rest) for n, longest in rows]
+        return np.array(cycles, np.float64)

@@ -1,0 +1,226 @@
+"""Kernels: elementwise operations over one index space as data, and reductions of them, computed by one vertex.
+
+    kernel    ::= inputs, steps, results, reductions
+    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated)
+    step      ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
+    reduction ::= number of a value, monoid, the axes it is reduced over
+
+Values are numbered, inputs first. What is no result is never stored. Every step rounds to its own dtype.
+
+Input: operations and operands. Output: a codelet with one field for each input, result and reduction.
+Source: PopLibs' `popops::map`, which makes one codelet of an expression (`popops/ExpressionGenerator.cpp`).
+Limits: PopLibs' expressions have no reductions. What one costs here is what a vertex that only reduces costs, without
+its launch: an accumulation is in one bundle with a load there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.vertices.emulation import kind_of
+from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
+from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import REDUCERS
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import dtype_name
+
+_CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
+_CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for what is left over
+_CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only reduces
+_STATE_BYTES = 16  # as `Codelet.state_bytes`, with up to
+_USUAL_FIELDS = 3
+_POINTER_BYTES = 4  # assumed: of each further field
+_MOST_NAMES = 4  # operations that the name of a codelet shows
+
+Frozen = tuple[str, bytes]
+
+
+def freeze(value: np.ndarray) -> Frozen:
+    """A scalar as a key by its bits: 0.0 equals -0.0, and True 1, but they are not the same constant."""
+    return value.dtype.name, value.tobytes()
+
+
+def thawed(value: Frozen) -> np.ndarray:
+    """The scalar of a key."""
+    return np.frombuffer(value[1], jax.numpy.dtype(value[0])).reshape(())
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An elementwise operation: its row in the cost table and its function of equally shaped arrays.
+
+    Args:
+        name: row of `OP_COSTS`, a JAX primitive name.
+        fun: function of arrays of one shape.
+        out_dtype: dtype of the result.
+        key: tells operations of one name and dtype apart; the function itself when None.
+    """
+
+    name: str
+    fun: Callable[..., jax.Array] = field(compare=False)
+    out_dtype: Any
+    key: Hashable = None
+
+    def __post_init__(self) -> None:
+        if self.key is None:
+            object.__setattr__(self, "key", self.fun)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that a kernel reads: its dtype, and the axes of the index space that its dimensions are."""
+
+    dtype: Any
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a kernel on values by number and on constants."""
+
+    op: Op
+    operands: tuple[int | Frozen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A value by number, reduced over some axes of the index space by a monoid of `REDUCERS`."""
+
+    value: int
+    monoid: str
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Elementwise operations over an index space of `rank` dimensions, and reductions of what they compute.
+
+    Args:
+        rank: dimensions of the index space.
+        inputs: what is read.
+        steps: the operations, in order.
+        results: the numbers of the values that are stored.
+        reductions: what is reduced and stored.
+    """
+
+    rank: int
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    reductions: tuple[Reduction, ...] = ()
+
+    @property
+    def result_dtypes(self) -> tuple[Any, ...]:
+        """The dtype of each result."""
+        return tuple(self.dtype_of(number) for number in self.results)
+
+    @property
+    def reduced_dtypes(self) -> tuple[Any, ...]:
+        """The dtype of each reduction."""
+        return tuple(self.dtype_of(reduction.value) for reduction in self.reductions)
+
+    def dtype_of(self, value: int | Frozen) -> Any:
+        """The dtype of a value or a constant."""
+        if not isinstance(value, int):
+            return jax.numpy.dtype(value[0])
+        known = len(self.inputs)
+        return self.inputs[value].dtype if value < known else self.steps[value - known].op.out_dtype
+
+    def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
+        """The results and reductions on a block, step by step.
+
+        Args:
+            arrays: the block of each input.
+            shape: of the block of the index space.
+        """
+        values = [
+            _filled_out(x, shape, given.axes) if len(given.axes) < self.rank else x
+            for x, given in zip(arrays, self.inputs, strict=True)
+        ]
+        for step in self.steps:
+            operands = (values[x] if isinstance(x, int) else lax.full(shape, thawed(x)) for x in step.operands)
+            values.append(step.op.fun(*operands))
+        reduced = [REDUCERS[r.monoid](values[r.value], axes=r.axes) for r in self.reductions]
+        return [*(values[number] for number in self.results), *reduced]
+
+
+def _filled_out(x: jax.Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> jax.Array:
+    return lax.broadcast_in_dim(x, shape, axes)
+
+
+@remembered
+def kernel_codelet(kernel: Kernel) -> Codelet:
+    """The codelet of a kernel: a field for each input, then one for each result, then one for each reduction.
+
+    The elements of a block are those of an input that is as large, or of a result: there must be one of them.
+    """
+    whole = [n for n, given in enumerate(kernel.inputs) if len(given.axes) == kernel.rank]
+
+    def compute(*arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()) -> Any:
+        shape = arrays[whole[0]].shape if whole else tuple(shapes[0])
+        results = kernel.evaluate(arrays, shape)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    counts = tuple(_count(kernel, step) for step in kernel.steps)
+    dtypes, stored = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
+    read = tuple(given.dtype for given in kernel.inputs if given.axes)
+    scalars, is_mapped = len(dtypes) - len(read), bool(kernel.steps or stored)
+    sized, first_reduced = (whole or [len(dtypes)])[0], len(dtypes) + len(stored)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        elements, total = total_elements(shapes[sized]), np.asarray(0)
+        if is_mapped:
+            total = total + kernel_cycles(counts, read, stored, elements, target, scalars)
+        for reduction, dtype, shape in zip(
+            kernel.reductions, kernel.reduced_dtypes, shapes[first_reduced:], strict=True
+        ):
+            outputs = total_elements(shape)
+            reduced = elements // np.maximum(1, outputs)
+            total = total + reduce_cycles(reduction.monoid, dtype, outputs, reduced, target)
+        launches = is_mapped + len(kernel.reductions)
+        return total - (launches - 1) * LAUNCH_CYCLES
+
+    written = (*stored, *kernel.reduced_dtypes)
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
+    fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
+    code = _CODE_BYTES + _CODE_BYTES_PER_STEP * max(0, len(kernel.steps) - 1)
+    return Codelet(
+        _title(kernel, counts),
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _USUAL_FIELDS),
+        code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
+        takes=() if whole else ("shapes",),
+        moves=not kernel.reductions and all(kind_of(step.op.name) == "move" for step in kernel.steps),
+    )
+
+
+def _count(kernel: Kernel, step: Step) -> OpCount:
+    """What the cycles of a step depend on."""
+    op, tensors = step.op, [x for x in step.operands if isinstance(x, int)]
+    # Comparisons work in what they compare, casts of integers in integers.
+    last = kernel.dtype_of(tensors[-1] if tensors else step.operands[-1])
+    from_integer = op.name == "convert_element_type" and not jax.numpy.issubdtype(last, np.inexact)
+    dtype = last if op.out_dtype == np.bool_ or from_integer else op.out_dtype
+    return OpCount(op.name, dtype, len(tensors), len(step.operands) - len(tensors))
+
+
+def _title(kernel: Kernel, counts: Sequence[OpCount]) -> str:
+    names = [step.op.name.title().replace("_", "") for step in kernel.steps]
+    names += [f"Reduce{reduction.monoid.title()}" for reduction in kernel.reductions]
+    dtype = dtype_name(counts[-1].dtype if counts else kernel.inputs[-1].dtype)
+    if len(names) == 1 and not kernel.reductions:
+        return f"popops::{names[0]}<{dtype}>"
+    shown = [*names[:_MOST_NAMES], f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else names
+    return f"popops::Map<{dtype}>({', '.join(shown)})"

@@ -1,0 +1,52 @@
+"""Cycle cost of reductions on one tile.
+
+Two forms, the cheaper of which is charged: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input)
+and running along contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
+`popops/reduction/CycleEstimationFunctions.cpp` (reference machine.md §1.2, §1.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.layout import ceil_div
+from ipujax.lowering.popops.vertices.emulation import Kind, emulation
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
+
+LAUNCH_CYCLES = 33  # of the supervisor, once a vertex
+_WORKER_CYCLES = 20
+_OUTER_LOOP_CYCLES = 8  # 7 to 10 in the source
+_CONTINUOUS_OUTPUT_CYCLES = 12
+_CONTINUOUS_CYCLES = 17
+# Cycles a vector beyond the accumulate instruction itself: integers and products have no fused accumulator (assumed).
+# Poplibs puts answers together ("only") by adding them up.
+_EXTRA_CYCLES = {"add": 0, "only": 0, "signed_add": 0, "max": 2, "min": 2, "mul": 1, "and": 1, "or": 1, "xor": 1}
+_KINDS: dict[str, Kind] = {"mul": "multiply", "and": "move", "or": "move", "xor": "move"}
+
+
+def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
+    """Tile cycles to reduce `reduced` elements into each of `outputs` results.
+
+    Args:
+        monoid: "add", "max", …
+        dtype: dtype reduced.
+        outputs: results of the vertex, int64 array.
+        reduced: elements reduced into each result, int64 array.
+        target: the machine.
+    """
+    workers, vector = target.worker_contexts, max(1, target.vector_width_bytes // element_bytes(dtype))
+    means = emulation(dtype, _KINDS.get(monoid, "add"), target)
+    extra = _EXTRA_CYCLES[monoid] + (1 if means.width in ("int", "byte", "double") else 0)
+    each = means.factor * (1 + extra) + means.cast_cycles * vector  # cycles of one vector
+    accumulators = 2 * vector
+    loads = accumulators // vector
+    rows = ceil_div(ceil_div(outputs, accumulators), workers)
+    strided = LAUNCH_CYCLES + workers * (_WORKER_CYCLES + rows * (loads * each * reduced + _OUTER_LOOP_CYCLES))
+    along = -(-reduced // vector) * each
+    by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + along)
+    by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-along // workers)) + workers
+    continuous = LAUNCH_CYCLES + workers * (_CONTINUOUS_CYCLES + np.minimum(by_output, by_part))
+    return np.minimum(strided, continuous)

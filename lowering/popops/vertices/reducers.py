@@ -1,0 +1,95 @@
+"""The monoids of reductions, and the codelet that reduces dimensions of its block by one.
+
+"only" combines answers of which all but one have all bits zero, see `nothing`: adds them up as whole numbers.
+So it keeps what an addition of floats does not: signs of zeros, what a NaN says, and numbers of a dtype without a zero.
+
+"signed_add" adds from −0.0, which changes no number that it is added to, as 0.0 changes −0.0.
+
+Source of the cost: `reduce_cycles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import dtype_name
+
+
+def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The one element along some dimensions with bits other than zero, if any."""
+    if all(x.shape[axis] == 1 for axis in axes):
+        return lax.squeeze(x, axes)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(reduce_only(x.real, axes), reduce_only(x.imag, axes))
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.bitcast_convert_type(lax.reduce_sum(lax.bitcast_convert_type(x, _bits(x.dtype)), axes), x.dtype)
+    return lax.reduce_or(x, axes) if x.dtype == np.bool_ else lax.reduce_sum(x, axes)
+
+
+def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The sum along some dimensions, of nothing −0.0; of floats or complex numbers."""
+    zero = complex(-0.0, -0.0) if jnp.issubdtype(x.dtype, jnp.complexfloating) else -0.0
+    # JAX takes a reduction by `lax.add` itself for a sum from 0.0.
+    return lax.reduce(x, np.asarray(zero, x.dtype), lambda a, b: lax.add(a, b), tuple(axes))
+
+
+def nothing(dtype: Any) -> jax.Array:
+    """The scalar with all bits zero."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return lax.bitcast_convert_type(np.zeros((), _bits(dtype)), dtype)
+    return jnp.zeros((), dtype)
+
+
+def _bits(dtype: Any) -> Any:
+    """The whole numbers as wide as a floating-point dtype."""
+    return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+
+
+REDUCERS: dict[str, Callable[..., jax.Array]] = {
+    "add": lax.reduce_sum,
+    "mul": lax.reduce_prod,
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+    "xor": lax.reduce_xor,
+    "only": reduce_only,
+    "signed_add": reduce_signed_add,
+}
+
+MONOIDS = {  # of the primitives of reductions
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    **{f"reduce_{name}": name for name in ("max", "min", "and", "or", "xor")},
+}
+
+
+def neutral(monoid: str, dtype: Any) -> np.ndarray:
+    """The neutral element of a monoid, a scalar."""
+    with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
+        return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
+
+
+@remembered
+def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
+    """The codelet that reduces dimensions `axes` of its block by `monoid`."""
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
+
+    title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
+    fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
+    return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)

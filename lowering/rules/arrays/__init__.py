@@ -1,0 +1,1 @@
+"""Rules of primitives that move elements: views, padding, gather and scatter, slices, sorting."""

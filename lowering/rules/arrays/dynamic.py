@@ -1,0 +1,183 @@
+"""Rules for slices whose place is known only when the program runs.
+
+Where the place is known along a dimension after all, a slice is a view there. Along the others, all at once or one
+dimension after the other, whichever is charged less: a sliced dimension is whole on every tile, so that a slice along
+all dimensions at once has the array on one. What is too long for that is looked up index by index, as a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import charged_price, map_linearly
+from ipujax.lowering.popops import dynamic_slice, dynamic_update_slice, immediate_of, signed
+from ipujax.lowering.rules.base.composed import composed
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, concat, element_bytes
+
+Dims = tuple[int, ...]
+Starts = Mapping[int, Tensor]  # by dimension
+
+
+def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Sequence[int]) -> Tensor:
+    """A box of static sizes, read from a dynamic place."""
+    sizes = tuple(slice_sizes)
+    if 0 in sizes:
+        return x.slice([0] * x.ndim, sizes)
+    known, moving = _places(x.shape, sizes, starts)
+    x = _within(x, known, sizes)
+    for dim in _too_long(ctx.graph, x, sizes, moving):
+        x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, moving[dim]])[0]
+        del moving[dim]
+    return _cheapest(
+        ctx, moving, x, sizes, lambda graph, prog, way: _sliced(graph, prog, ctx.name, way, x, sizes, moving)
+    )
+
+
+def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
+    """A copy with a box overwritten at a dynamic place."""
+    if not update.size:
+        return x
+    map_linearly(ctx.graph, update)
+    known, moving = _places(x.shape, update.shape, starts)
+    return _around(x, _update(ctx, _within(x, known, update.shape), update, moving), known)
+
+
+def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts) -> Tensor:
+    long = _too_long(ctx.graph, x, update.shape, moving)
+    if not moving:
+        return update
+    if not long:
+        return _cheapest(
+            ctx,
+            moving,
+            x,
+            update.shape,
+            lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving),
+        )
+    (dim, *_), rest = long, {d: start for d, start in moving.items() if d != long[0]}
+    size = update.shape[dim]
+    part = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, moving[dim]])[0] if rest else x
+    update = _update(ctx, part, update, rest) if rest else update
+    return composed(ctx, partial(_written, dim=dim, size=size), [x, update, moving[dim]])[0]
+
+
+def _places(
+    shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Tensor]
+) -> tuple[dict[int, int], dict[int, Tensor]]:
+    """Starts of a box: constants by dimension, and tensors by dimension."""
+    known, moving = dict[int, int](), dict[int, Tensor]()
+    for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
+        value = np.zeros((), np.int32) if n == size else immediate_of(start)
+        if value is None:
+            moving[d] = start
+        else:
+            known[d] = min(max(int(value), 0), n - size)
+    return known, moving
+
+
+def _within(x: Tensor, known: Mapping[int, int], sizes: Sequence[int]) -> Tensor:
+    """`x` sliced to the box along dimensions of known start, whole along the others."""
+    ends = [known[d] + sizes[d] if d in known else n for d, n in enumerate(x.shape)]
+    return x.slice([known.get(d, 0) for d in range(x.ndim)], ends)
+
+
+def _around(x: Tensor, part: Tensor, known: Mapping[int, int]) -> Tensor:
+    """`x` with a part of it in the place of its own, which begins at indices that are known."""
+    for d, start in known.items():
+        stop = start + part.shape[d]
+        # Dimensions before this one are whole by now; the others are still the part's.
+        low = [known.get(e, 0) if e > d else 0 for e in range(x.ndim)]
+        high = [n if e <= d else low[e] + part.shape[e] for e, n in enumerate(x.shape)]
+        before = x.slice(low, [start if e == d else n for e, n in enumerate(high)])
+        behind = x.slice([stop if e == d else n for e, n in enumerate(low)], high)
+        part = concat([t for t in (before, part, behind) if t.shape[d]], d)
+    return part
+
+
+# --- along dimensions that move ---------------------------------------------------------------------------------------
+
+
+def _cheapest(
+    ctx: Context,
+    moving: Starts,
+    x: Tensor,
+    sizes: Sequence[int],
+    add: Callable[[Graph, ProgramSequence, Sequence[Dims]], Tensor],
+) -> Tensor:
+    """Adds an operation along all moving dimensions at once, or one after the other, what shrinks most first."""
+    order = sorted(moving, key=lambda d: sizes[d] / x.shape[d])
+    ways: list[list[Dims]] = [[tuple(moving)], [(d,) for d in order]]
+    if len(order) > 1:
+        ways.sort(key=lambda way: charged_price(ctx.graph, lambda graph, prog: add(graph, prog, way)))
+    return add(ctx.graph, ctx.prog, ways[0])
+
+
+def _sliced(
+    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, sizes: Sequence[int], moving: Starts
+) -> Tensor:
+    for dims in way:
+        box = [sizes[d] if d in dims else n for d, n in enumerate(x.shape)]
+        x = dynamic_slice(graph, x, [moving[d] for d in dims], box, prog, name, dims)
+    return x
+
+
+def _updated(
+    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, update: Tensor, moving: Starts
+) -> Tensor:
+    dims, *rest = way
+    if rest:
+        part = _sliced(graph, prog, name, [dims], x, update.shape, moving)
+        update = _updated(graph, prog, name, rest, part, update, moving)
+    return dynamic_update_slice(graph, x, update, [moving[d] for d in dims], prog, name, dims)
+
+
+# --- what is too long for one tile ------------------------------------------------------------------------------------
+
+
+def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[int]:
+    """The moving dimensions with rows that exceed what planners may use of a tile."""
+    target, long, shape = graph.target, list[int](), list(x.shape)
+    for d in sorted(moving, key=lambda d: sizes[d] / x.shape[d]):
+        rows = -(-prod(shape) // (shape[d] * target.tiles_per_ipu))
+        if rows * shape[d] * element_bytes(x.dtype) > target.available_memory_proportion * target.bytes_per_tile:
+            long.append(d)
+        shape[d] = sizes[d]
+    return long
+
+
+def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:
+    """The index vectors of `size` neighbours that lie within `extent`."""
+    start = signed(start)
+    start = lax.clamp(np.zeros((), start.dtype), start, np.asarray(extent - size, start.dtype))
+    return (start + lax.iota(start.dtype, size))[:, None]
+
+
+def _looked_up(x: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Array:
+    """The slice as look-ups of single indices of a dimension."""
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(others, (dim,), (dim,))
+    sizes = [1 if d == dim else n for d, n in enumerate(x.shape)]
+    rows = _rows(start, x.shape[dim], size)
+    return lax.gather(x, rows, numbers, sizes, indices_are_sorted=True, unique_indices=True, mode="clip")
+
+
+def _written(x: jax.Array, update: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Array:
+    """The update of a slice as updates of single indices of a dimension."""
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.ScatterDimensionNumbers(others, (dim,), (dim,))
+    rows = _rows(start, x.shape[dim], size)
+    return lax.scatter(x, rows, update, numbers, indices_are_sorted=True, unique_indices=True, mode="clip")
+
+
+RULES: dict[str, Rule] = {
+    "dynamic_slice": dynamic_slice_rule,
+    "dynamic_update_slice": dynamic_update_slice_rule,
+}

@@ -1,0 +1,115 @@
+"""Rules for primitives that only rearrange: views, which cost nothing until they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.runtime.tensor import Tensor, concat, is_key_dtype
+
+
+def identity_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """The value itself: none is overwritten, so that copies are as good, and on one device all is where it belongs."""
+    return operands
+
+
+def reshape_rule(
+    ctx: Context, x: Tensor, *, new_sizes: Sequence[int], dimensions: Sequence[int] | None, sharding: None
+) -> Tensor:
+    x = x if dimensions is None else x.transpose(dimensions)  # the gradient of a depthwise convolution has them
+    return x.reshape(tuple(new_sizes))
+
+
+def broadcast_in_dim_rule(
+    ctx: Context, x: Tensor, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], sharding: None
+) -> Tensor:
+    return x.broadcast_in_dim(tuple(shape), tuple(int(d) for d in broadcast_dimensions))
+
+
+def transpose_rule(ctx: Context, x: Tensor, *, permutation: Sequence[int]) -> Tensor:
+    return x.transpose(tuple(permutation))
+
+
+def squeeze_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+    return x.reshape(tuple(n for d, n in enumerate(x.shape) if d not in dimensions))
+
+
+def rev_rule(ctx: Context, x: Tensor, *, dimensions: Sequence[int]) -> Tensor:
+    return x.reverse(tuple(dimensions))
+
+
+def slice_rule(
+    ctx: Context,
+    x: Tensor,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+) -> Tensor:
+    return x.slice(tuple(start_indices), tuple(limit_indices), None if strides is None else tuple(strides))
+
+
+def concatenate_rule(ctx: Context, *operands: Tensor, dimension: int) -> Tensor:
+    return concat(operands, dimension)
+
+
+def stack_rule(ctx: Context, *operands: Tensor, axis: int) -> Tensor:
+    return concat([x.expand_dims(axis) for x in operands], axis)
+
+
+def unstack_rule(ctx: Context, x: Tensor, *, axis: int) -> Sequence[Tensor]:
+    return [x[(slice(None),) * axis + (i,)] for i in range(x.shape[axis])]
+
+
+def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return [x[(slice(None),) * axis + (slice(a, b),)] for a, b in pairwise(bounds)]
+
+
+def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
+    (aval,) = ctx.out_avals
+    shape = (1,) * (len(reps) - x.ndim) + x.shape
+    spread = [n for pair in zip(reps, shape, strict=True) for n in pair]
+    kept = tuple(2 * d + 1 for d in range(len(shape)))
+    assert prod(spread) == prod(aval.shape)
+    return x.reshape(shape).broadcast_in_dim(tuple(spread), kept).reshape(aval.shape)
+
+
+def empty2_rule(ctx: Context, *, dtype: Any, memory_space: Any) -> Tensor | Sequence[Tensor]:
+    """A scalar of no particular value, which fills residuals of branches not taken: zero, as XLA has it."""
+    return fallback(ctx) if is_key_dtype(dtype) else ctx.graph.add_constant(np.zeros((), dtype), ctx.name)
+
+
+def dce_sink_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Keeps what computes a value from being dropped as dead code; nothing is done with the value."""
+    return ()
+
+
+RULES: dict[str, Rule] = {
+    "dce_sink": dce_sink_rule,
+    "reshape": reshape_rule,
+    "broadcast_in_dim": broadcast_in_dim_rule,
+    "transpose": transpose_rule,
+    "squeeze": squeeze_rule,
+    "rev": rev_rule,
+    "slice": slice_rule,
+    "concatenate": concatenate_rule,
+    "stack": stack_rule,
+    "unstack": unstack_rule,
+    "split": split_rule,
+    "tile": tile_rule,
+    "empty2": empty2_rule,
+    "copy": identity_rule,
+    "stop_gradient": identity_rule,
+    "optimization_barrier": identity_rule,
+    "name": identity_rule,
+    "device_put": identity_rule,
+    "sharding_constraint": identity_rule,
+    "reshard": identity_rule,
+}

@@ -1,0 +1,69 @@
+"""Rules for sorting rows and for their largest elements, exact or approximate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil, log2
+from typing import Any
+
+from ipujax.lowering.popops import each_row, sort, top_k
+from ipujax.lowering.rules.base.composed import composed
+from ipujax.lowering.rules.base.context import Context, Rule, bound
+from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.lowering.rules.base.long_rows import (
+    EXTRA_KEYS,
+    blocks_of,
+    joined_parts,
+    long_top_k,
+    merges,
+    pairs_of,
+    parts_of,
+    sorted_parts,
+)
+from ipujax.runtime.tensor import Tensor
+
+
+def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, num_keys: int) -> Sequence[Tensor]:
+    """Several tensors sorted together along one dimension."""
+    if not operands[0].size:
+        return fallback(ctx, *operands)
+    parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands])
+    if parts > 1:
+        return _sort_in_parts(ctx, operands, dimension, num_keys, parts)
+    return sort(ctx.graph, operands, dimension, num_keys, is_stable, ctx.prog, ctx.name)
+
+
+def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int) -> Sequence[Tensor]:
+    """Rows sorted in parts, which are merged then; equal keys keep their order."""
+    count, keys = operands[0].shape[axis], num_keys + EXTRA_KEYS
+    blocks = composed(ctx, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
+    for size, mirrored in merges(parts):
+        pairs = composed(ctx, partial(pairs_of, size=size, mirrored=mirrored), blocks)
+        merged = sort(ctx.graph, pairs, pairs[0].ndim - 1, keys, False, ctx.prog, f"{ctx.name}/merge", True)
+        blocks = composed(ctx, partial(blocks_of, mirrored=mirrored), merged)
+    return composed(ctx, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
+
+
+def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor]:
+    """The largest elements along one dimension, and where they are."""
+    if not x.size or not k:
+        return fallback(ctx, x)
+    parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
+    if parts > 1 and k * parts < x.shape[axis]:
+        return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
+    return top_k(ctx.graph, x, k, axis, ctx.prog, ctx.name)
+
+
+def approx_top_k_rule(ctx: Context, x: Tensor, *, k: int, reduction_dimension: int, **params: Any) -> Sequence[Tensor]:
+    """The largest or smallest elements along one dimension, approximately: XLA may miss some."""
+    if not x.size or not all(aval.size for aval in ctx.out_avals):
+        return fallback(ctx, x)
+    axis = reduction_dimension % x.ndim
+    fun = bound(ctx.primitive, k=k, reduction_dimension=axis, **params)
+    results = [(aval.shape[axis], aval.dtype) for aval in ctx.out_avals]
+    operations = ceil(log2(k + 1)) + 1  # assumed: a place in a sorted list of k found for each element
+    return each_row(ctx.graph, "TopK", x, axis, fun, results, ctx.prog, ctx.name, operations)
+
+
+RULES: dict[str, Rule] = {"sort": sort_rule, "top_k": top_k_rule, "approx_top_k": approx_top_k_rule}

@@ -1,0 +1,82 @@
+"""Rule for codelets called from JAX code: a vertex group with a vertex for each row, on the tiles it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.flow.codelet_call_primitive import Outs
+from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import Access, Axis, Codelet, Copy, Execute, VertexGroup, block, element
+from ipujax.runtime.tensor import Tensor, even_cuts, flat_mapping
+
+
+def codelet_call_rule(
+    ctx: Context,
+    *operands: Tensor,
+    codelet: Codelet,
+    stacked: tuple[bool, ...],
+    num_vertices: int,
+    tiles: tuple[int, ...] | None,
+    outs: Outs,
+) -> list[Tensor]:
+    """Connects the operands to the fields that are read, in order, and new tensors to those that are written."""
+    graph = ctx.graph
+    tile = _tiles(ctx, codelet, num_vertices, tiles)
+    for tensor in operands:
+        map_linearly(graph, tensor)
+    left, new = iter(zip(operands, stacked, strict=True)), iter(outs)
+    connected: list[tuple[Tensor, bool]] = []
+    results: list[Tensor] = []
+    for field in codelet.fields:
+        given = next(left) if field.is_read else None
+        if field.is_written:
+            shape, dtype = next(new)
+            results.append(_result(ctx, (num_vertices, *shape), dtype, f"{ctx.name}/{field.name}", tile))
+            if given is not None:  # what is updated in place is a copy, since JAX's arrays never change
+                ctx.prog.add(Copy(given[0], results[-1], f"{ctx.name}/{field.name}", graph.origin))
+            connected.append((results[-1], True))
+        elif given is not None:
+            connected.append(given)
+    compute_set = graph.add_compute_set(ctx.name)
+    graph.add_vertices(compute_set, _group(ctx, codelet, connected, tile))
+    ctx.prog.add(Execute(compute_set))
+    return results
+
+
+def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, ...] | None) -> np.ndarray:
+    """The tile of each vertex: those asked for, else spread over all tiles of one IPU."""
+    num_tiles = ctx.graph.target.num_tiles
+    if tiles is None:
+        per_ipu = ctx.graph.target.tiles_per_ipu
+        return np.arange(num_vertices, dtype=np.int32) * min(per_ipu, num_vertices) // num_vertices
+    if max(tiles) >= num_tiles or min(tiles) < 0:
+        what = f"codelet_call of {codelet.name} names a tile the target lacks"
+        raise GraphError(what, where=ctx.graph.origin, expected=f"0 … {num_tiles - 1}", got=max(tiles))
+    return np.array(tiles, np.int32)
+
+
+def _result(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
+    """A new tensor with each row on the tile of its vertex."""
+    size = int(np.prod(shape))
+    first = np.flatnonzero(np.diff(tile, prepend=-1))
+    return ctx.graph.add_variable(shape, dtype, name, flat_mapping(size, first * (size // shape[0]), tile[first]))
+
+
+def _group(ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray) -> VertexGroup:
+    shapes = [tensor.shape[1:] if rows else tensor.shape for tensor, rows in connected]
+    extents = sorted({n for shape in shapes for n in shape})
+    axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for n in extents))
+    accesses = []
+    for (tensor, rows), shape in zip(connected, shapes, strict=True):
+        dims = tuple(element(1 + extents.index(n)) for n in shape)
+        accesses.append(Access(tensor, (block(0), *dims) if rows else dims))
+    grid = tile.reshape(-1, *(1 for _ in extents))
+    return VertexGroup(codelet, axes, tuple(accesses), grid, origin=ctx.graph.origin)
+
+
+RULES: dict[str, Rule] = {"codelet_call": codelet_call_rule}

@@ -1,0 +1,92 @@
+"""Rules for collectives over replicas: each by its form, see `gcl.collective_params`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.gcl import COLLECTIVES, Form, collectives, stacked
+from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.popops import Op, neutral
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.reductions.reduce import reduce
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.runtime.graph import Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor
+
+
+def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Any collective over the axis of replicas."""
+    graph, replicas = ctx.graph, ctx.graph.replication_factor
+    form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
+    if form.kind == "index":
+        return [graph.add_replica_constant(np.arange(replicas, dtype=np.int32), "replica index")]
+    if form.kind == "reduce":
+        return _reduce(ctx, form, *operands)
+    (x,) = operands
+    result = _ADDED[form.kind](graph, form.before.of(x) if form.before else x, form, ctx.prog, ctx.name)
+    return [form.after.of(result) if form.after else result]
+
+
+def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
+    """One value for the operands of each dtype."""
+    if form.dims:
+        operands = tuple(reduce(ctx.graph, x, form.dims, form.monoid, ctx.prog, ctx.name) for x in operands)
+    return _by_dtype(ctx.graph, form, operands, [ctx.graph] * len(operands), ctx.prog, ctx.name)
+
+
+def reduce_where_they_lie(
+    graph: Graph, eqn: JaxprEqn, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
+) -> Sequence[Tensor]:
+    """A reduction over replicas of several IPUs, of tensors on any of them.
+
+    Args:
+        graph: the graph of all IPUs of a replica.
+        eqn: the reduction, `is_reduction`.
+        operands: its operands.
+        homes: the view of the IPU that each lies on.
+        prog: program to add to.
+        name: debug name.
+    """
+    form = COLLECTIVES[eqn.primitive.name](eqn, graph.replication_factor)
+    return _by_dtype(graph, form, operands, homes, prog, name)
+
+
+def _by_dtype(
+    graph: Graph, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph], prog: Program, name: str
+) -> Sequence[Tensor]:
+    if form.is_uneven:
+        return [_reduce_unevenly(home, form, x, prog, name) for x, home in zip(operands, homes, strict=True)]
+    results: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(x.dtype for x in operands):
+        numbers = [n for n, x in enumerate(operands) if x.dtype == dtype]
+        own, views = [operands[n] for n in numbers], [homes[n] for n in numbers]
+        reduced = collectives.all_reduce(graph, own, form.monoid, form.groups, prog, name, views)
+        results.update(zip(numbers, reduced, strict=True))
+    return [results[n] for n in range(len(operands))]
+
+
+def _reduce_unevenly(graph: Graph, form: Form, x: Tensor, prog: Program, name: str) -> Tensor:
+    """Over groups of different sizes: every replica gathers all, and combines those of its group."""
+    everyone = stacked.whole(None, graph.replication_factor)
+    gathered = collectives.all_gather(graph, x, everyone, prog, f"{name}/gather")
+    own = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
+    other = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
+    choice = Op("select_n", lax.select_n, x.dtype)
+    operands = [own.broadcast_in_dim(gathered.shape, (0,)), other.broadcast_in_dim(gathered.shape, ()), gathered]
+    chosen = elementwise(graph, choice, operands, prog, f"{name}/own group")
+    return reduce(graph, chosen, (0,), form.monoid, prog, name)
+
+
+_ADDED: dict[str, Callable[[Graph, Tensor, Form, Program, str], Tensor]] = {
+    "gather": lambda graph, x, form, *to: collectives.all_gather(graph, x, form.groups, *to),
+    "scatter": lambda graph, x, form, *to: collectives.reduce_scatter(graph, x, form.monoid, form.groups, *to),
+    "exchange": lambda graph, x, form, *to: collectives.all_to_all(graph, x, form.groups, *to),
+    "permute": lambda graph, x, form, *to: collectives.permute(graph, x, form.pairs, *to),
+}
+
+
+RULES: dict[str, Rule] = dict.fromkeys(COLLECTIVES, collective_rule)

@@ -1,0 +1,141 @@
+"""Rules for control flow: loops and branches stay loops and branches of the control program.
+
+Carried values and stacks are kept as `loop_state` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.layout import add_like, map_linearly, memory_order
+from ipujax.lowering.passes.channel_groups import grouped_inputs
+from ipujax.lowering.popops import (
+    Op,
+    advance,
+    assign,
+    map_for_slicing,
+    new_counter,
+    new_stack,
+    new_state,
+    push,
+    slot_of,
+)
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.reductions.reduce import reduce
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip
+from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
+from ipujax.runtime.tensor import Tensor
+
+
+def scan_rule(
+    ctx: Context,
+    *operands: Tensor,
+    jaxpr: ClosedJaxpr,
+    length: int,
+    reverse: bool,
+    num_consts: int,
+    num_carry: int,
+    **params: Any,
+) -> Sequence[Tensor]:
+    """A loop with a fixed number of iterations that reads and writes slices of stacks."""
+    # `unroll` and its like are advice for XLA
+    consts = operands[:num_consts]
+    graph, name = ctx.graph, ctx.name
+    carries = _states(ctx, operands[num_consts : num_consts + num_carry], jaxpr, num_consts)
+    stacks = operands[num_consts + num_carry :]
+    for stack in stacks:
+        if not is_off_chip(ctx, stack):
+            map_for_slicing(graph, stack, (0,))
+    first, step = (length - 1, -1) if reverse else (0, 1)
+    counter = new_counter(graph, first, ctx.prog, name)
+    body = ProgramSequence()
+    slices, streams = list[Tensor](), RowStreams(ctx, body, counter, first, step)
+    for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[num_consts + num_carry :], strict=True):
+        is_remote = is_off_chip(ctx, stack)
+        slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
+    streams.fetch_ahead()
+    results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body)
+    pushed = []
+    for value in results[num_carry:]:
+        pushed.append(new_stack(graph, value, length, ctx.prog, name))
+        push(graph, pushed[-1], value, counter, body, name)
+    assign(graph, results[:num_carry], carries, body, name)
+    advance(graph, counter, step, body, name)
+    ctx.prog.add(Repeat(length, body, graph.origin))
+    streams.finish()
+    return [*carries, *pushed]
+
+
+def while_rule(
+    ctx: Context,
+    *operands: Tensor,
+    cond_jaxpr: ClosedJaxpr,
+    body_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_nconsts: int,
+) -> Sequence[Tensor]:
+    """A loop that runs while a computed scalar is true.
+
+    A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
+    """
+    cond_consts = operands[:cond_nconsts]
+    body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
+    carries = _states(ctx, operands[cond_nconsts + body_nconsts :], body_jaxpr, body_nconsts)
+    condition, body = ProgramSequence(), ProgramSequence()
+    (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
+    results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body)
+    if predicate.ndim:
+        (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
+        results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
+        predicate = reduce(ctx.graph, predicate, range(predicate.ndim), "or", condition, f"{ctx.name}/any")
+    map_linearly(ctx.graph, predicate)
+    assign(ctx.graph, results, carries, body, ctx.name)
+    ctx.prog.add(RepeatWhile(condition, predicate, body, ctx.graph.origin))
+    return carries
+
+
+def _states(ctx: Context, initial: Sequence[Tensor], body: ClosedJaxpr, num_consts: int) -> list[Tensor]:
+    """The carries of a loop, which follow the constants among the inputs of its body."""
+    grouped = grouped_inputs(body.jaxpr)[num_consts:]
+    rows = zip(initial, grouped, strict=False)
+    return [new_state(ctx.graph, x, ctx.prog, ctx.name, n, own) for n, (x, own) in enumerate(rows)]
+
+
+def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` in those elements of the batch, the leading dimensions, that still run."""
+    chosen = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
+    return elementwise(
+        ctx.graph, Op("select_n", lax.select_n, new.dtype), [chosen, old, new], ctx.prog, f"{ctx.name}/where"
+    )
+
+
+def cond_rule(
+    ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
+) -> Sequence[Tensor]:
+    """One of several branches; JAX has clamped the selector into range."""
+    map_linearly(ctx.graph, selector)
+    programs = [ProgramSequence() for _ in branches]
+    results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
+    outs = []
+    for number in range(len(ctx.out_avals)):
+        candidates = [branch[number] for branch in results]
+        out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
+        for prog, value in zip(programs, candidates, strict=True):
+            map_linearly(ctx.graph, value)
+            prog.add(Copy(value, out, f"{ctx.name}/result", ctx.graph.origin))
+        outs.append(out)
+    ctx.prog.add(Switch(selector, tuple(programs[:-1]), programs[-1], ctx.graph.origin))
+    return outs
+
+
+def _placed_simply(graph: Graph, candidates: Sequence[Tensor]) -> Tensor:
+    """The first that lies in a simple form, else the first."""
+    return next((x for x in candidates if memory_order(x) and graph.is_mapped(x)), candidates[0])
+
+
+RULES: dict[str, Rule] = {"scan": scan_rule, "while": while_rule, "cond": cond_rule}

@@ -1,0 +1,118 @@
+"""Rules for what moves between tiles and streaming memory.
+
+A tensor of a remote buffer's memory stands for what lies there; no tile holds it. What is loaded lies where its first
+user wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.flow.row_streams import add_on_io_tiles
+from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, RemoteOut, Wait
+from ipujax.runtime.tensor import Tensor
+
+
+def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
+    """Moves a whole buffer, or the rows of it that the tensor shows, to the chip."""
+    loaded = MemoryOrder.for_argument(remote.shape, in_groups).add_variable(ctx.graph, remote.dtype, ctx.name)
+    ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, _rows_of(ctx, remote), ctx.graph.origin))
+    return loaded
+
+
+def remote_fetch_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
+    """Moves what is loaded to the I/O tiles, while others go on."""
+    fetched = add_on_io_tiles(ctx, MemoryOrder.for_argument(remote.shape, in_groups), remote.dtype)
+    transfer = RemoteIn(_buffer(ctx, remote), fetched, _rows_of(ctx, remote), ctx.graph.origin, overlaps=True)
+    ctx.prog.add(transfer)
+    return fetched
+
+
+def remote_take_rule(ctx: Context, fetched: Tensor, *, in_groups: bool) -> Tensor:
+    """Copies what I/O tiles have fetched."""
+    taken = MemoryOrder.for_argument(fetched.shape, in_groups).add_variable(ctx.graph, fetched.dtype, ctx.name)
+    ctx.prog.add(Copy(fetched, taken, ctx.name, ctx.graph.origin))
+    return taken
+
+
+def remote_hand_rule(ctx: Context, value: Tensor) -> Tensor:
+    """Copies what is to be stored to the I/O tiles."""
+    map_linearly(ctx.graph, value)
+    handed = add_on_io_tiles(ctx, memory_order(value) or MemoryOrder.own(value.shape), value.dtype)
+    ctx.prog.add(Copy(value, handed, ctx.name, ctx.graph.origin))
+    return handed
+
+
+def remote_wait_rule(ctx: Context, handed: Tensor) -> list[Tensor]:
+    """Waits until I/O tiles have stored a value."""
+    ctx.prog.add(Wait(handed, ctx.graph.origin))
+    return []
+
+
+def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
+    """Moves rows to the chip."""
+    loaded = ctx.graph.add_variable((*rows.shape, *remote.shape[1:]), remote.dtype, ctx.name)
+    map_linearly(ctx.graph, rows)
+    ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, rows, ctx.graph.origin))
+    return loaded
+
+
+def remote_store_rule(ctx: Context, remote: Tensor, value: Tensor) -> Tensor:
+    """Moves a value into a buffer, or into the rows of it that the tensor shows."""
+    _store(ctx, value, _buffer(ctx, remote), _rows_of(ctx, remote))
+    return remote
+
+
+def remote_put_rule(ctx: Context, value: Tensor, *, is_result: bool) -> Tensor:
+    """Moves a value into a buffer of its own."""
+    buffer = ctx.graph.add_off_chip(value.shape, value.dtype, ctx.name, on_host=is_result)
+    _store(ctx, value, buffer)
+    return Tensor.of(buffer.memory)
+
+
+def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """Moves a value into rows of a buffer."""
+    map_linearly(ctx.graph, rows)
+    _store(ctx, values, _buffer(ctx, remote), rows)
+    return remote
+
+
+def _store(ctx: Context, value: Tensor, buffer: RemoteBuffer, rows: Tensor | None = None) -> None:
+    io_view = ctx.graph.io_view
+    overlaps = io_view is not None and io_view.is_mapped(value)
+    if not overlaps:
+        map_linearly(ctx.graph, value)
+    ctx.prog.add(RemoteOut(value, buffer, rows, ctx.graph.origin, overlaps))
+
+
+def _buffer(ctx: Context, remote: Tensor) -> RemoteBuffer:
+    (memory,) = remote.variables()
+    return ctx.graph.off_chip[memory]
+
+
+def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
+    """The numbers of the rows that a tensor shows of its buffer, None for all of them."""
+    if remote.is_whole_variable:
+        return None
+    assert remote.affine is not None, "rows that lie one after the other"
+    first = remote.affine.offset // max(1, int(np.prod(remote.shape[1:])))
+    rows = ctx.graph.add_constant(np.arange(first, first + remote.shape[0], dtype=np.int32), "rows")
+    map_linearly(ctx.graph, rows)
+    return rows
+
+
+RULES: Mapping[str, Rule] = {
+    "remote_fetch": remote_fetch_rule,
+    "remote_hand": remote_hand_rule,
+    "remote_load": remote_load_rule,
+    "remote_put": remote_put_rule,
+    "remote_rows": remote_rows_rule,
+    "remote_store": remote_store_rule,
+    "remote_take": remote_take_rule,
+    "remote_update": remote_update_rule,
+    "remote_wait": remote_wait_rule,
+}

@@ -1,0 +1,1 @@
+"""Rules of primitives that compute: elementwise, reductions, products, windows, random numbers."""

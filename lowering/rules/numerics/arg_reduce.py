@@ -1,0 +1,21 @@
+"""Rules for the index of the extreme element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ipujax.lowering.popops.reductions.arg_reduce import arg_reduce
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.runtime.tensor import Tensor
+
+
+def arg_reduce_rule(ctx: Context, x: Tensor, *, axes: Sequence[int], index_dtype: Any) -> Tensor | Sequence[Tensor]:
+    """`argmax` and `argmin`, over one dimension."""
+    if not x.size or len(axes) != 1:
+        return fallback(ctx, x)
+    return arg_reduce(ctx.graph, x, int(axes[0]), ctx.primitive.name, index_dtype, ctx.prog, ctx.name)
+
+
+RULES: dict[str, Rule] = {"argmax": arg_reduce_rule, "argmin": arg_reduce_rule}

@@ -1,0 +1,141 @@
+"""Rules for elementwise primitives: one rule for all, by the cost table of popops."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, shape_of
+from ipujax.lowering.passes import index_space, is_unit_view
+from ipujax.lowering.popops import MONOIDS, OP_COSTS, Op, Reduction, RowFunction, Step, each_row, freeze
+from ipujax.lowering.popops.maps.elementwise import apply_steps, elementwise
+from ipujax.lowering.popops.vertices.kernel import Frozen
+from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.tensor import Tensor
+
+
+def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
+    """Any elementwise primitive: its own `bind` on each block; nothing at all where it changes nothing."""
+    unchanged = unchanged_operand(ctx.equation)
+    if unchanged is not None:
+        return operands[unchanged]
+    out = ctx.into_tensors[0]
+    return elementwise(ctx.graph, op_of(ctx.equation), operands, ctx.prog, ctx.name, out)
+
+
+def op_of(eqn: JaxprEqn) -> Op:
+    """The operation of an elementwise equation."""
+    aval: Any = eqn.outvars[0].aval
+    return _bound_op(eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
+
+
+@remembered
+def _bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
+    return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, (primitive.name, params))
+
+
+def unchanged_operand(eqn: JaxprEqn) -> int | None:
+    """Which operand an elementwise equation returns as it is, None if none.
+
+    Casts that change the weakness of a type only; by the literal 1 divisions, as in the mean over one replica, and
+    multiplications; the first power, as in the first moment of Optax's Adam.
+    """
+    name, ones = eqn.primitive.name, [isinstance(x, Literal) and bool(np.all(x.val == 1)) for x in eqn.invars]
+    avals: list[Any] = [x.aval for x in eqn.invars]
+    out: Any = eqn.outvars[0].aval
+    is_same = {
+        "convert_element_type": lambda: 0,
+        "integer_pow": lambda: 0 if eqn.params["y"] == 1 else None,
+        "div": lambda: 0 if ones[1] else None,
+        "mul": lambda: 0 if ones[1] else 1 if ones[0] else None,
+    }
+    number = is_same[name]() if name in is_same else None
+    return (
+        number if number is not None and (avals[number].shape, avals[number].dtype) == (out.shape, out.dtype) else None
+    )
+
+
+def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -> Sequence[Tensor]:
+    """Elementwise equations over one index space and reductions of their results, in one vertex a tile."""
+    body = jaxpr.jaxpr
+    reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}
+    mapped = next(eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS)
+    space = index_space(shape_of(mapped.outvars[0]))
+    number: dict[Var, int] = {var: n for n, var in enumerate(body.invars)}
+    steps: list[Step] = []
+
+    def read(atom: Atom) -> int | Frozen:
+        aval: Any = atom.aval
+        return freeze(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else number[atom]
+
+    for eqn in body.eqns:
+        unchanged = 0 if is_unit_view(eqn) else unchanged_operand(eqn)
+        if unchanged is not None:
+            source = eqn.invars[unchanged]
+            assert isinstance(source, Var)
+            number[eqn.outvars[0]] = number[source]
+        elif eqn.outvars[0] not in reduced:
+            steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
+            number[eqn.outvars[0]] = len(operands) + len(steps) - 1
+    tensors = [x.reshape(space) for x in operands]
+    outs, title = (
+        [var for var in body.outvars if isinstance(var, Var)],
+        ctx.name.removesuffix(ctx.primitive.name) + name,
+    )
+    stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
+    reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
+    places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
+    values, folded = list(stored.values()), list(reductions.values())
+    made = apply_steps(ctx.graph, steps, values, tensors, space, ctx.prog, title, places, folded)
+    computed = dict(zip((*stored, *reductions), made, strict=True))
+
+    def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
+        place = ctx.into_tensors[n]
+        if n not in computed:
+            return tensors[number[var]].reshape(shape)
+        return computed[n].reshape(shape) if place is None or n in reductions else place
+
+    return [result(n, var, ctx.out_avals[n].shape) for n, var in enumerate(outs)]
+
+
+def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
+    """A reduction in the index space, in which there are no dimensions of size 1."""
+    (source,) = eqn.invars
+    assert isinstance(source, Var)
+    shape = shape_of(source)
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    axes = tuple(n for n, d in enumerate(dims) if d in eqn.params["axes"])
+    return Reduction(number[source], MONOIDS[eqn.primitive.name], axes)
+
+
+def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
+    """A reinterpretation of bits; between widths, which adds or drops a dimension, it is no elementwise operation."""
+    (aval,) = ctx.out_avals
+    if aval.shape == x.shape:
+        return elementwise_rule(ctx, x, **params)
+    if not aval.size:
+        return fallback(ctx, x)
+    parts = aval.shape[-1] if aval.ndim > x.ndim else 1
+    rows = x.reshape((*x.shape, 1)) if aval.ndim > x.ndim else x
+    fun = _bitcast_of_rows(aval.dtype, aval.ndim > x.ndim)
+    (out,) = each_row(ctx.graph, "Bitcast", rows, rows.ndim - 1, fun, [(parts, aval.dtype)], ctx.prog, ctx.name)
+    return out.reshape(aval.shape)
+
+
+@remembered
+def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
+    """From rows of one element to rows of its parts, or back."""
+    if splits:
+        return lambda x: (lax.bitcast_convert_type(lax.squeeze(x, (x.ndim - 1,)), dtype),)
+    return lambda x: (lax.expand_dims(lax.bitcast_convert_type(x, dtype), (x.ndim - 1,)),)
+
+
+RULES: dict[str, Rule] = {name: elementwise_rule for name in OP_COSTS if name != "copy"}
+RULES["bitcast_convert_type"] = bitcast_convert_type_rule
+RULES["fused"] = fused_rule

@@ -1,0 +1,81 @@
+"""Rules for random numbers: keys stay arrays of keys, and draws equal JAX's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ipujax.lowering.jax_compat import Primitive
+from ipujax.lowering.poprand import per_key
+from ipujax.lowering.rules.base.context import Context, Rule, bound
+from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.tensor import Tensor
+
+
+def _draw(
+    ctx: Context, operands: Sequence[Tensor], keys_rank: int, params: dict[str, Any], *, cut_results: bool
+) -> Sequence[Tensor]:
+    results = [(tuple(aval.shape), aval.dtype) for aval in ctx.out_avals]
+    if not all(tensor.size for tensor in operands) or not all(aval.size for aval in ctx.out_avals):
+        return fallback(ctx, *operands)
+    fun, title = bound(ctx.primitive, **params), ctx.primitive.name.title().replace("_", "")
+    return per_key(ctx.graph, fun, title, operands, keys_rank, results, ctx.prog, ctx.name, cut_results)
+
+
+def draw_rule(ctx: Context, keys: Tensor, *more: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`random_bits`, `random_split`, `random_gamma` (a parameter for each number): numbers or keys from each key."""
+    return _draw(ctx, [keys, *more], keys.ndim, params, cut_results=True)
+
+
+def same_shape_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`random_fold_in`, `random_seed`, `threefry2x32`: element by element, scalars and sizes of 1 repeated."""
+    shape = ctx.out_avals[0].shape
+    alike = [x.broadcast_in_dim(shape, tuple(range(len(shape) - x.ndim, len(shape)))) for x in operands]
+    return _draw(ctx, alike, len(shape), params, cut_results=False)
+
+
+def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
+    """Key data, words in the last dimension, as keys, and back."""
+    return _draw(ctx, [x], min(x.ndim, ctx.out_avals[0].ndim), params, cut_results=False)
+
+
+def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequence[Tensor]:
+    """The next state, computed by one tile, and bits, computed by each tile for its own block."""
+    if not all(aval.size for aval in ctx.out_avals):
+        return fallback(ctx, state)
+    outs = []
+    for number, aval in enumerate(ctx.out_avals):
+        fun, result = _one_result(ctx.primitive, number, **params), [(tuple(aval.shape), aval.dtype)]
+        outs += per_key(ctx.graph, fun, "RngBitGenerator", [state], 0, result, ctx.prog, ctx.name, number == 1)
+    return outs
+
+
+@remembered
+def _one_result(primitive: Primitive, number: int, /, **params: Any) -> Callable[..., Any]:
+    return lambda state: primitive.bind(state, **params)[number]
+
+
+def rng_uniform_rule(ctx: Context, low: Tensor, high: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`rng_uniform`: numbers of XLA's own generator, never the same twice; each tile draws its own."""
+    return _draw(ctx, [low, high], 0, params, cut_results=True)
+
+
+def clone_rule(ctx: Context, keys: Tensor) -> Tensor:
+    """A key that may be used again is the same key."""
+    return keys
+
+
+RULES: dict[str, Rule] = {
+    "random_bits": draw_rule,
+    "random_split": draw_rule,
+    "random_fold_in": same_shape_rule,
+    "random_seed": same_shape_rule,
+    "threefry2x32": same_shape_rule,
+    "random_wrap": convert_rule,
+    "random_unwrap": convert_rule,
+    "random_clone": clone_rule,
+    "random_gamma": draw_rule,
+    "rng_uniform": rng_uniform_rule,
+    "rng_bit_generator": rng_bit_generator_rule,
+}
