@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -229,7 +229,8 @@ class _Search(Generic[P]):
 
     A price that takes more cycles for the bytes it frees than recomputation would is not kept. As long as recomputation
     is enough, no other is tried then, nor if those left would not do if each freed as much. Where recomputation frees
-    less than planned, more is asked of it the next time.
+    less than planned, more is asked of it the next time. Where stages are looked for again, as many bytes are kept on
+    each IPU as before, not that share of what the new stages could keep.
     """
 
     def __init__(self, first: _Attempt[P], prices: Sequence[float]) -> None:
@@ -238,18 +239,25 @@ class _Search(Generic[P]):
         self._prices_pay = True
         self._is_anew = False  # whether stages have been looked for again
         self._alternative: _Tighter | None = None
+        self._asked: Literal["price", "less", "stages"] = "price"  # what the last way changes
+        self._recomputation = first.planned.choice.recomputation  # to go on with
 
     def next(self) -> Choice | None:
         """The next way, None if there is none."""
-        choice, lacking = self._at.planned.choice, int(self._at.lacking.max())
+        choice, lacking = (
+            replace(self._at.planned.choice, recomputation=self._recomputation),
+            int(self._at.lacking.max()),
+        )
         self._prices = [price for price in self._prices if price > choice.price]
         self._alternative = tighter = self._tighter() if self._tightened < _MOST_TIGHTENED else None
         if self._is_time_for_other_stages(choice, tighter):
-            self._is_anew = True
+            self._is_anew, self._asked = True, "stages"
             less = choice.recomputation if tighter is None else tighter.recomputation
             return replace(choice, recomputation=less, cuts=())
         if self._prices and (tighter is None or self._expected_cycles(self._prices[0], lacking) < tighter.cycles):
+            self._asked = "price"
             return replace(choice, price=self._prices[0])
+        self._asked = "less"
         return None if tighter is None else replace(choice, recomputation=tighter.recomputation)
 
     def _is_time_for_other_stages(self, choice: Choice, tighter: _Tighter | None) -> bool:
@@ -267,10 +275,14 @@ class _Search(Generic[P]):
         """Goes on from an attempt that does not fit either, if it was worth it."""
         self.attempts.append(attempt)
         freed, lacking, choice = self._at.freed(attempt), int(self._at.lacking.max()), attempt.planned.choice
-        if choice.recomputation != self._at.planned.choice.recomputation:
+        if self._asked == "stages":
+            self._recomputation = self._keeping_as_much(attempt)
+            self._at = attempt
+            return
+        if self._asked == "less":
             self._tightened += 1
             self._margin *= min(_MOST_MARGIN, max(1.0, lacking / max(1, freed)))
-            self._at = attempt
+            self._at, self._recomputation = attempt, choice.recomputation
             return
         more, left = self._at.more_cycles(attempt), [price for price in self._prices if price > choice.price]
         if freed * (1 + len(left)) < lacking:  # nor will those left be enough, if each frees as much
@@ -281,10 +293,19 @@ class _Search(Generic[P]):
             self._prices_pay = False
             self._prices.remove(choice.price)
 
+    def _keeping_as_much(self, attempt: _Attempt[P]) -> Recomputation:
+        """Shares with which stages that were found anew keep as many bytes on each IPU as was planned before."""
+        shares = []
+        for ipu in range(len(attempt.lacking)):
+            before = sum(trade.planned.peak_bytes for trade in _of_ipu(self._at.planned.trades, ipu))
+            could = sum(trade.all_bytes for trade in _of_ipu(attempt.planned.trades, ipu))
+            shares.append(min(1.0, before / max(1, could)))
+        return replace(attempt.planned.choice.recomputation, shares=tuple(shares))
+
     def _tighter(self) -> _Tighter | None:
         """Less kept on the IPUs whose tiles lack memory; None where nothing less can be, or nothing is lacking."""
         at, target, first = self._at, self._at.executable.graph.target, self.attempts[0]
-        before, is_enough = at.planned.choice.recomputation, True
+        before, is_enough = self._recomputation, True
         shares = [before.share(ipu) for ipu in range(len(at.lacking))]
         for ipu in np.flatnonzero(at.lacking).tolist():
             own = _of_ipu(at.planned.trades, ipu)

@@ -250,10 +250,11 @@ def test_prices_that_cannot_be_enough_are_left_for_later(freed_bytes: int, goes_
 
 
 def test_stages_are_looked_for_anew_where_no_recomputation_is_enough() -> None:
-    """Once, from a dearer price on, as layers are computed again as a whole then."""
+    """Once, from a dearer price on, as layers are computed again as a whole then; as many bytes are kept as before."""
 
-    def attempt(choice: fit.Choice) -> Any:
-        made = fit._Attempt(SimpleNamespace(choice=choice, trades=()), None)  # type: ignore[arg-type, type-var]
+    def attempt(choice: fit.Choice, all_bytes: int = 1_000) -> Any:
+        trade = SimpleNamespace(ipu=0, planned=SimpleNamespace(peak_bytes=900), all_bytes=all_bytes)
+        made = fit._Attempt(SimpleNamespace(choice=choice, trades=[trade]), None)  # type: ignore[arg-type, type-var]
         vars(made).update(lacking=np.array([10_000]), cycles=0)
         return made
 
@@ -265,9 +266,10 @@ def test_stages_are_looked_for_anew_where_no_recomputation_is_enough() -> None:
     search.add(attempt(dearer))
     search._at = attempt(dearer)
     assert search.next() == replace(dearer, recomputation=less, cuts=())
-    search.add(attempt(replace(dearer, recomputation=less, cuts=((2,),))))
+    search.add(attempt(replace(dearer, recomputation=less, cuts=((2,),)), all_bytes=2_000))
     following = search.next()
     assert following is not None and following.cuts == ((2,),)
+    assert search._recomputation.shares == (0.45,)
 
 
 def test_what_fits_at_the_first_price_fits_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
