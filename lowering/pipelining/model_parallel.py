@@ -18,7 +18,7 @@ from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_pla
 from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
-from ipujax.lowering.rules import may_overwrite, reduce_where_they_lie
+from ipujax.lowering.rules import LastReads, reduce_where_they_lie
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -66,7 +66,7 @@ def lower_staged(
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     uses, read_again = last_uses(body), {var for eqn in body.eqns for var in variables(eqn.invars)}
-    runs: list[PipelineRun] = []
+    reads, runs = LastReads(uses, env.items()), list[PipelineRun]()
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
         lowering, origin = ipus.lowering(ipu), origin_of(eqn, graph.origin)
         with graph.debug_origin(origin):
@@ -82,16 +82,16 @@ def lower_staged(
                 results = reduce_where_they_lie(graph, eqn, given, homes, prog, origin.path or eqn.primitive.name)
             else:
                 # Copies of the old value may have been sent, so nothing may read the new one.
-                into = {var: donated[var] for var in eqn.outvars if var in donated and var not in read_again}
-                if into:
-                    later = [env[var] for var, last in uses.items() if last > n and var in env]
-                    into = {
-                        var: out
-                        for var, out in into.items()
-                        if all(ipus.home(held) in (None, ipu) for held in out.variables())
-                        and may_overwrite(out, read, later)
-                    }
+                into = {
+                    var: donated[var]
+                    for var in eqn.outvars
+                    if var in donated
+                    and var not in read_again
+                    and all(ipus.home(held) in (None, ipu) for held in donated[var].variables())
+                    and reads.may_overwrite(donated[var], read, n)
+                }
                 results = ipus.equation(eqn, env, ipu, prog, into)
+        reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)
 

@@ -17,6 +17,7 @@ from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.table import RULES
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
@@ -65,14 +66,14 @@ class Lowering:
         """
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
+        reads = LastReads(last_read, env.items())
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             into = {var: self._into[var] for var in eqn.outvars if var in self._into}
-            if into:
-                later = [env[var] for var, last in last_read.items() if last > number and var in env]
-                into = {var: out for var, out in into.items() if may_overwrite(out, operands, later)}
-            found = self.equation(eqn, operands, prog, into)
-            env.update(zip(eqn.outvars, found, strict=True))
+            into = {var: out for var, out in into.items() if reads.may_overwrite(out, operands, number)}
+            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, into), strict=True))
+            reads.add(found.items())
+            env.update(found)
 
     def equation(
         self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
@@ -130,14 +131,3 @@ class Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
-
-
-def may_overwrite(out: Tensor, operands: Sequence[Tensor], later: Sequence[Tensor]) -> bool:
-    """Whether a tensor may be written by an equation: nothing reads it later, nor in part now.
-
-    An operand that is the very tensor is read, element by element, before it is written.
-    """
-    own = set(out.variables())
-    return all(x.node is out.node or own.isdisjoint(x.variables()) for x in operands) and all(
-        own.isdisjoint(x.variables()) for x in later
-    )
