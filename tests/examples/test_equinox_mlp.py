@@ -1,0 +1,57 @@
+"""`examples/equinox_mlp.py` on small settings: it learns as without the machine, and says what it costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "equinox_mlp.py"
+SMALL = ["--epochs", "3", "--batch", "50", "--width", "32", "--depth", "1"]
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("equinox_mlp_example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_it_learns_as_without_the_machine(mlp: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    losses, accuracy = mlp.main([*SMALL, "--tiles", "16"])
+    on_ipu = capsys.readouterr().out
+    assert len(losses) == 3 and losses[2] < losses[1] < losses[0] and accuracy > 0.6
+    costs = re.search(r"^a step: [\d,]+ cycles, [\d,]+ µs on a mk2\nfullest tile: [\d,]+ bytes\n", on_ipu, re.MULTILINE)
+    assert costs is not None
+
+    on_cpu, same_accuracy = mlp.main([*SMALL, "--device", "cpu"])
+    np.testing.assert_allclose(losses, on_cpu, rtol=1e-4)
+    assert accuracy == pytest.approx(same_accuracy, abs=0.005)
+    assert re.findall(r"loss ([\d.]+)", capsys.readouterr().out) == [f"{loss:.4f}" for loss in on_cpu]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--epochs", "0"), ("--batch", "1501"), ("--device", "mk9"), ("--tiles", "8", "--device", "cpu")]
+)
+def test_flags_out_of_range_are_refused(
+    mlp: ModuleType, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        mlp.main(list(flags))
+    assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_as_users_run_it(mlp: ModuleType) -> None:
+    losses, accuracy = mlp.main([])
+    assert len(losses) == 10 and losses[-1] < 0.06 and accuracy > 0.9
