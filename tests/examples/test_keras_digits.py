@@ -1,0 +1,43 @@
+"""`examples/keras_digits.py` on a small IPU: it learns, and its history has what the machine takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "keras_digits.py"
+
+
+@pytest.fixture(scope="module")
+def keras_digits() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("keras_digits_example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_it_learns_and_knows_its_cycles(keras_digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    history = keras_digits.main(["--epochs", "2", "--batch", "50", "--steps", "10", "--tiles", "16"])
+    text = capsys.readouterr().out
+    assert history["loss"][1] < history["loss"][0] and history["val_accuracy"][1] > 0.6
+    cycles, again = history["ipu_cycles"]
+    assert cycles == again and f"10 batches of 50: {cycles:,} cycles" in text
+    losses = re.findall(r"^epoch \d: loss ([\d.]+), test accuracy", text, re.MULTILINE)
+    assert losses == [f"{loss:.4f}" for loss in history["loss"]]
+    without = re.search(r"^without the strategy: test accuracy ([\d.]+)$", text, re.MULTILINE)
+    assert without is not None and float(without[1]) == pytest.approx(history["val_accuracy"][1], abs=0.005)
+
+
+@pytest.mark.slow
+def test_as_users_run_it(keras_digits: ModuleType) -> None:
+    history = keras_digits.main([])
+    assert len(history["loss"]) == 5 and history["val_accuracy"][-1] > 0.75
