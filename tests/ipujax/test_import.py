@@ -61,6 +61,12 @@ def test_import_in_hostile_folder(hostile: Path):
     assert found.name == "__init__.py" and not found.is_relative_to(hostile)
 
 
+def test_import_brings_no_framework(tmp_path: Path):
+    frameworks = {"equinox", "flax", "keras", "optax", "orbax", "tensorflow", "torch"}
+    code = f"import sys, ipujax; print(*sorted({frameworks}.intersection(sys.modules)), ipujax.__file__)"
+    assert run_python(code, tmp_path, ROOT) == str(ROOT / "ipujax" / "__init__.py")
+
+
 def source_modules() -> set[str]:
     """The files a wheel must hold, apart from its metadata, by their path in it."""
     folders = {"ipujax": ROOT / "ipujax", "ipujax/lowering": ROOT / "lowering", "ipujax/runtime": ROOT / "runtime"}
