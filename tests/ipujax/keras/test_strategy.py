@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,6 +47,10 @@ def cnn() -> keras.Model:
     )
 
 
+# What `compile` is given that belongs to one model: the functions that make it.
+_MADE = re.compile("optimizer|metrics")
+
+
 def state_of(model: Any) -> list[np.ndarray]:
     return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
 
@@ -57,7 +62,8 @@ def both(make: Callable[[], keras.Model], use: Callable[[Any], Any], **compiled:
         with scope:
             keras.utils.set_random_seed(7)
             model = make()
-            own = {name: value() if name == "optimizer" else value for name, value in compiled.items()}
+            made = {name for name, value in compiled.items() if _MADE.search(name) and callable(value)}
+            own = {name: value() if name in made else value for name, value in compiled.items()}
             model.compile(**{"optimizer": "adam", "loss": "sparse_categorical_crossentropy", **own})
             results.append((use(model), state_of(model)))
     return results
