@@ -47,6 +47,10 @@ class _Category:
             object.__setattr__(self, name, setting.first)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._names() - set(self._settings):
+            what = f"{self._path}.{name} is a category of options"
+            inside = ", ".join(f"{self._path}.{name}.{each}" for each in getattr(self, name)._settings)
+            raise ArgumentError(what, expected=inside, got=repr(value))
         if name not in self._settings:
             raise ArgumentError(
                 f"{self._path} has no option {name!r}",
@@ -77,7 +81,11 @@ class IpuModelConfig(_Category):
     tiles_per_ipu: int
     _path = "IPUConfig.ipu_model"
     _settings = {  # noqa: RUF012 - a table
-        "version": _Setting("ipu2", f"one of {', '.join(map(repr, VERSIONS))}", lambda given: given in VERSIONS),
+        "version": _Setting(
+            "ipu2",
+            f"one of {', '.join(map(repr, VERSIONS))}",
+            lambda given: isinstance(given, str) and given in VERSIONS,
+        ),
         "tiles_per_ipu": _Setting(0, "a number of tiles, 0 for all", _is_count(0)),
     }
 

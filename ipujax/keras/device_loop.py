@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.keras.layer_stages import has_stages, num_stages
 from ipujax.keras.model_steps import Step
-from ipujax.keras.settings import ModelSettings
+from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
 from ipujax.prefetching import prefetch
 from ipujax.runtime.errors import ArgumentError
@@ -60,7 +60,7 @@ class Execution:
     ) -> None:
         self._model, self._make_step, self._device, self._options = model, make_step, device, options
         self._batches, self._has_stages = model.steps_per_execution, has_stages(model)
-        self.kind, self.settings = kind, settings
+        self.kind, self.settings, self.made_for = kind, settings, made_for(model, device, options)
         if kind != "train":  # stages work on all batches of an execution, if replicas can share them
             shared = self._batches // settings.replicas if self._has_stages else 1
             self.settings = replace(settings, accumulation=max(1, shared))
@@ -68,6 +68,7 @@ class Execution:
         self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
         self._shapes: list[Any] = []  # of which programs there are
         self._read: tuple[Iterator[Any], prefetch[Any]] | None = None
+        self.batches_of_fit: int | None = None  # as many as all epochs ask for, where that is known
         self.profile: Profile | None = None
 
     def _check(self) -> None:
@@ -97,22 +98,38 @@ class Execution:
             StopIteration: if there is no batch left.
             ArgumentError: for batches left over that are no whole update.
         """
-        batches = list(islice(self._ahead_of(iterator), self._batches))
-        if not batches:
-            raise StopIteration
         outputs = []
-        for _, alike in groupby(batches, _shapes):
-            for part in self._parts(list(alike)):
-                out, state = self._run(state, part)
+        try:
+            batches = list(islice(self._ahead_of(iterator), self._batches))
+            parts = [part for _, alike in groupby(batches, _shapes) for part in self._parts(list(alike))]
+            compiled = [self._compiled(state, part) for part in parts]  # all of them before any takes the state
+            for function, stacked in compiled:
+                out, state = function(state, stacked)
                 outputs.append(out)
+        except BaseException:
+            self._give_back(state)
+            raise
+        if not outputs:
+            raise StopIteration
         return self._together(outputs), state
 
+    def _give_back(self, state: Any) -> None:
+        """Gives the model its state, which Keras takes from it while a loop runs."""
+        model = self._model
+        variables = [model.trainable_variables, model.non_trainable_variables]
+        variables += [model.optimizer.variables] if self.kind == "train" else []
+        variables += [model.metrics_variables] if self.kind != "predict" else []
+        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            for own, values in zip(variables, state, strict=True):
+                for variable, value in zip(own, values, strict=True):
+                    variable.assign(value)
+
     def _ahead_of(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """An epoch's iterator, with batches prepared ahead if the model is set so."""
-        if not self.settings.prefetch_depth:
+        """An epoch's iterator, with batches prepared ahead if the model is set so, no more than will be asked for."""
+        if not self.settings.prefetch_depth or self.kind != "train":
             return iterator
         if self._read is None or self._read[0] is not iterator:
-            self._read = iterator, prefetch(iterator, self.settings.prefetch_depth)
+            self._read = iterator, prefetch(islice(iterator, self.batches_of_fit), self.settings.prefetch_depth)
         return self._read[1]
 
     def _parts(self, batches: list[Any]) -> Iterator[list[Any]]:
@@ -131,15 +148,14 @@ class Execution:
         yield from (batches[first : first + together] for first in range(0, whole, together))
         yield from ([each] for each in batches[whole:])
 
-    def _run(self, state: Any, batches: list[Any]) -> tuple[Any, Any]:
-        """Runs batches of one shape: in replicas, or those left over in one."""
+    def _compiled(self, state: Any, batches: list[Any]) -> tuple[IpuFunction[..., Any], Any]:
+        """The compiled function of batches of one shape, and what it takes: of all replicas, or of one for the rest."""
         is_whole = len(batches) % self.settings.batches_of_update == 0
         settings = self.settings if is_whole else replace(self.settings, replicas=1, accumulation=1)
         stacked = _stacked(batches, settings.replicas, settings.accumulation)
         function = self._function(settings)
-        outs = function(state, stacked)
-        self._note(function, state, stacked, batches)  # donated by now, of which shapes are left
-        return outs
+        self._note(function, state, stacked, batches)
+        return function, stacked
 
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
         if settings not in self._functions:
@@ -153,12 +169,12 @@ class Execution:
         return self._functions[settings]
 
     def _note(self, function: IpuFunction[..., Any], state: Any, stacked: Any, batches: list[Any]) -> None:
-        """Remembers the profile of a program, and says that there is another."""
+        """Compiles for shapes that are new, says so, and remembers the profile of the first."""
         shape = (len(batches), _shapes(batches[0]))
         if shape in self._shapes:
             return
-        self._shapes.append(shape)
         profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
+        self._shapes.append(shape)
         rows = f"{len(batches)} × {_rows(batches[0])}"
         _LOG.info("%s %ss %s examples: %s cycles", self._model.name, self.kind, rows, f"{profile.cycles:,}")
         if self.profile is None:
@@ -175,6 +191,11 @@ class Execution:
         rows = jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
         object.__setattr__(self._model, "ipu_outfeed", rows)
         return jax.tree.map(lambda x: x[-1], rows)
+
+
+def made_for(model: Any, device: IPUModel, options: Options) -> tuple[Any, ...]:
+    """What an execution is made for; equal where it can be used again."""
+    return settings_of(model), device, *(getattr(options, field.name) for field in fields(options))
 
 
 def _loop(step: Step, kind: str, outfeed: str) -> Callable[[Any, Any], tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from threading import Lock, get_ident
 from typing import Any
 from weakref import WeakSet
 
@@ -20,7 +21,7 @@ import keras
 from ipujax.device import IPUModel
 from ipujax.keras import layer_stages as stages, settings as model_settings
 from ipujax.keras.config import IPUConfig, get_ipu_config
-from ipujax.keras.device_loop import Execution
+from ipujax.keras.device_loop import Execution, made_for
 from ipujax.keras.model_steps import predict_step, test_step, train_step
 from ipujax.keras.settings import settings_of
 from ipujax.runtime.errors import ArgumentError
@@ -54,25 +55,30 @@ class IPUStrategy:
     def __init__(self, config: IPUConfig | None = None, options: Options | None = None) -> None:
         if config is not None and not isinstance(config, IPUConfig):
             raise ArgumentError("IPUStrategy needs a configuration", expected="IPUConfig()", got=repr(config))
-        self._config, self._options = config, options
+        if options is not None and not isinstance(options, Options):
+            raise ArgumentError("IPUStrategy needs options", expected="ipu.Options(...)", got=repr(options))
+        self._config, self._options = config or get_ipu_config(), options
         self._models: WeakSet[Any] = WeakSet()  # compiled in its scope
 
     @property
     def device(self) -> IPUModel:
         """The IPUs."""
-        config = self._config or get_ipu_config()
-        return IPUModel() if config is None else config.device
+        return IPUModel() if self._config is None else self._config.device
 
     @property
     def options(self) -> Options:
         """The compiler options."""
-        config = self._config or get_ipu_config()
-        return self._options or (Options() if config is None else config.options)
+        return self._options or (Options() if self._config is None else self._config.options)
 
     @contextmanager
     def scope(self) -> Iterator[IPUStrategy]:
-        """In it models are compiled for the IPUs, and run on them."""
+        """In it models are compiled for the IPUs, and run on them; threads that train one model share its scope.
+
+        Raises:
+            ArgumentError: while another thread is in a scope of its own.
+        """
         with ExitStack() as stack:
+            stack.enter_context(_of_this_thread())
             stack.callback(self._release)
             for name, method in self._methods().items():
                 stack.enter_context(_method(name, method))
@@ -81,8 +87,7 @@ class IPUStrategy:
     def _release(self) -> None:
         """Models make anew what their loops call."""
         for model in self._models:
-            for kind in _STEPS:
-                object.__setattr__(model, f"{kind}_function", None)
+            model_settings.forget_functions(model)
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
         """What `keras.Model` has in the scope."""
@@ -106,10 +111,12 @@ class IPUStrategy:
         making = getattr(keras.Model, f"make_{name}")
 
         def make(model: Any, force: bool = False) -> Any:
+            settings = settings_of(model)
             if model.run_eagerly:
+                if settings.batches_of_update > 1 or stages.has_stages(model):
+                    what = f"{model.name} is run eagerly, step by step in JAX"
+                    raise ArgumentError(what, expected="run_eagerly=False, for stages, accumulation or replicas")
                 return making(model, force)
-            if not force and isinstance(getattr(model, name), Execution):
-                return None
             if model.compiled and model not in self._models:
                 raise ArgumentError(
                     f"{model.name} was compiled outside of the scope",
@@ -117,7 +124,11 @@ class IPUStrategy:
                     hint="make and compile it in the scope",
                 )
             self._models.add(model)
-            execution = Execution(model, kind, _STEPS[kind], settings_of(model), self.device, self.options)
+            device, options, there = self.device, self.options, getattr(model, name)
+            is_there = isinstance(there, Execution) and there.made_for == made_for(model, device, options)
+            if is_there and not force:
+                return None
+            execution = Execution(model, kind, _STEPS[kind], settings, device, options)
             object.__setattr__(model, name, execution)  # past Keras' tracking of attributes
             return None
 
@@ -137,6 +148,8 @@ class _CheckUpdates(keras.callbacks.Callback):
                 got=steps,
                 hint=f"steps_per_epoch={steps - steps % settings.batches_of_update}",
             )
+        if steps is not None and isinstance(self.model.train_function, Execution):
+            self.model.train_function.batches_of_fit = steps * self.params["epochs"]
 
 
 def _with_check(callbacks: Any) -> Any:
@@ -145,6 +158,25 @@ def _with_check(callbacks: Any) -> Any:
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     return [*given, _CheckUpdates()]
+
+
+_THREADS: list[int] = []  # of the scopes that are open, one inside the other: methods of a class are everybody's
+_LOCK = Lock()
+
+
+@contextmanager
+def _of_this_thread() -> Iterator[None]:
+    """Refuses a scope while another thread has one."""
+    with _LOCK:
+        if _THREADS and _THREADS[-1] != get_ident():
+            what = "another thread is in the scope of an IPUStrategy"
+            raise ArgumentError(what, expected="one thread with scopes; others may train the models in it")
+        _THREADS.append(get_ident())
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _THREADS.pop()
 
 
 @contextmanager

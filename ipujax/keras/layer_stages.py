@@ -7,7 +7,7 @@ their stages (`ipu.stage`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from numbers import Integral
@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from ipujax.keras.settings import forget_functions
 from ipujax.pipeline import stage
 from ipujax.runtime.errors import ArgumentError
 
@@ -80,7 +81,12 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
     Raises:
         ArgumentError: for a list of another length, or numbers that are no stages.
     """
+    if isinstance(assignment, str) or not isinstance(assignment, Iterable):
+        what = "set_pipeline_stage_assignment was given no list"
+        raise ArgumentError(what, expected="the stage of each layer", got=repr(assignment))
     layers, numbers = assignable(model), list(assignment)
+    if not layers:
+        raise ArgumentError(f"{model.name} has no layers to be in stages", expected="a model with layers")
     if len(numbers) != len(layers):
         raise ArgumentError(
             "set_pipeline_stage_assignment was given a list of another length than the model has layers",
@@ -94,8 +100,7 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
         raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
     for layer, number in zip(layers, numbers, strict=True):
         _keep(layer, (int(number),))
-    for kind in ("train", "test", "predict"):
-        object.__setattr__(model, f"{kind}_function", None)  # made anew
+    forget_functions(model)
 
 
 def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
@@ -107,6 +112,7 @@ def reset_pipeline_stage_assignment(model: Any) -> None:
     """Takes all layers of a model out of their stages."""
     for layer in _staged(model):
         object.__delattr__(layer, _KEPT_AS)
+    forget_functions(model)
 
 
 def has_stages(model: Any) -> bool:
@@ -120,7 +126,12 @@ def num_stages(model: Any) -> int:
 
 
 def _staged(model: Any) -> list[Any]:
-    return [layer for layer in getattr(model, "layers", ()) if _KEPT_AS in layer.__dict__]
+    """The layers in stages, also those of models inside; where both are, the inner stage counts."""
+    layers = list(getattr(model, "layers", ()))
+    return [
+        *(layer for layer in layers if _KEPT_AS in layer.__dict__),
+        *(x for layer in layers for x in _staged(layer)),
+    ]
 
 
 @contextmanager

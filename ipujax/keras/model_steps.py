@@ -35,17 +35,20 @@ def train_step(model: Any, settings: ModelSettings) -> Step:
     is_plain = settings.batches_of_update == 1 and not has_stages(model)
     if is_plain:
         return lambda state, batches: model.train_step(state, _first(batches))
-    if type(model).train_step is not keras.Model.train_step:
-        raise ArgumentError(
-            f"{type(model).__name__} has a train_step of its own, which is one update from one batch",
-            expected="Keras' train_step, for stages, gradient accumulation or replicas",
-            hint="override compute_loss in place of train_step",
-        )
+    for name in ("train_step", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ArgumentError(
+                f"{type(model).__name__} has a {name} of its own, which is for one update from one batch",
+                expected=f"Keras' {name}, for stages, gradient accumulation or replicas",
+                hint="override compute_loss in its place, or give metrics to compile",
+            )
+    _check_metrics(model, settings)
     return _AccumulatedStep(model, settings)
 
 
 def test_step(model: Any, settings: ModelSettings) -> Step:
     """Evaluates batches: of a state and batches [accumulation, batch, …]."""
+    _check_metrics(model, settings)
 
     def step(state: Any, batches: Any) -> tuple[Any, Any]:
         trainable, others, metrics = state
@@ -111,6 +114,19 @@ def _pipelined(
         return pipelined(*args[:-1], _joined(args[-1]))
 
     return of_one if settings.accumulation == 1 else of_all
+
+
+def _check_metrics(model: Any, settings: ModelSettings) -> None:
+    """Refuses metrics of users whose variables may be no sums, where replicas add them up."""
+    inside = [each for metric in model.metrics for each in (metric, *getattr(metric, "metrics", ()))]
+    for metric in inside if settings.replicas > 1 else ():
+        is_sum = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum)
+        if not is_sum and not type(metric).__module__.startswith("keras."):
+            raise ArgumentError(
+                f"the metric {metric.name} may not add up over replicas",
+                expected="metrics of Keras, or subclasses of keras.metrics.Mean or keras.metrics.Sum",
+                got=type(metric).__name__,
+            )
 
 
 def _first(batches: Any) -> Any:
@@ -196,7 +212,7 @@ class _Replicas:
     def _one(self, variable: Any, before: Any, after: Any) -> Any:
         if variable.aggregation == "sum":
             return before + lax.psum(after - before, AXIS)
-        if jnp.issubdtype(after.dtype, jnp.inexact):
+        if jnp.issubdtype(after.dtype, jnp.inexact) and variable.aggregation != "only_first_replica":
             return lax.pmean(after, AXIS)
         return lax.all_gather(after, AXIS)[0]
 

@@ -6,6 +6,7 @@ with the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -17,6 +18,7 @@ from ipujax.runtime.target import nearest
 
 REDUCTIONS = ("mean", "sum", "running_mean")
 OUTFEEDS = ("last", "all")
+KINDS = ("train", "test", "predict")  # of functions that Keras' loops call
 _KEPT_AS = "ipu_settings"  # attribute of a model
 
 
@@ -56,11 +58,15 @@ def settings_of(model: Any) -> ModelSettings:
     return found
 
 
+def forget_functions(model: Any) -> None:
+    """Has what loops call made anew."""
+    for kind in KINDS:
+        object.__setattr__(model, f"{kind}_function", None)  # past Keras' tracking of attributes
+
+
 def _changed(model: Any, **changes: Any) -> None:
-    # Past Keras' tracking of attributes: this is no part of the model's state.
     object.__setattr__(model, _KEPT_AS, replace(settings_of(model), **changes))
-    for kind in ("train", "test", "predict"):
-        object.__setattr__(model, f"{kind}_function", None)  # made anew
+    forget_functions(model)
 
 
 def set_gradient_accumulation_options(
@@ -99,17 +105,16 @@ def set_pipelining_options(
     model: Any,
     gradient_accumulation_steps_per_replica: int | None = None,
     *,
-    gradient_accumulation_reduction_method: str = "mean",
+    gradient_accumulation_reduction_method: str | None = None,
     schedule: Any = None,
     device_mapping: Any = None,
     recompute: str | None = None,
 ) -> None:
-    """Says how a model with stages is pipelined.
+    """Says how a model with stages is pipelined; what is None stays as it was set before.
 
     Args:
         model: a Keras model whose layers are in stages.
-        gradient_accumulation_steps_per_replica: micro-batches for each update, each of one batch; as set before when
-            None.
+        gradient_accumulation_steps_per_replica: micro-batches for each update, each of one batch.
         gradient_accumulation_reduction_method: as `set_gradient_accumulation_options`.
         schedule: as `ipu.pipeline` takes it.
         device_mapping: IPU of each stage.
@@ -118,19 +123,27 @@ def set_pipelining_options(
     Raises:
         ArgumentError: for a setting that there is not.
     """
+    changes: dict[str, Any] = {}
     if gradient_accumulation_steps_per_replica is not None:
-        set_gradient_accumulation_options(
-            model, gradient_accumulation_steps_per_replica, gradient_accumulation_reduction_method
+        what = "gradient_accumulation_steps_per_replica"
+        changes["accumulation"] = _count(what, gradient_accumulation_steps_per_replica)
+    if gradient_accumulation_reduction_method is not None:
+        what, how = "gradient_accumulation_reduction_method", gradient_accumulation_reduction_method
+        changes["reduction"] = _one_of(what, how, REDUCTIONS)
+    if schedule is not None:
+        changes["schedule"] = as_schedule(schedule)
+    if device_mapping is not None:
+        changes["device_mapping"] = tuple(
+            _count("device_mapping", each, 0) for each in _row("device_mapping", device_mapping)
         )
-    schedule = None if schedule is None else as_schedule(schedule)
     if recompute is not None:
         check_recompute("recompute of set_pipelining_options", recompute)
-    mapping = None if device_mapping is None else tuple(_count("device_mapping", each, 0) for each in device_mapping)
-    _changed(model, schedule=schedule, device_mapping=mapping, recompute=recompute)
+        changes["recompute"] = recompute
+    _changed(model, **changes)
 
 
 def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
-    """Prepares batches on the host, in a thread of its own, while the model runs.
+    """Prepares batches on the host, in a thread of its own, while the model trains.
 
     Args:
         model: a Keras model.
@@ -161,6 +174,12 @@ def _count(name: str, given: Any, least: int = 1) -> int:
             f"{name} is no such number", expected=f"a whole number of at least {least}", got=repr(given)
         )
     return int(given)
+
+
+def _row(name: str, given: Any) -> Sequence[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ArgumentError(f"{name} is no list", expected="a list of whole numbers", got=repr(given))
+    return list(given)
 
 
 def _one_of(name: str, given: Any, known: tuple[str, ...]) -> str:

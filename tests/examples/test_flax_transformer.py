@@ -56,6 +56,7 @@ def test_it_learns_as_without_the_machine(transformer: ModuleType, capsys: pytes
     assert capsys.readouterr().out == on_ipu.replace(costs[0], "")
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_again(transformer: ModuleType) -> None:
     text, letters = transformer.read()
     model, count = transformer.Transformer(len(letters), CONTEXT, WIDTH, HEADS, 1), 5

@@ -39,7 +39,6 @@ NETWORKS = {
     "VGG16": application("VGG16"),
     "Xception": application("Xception", 71),
 }
-QUICK = {"MobileNetV2"}
 
 
 def encoder(length: int = 32, width: int = 64, words: int = 200) -> tuple[Any, np.ndarray]:
@@ -74,9 +73,17 @@ def assert_as_stock(make: Callable[[], tuple[Any, np.ndarray]]) -> Any:
     return model
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
-)
+def test_a_network_predicts_as_stock_keras() -> None:
+    model, x = NETWORKS["MobileNetV2"]()
+    expected = model.predict(x, batch_size=EXAMPLES, verbose=0)
+    with ipu.IPUStrategy(ipu.IPUConfig()).scope():
+        got = model.predict(x, batch_size=EXAMPLES, verbose=0)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-6)
+    assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_training_step_is_that_of_stock_keras_and_fits_one_mk2(name: str) -> None:
     model = assert_as_stock(NETWORKS[name])
     assert model.ipu_profile.cycles > 0 and not model.ipu_profile.memory.lacking()

@@ -100,6 +100,7 @@ def test_steps_of_an_execution_are_a_loop_on_the_device(steps: int) -> None:
     assert_alike(results)
 
 
+@pytest.mark.slow
 def test_a_train_step_of_a_subclass() -> None:
     class Custom(keras.Model):
         def __init__(self) -> None:
@@ -116,6 +117,7 @@ def test_a_train_step_of_a_subclass() -> None:
     assert_alike(both(Custom, fitted))
 
 
+@pytest.mark.slow
 def test_schedules_and_clipping() -> None:
     def optimizer() -> Any:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -124,6 +126,7 @@ def test_schedules_and_clipping() -> None:
     assert_alike(both(cnn, fitted, optimizer=optimizer))
 
 
+@pytest.mark.slow
 def test_mixed_precision() -> None:
     def make() -> keras.Model:
         inputs = keras.Input((12, 12, 1))

@@ -1,0 +1,213 @@
+"""What goes wrong in a scope leaves models, methods and data as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ipujax.keras as ipu
+from ipujax import ArgumentError, TileMemoryError
+from tests.ipujax.keras.test_strategy import strategy
+
+X, Y = np.ones((24, 6), np.float32), np.arange(24) % 3
+
+
+def mlp(**compiled: Any) -> Any:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile(**{"optimizer": "adam", "loss": "sparse_categorical_crossentropy", **compiled})
+    return model
+
+
+def test_a_model_that_does_not_fit_keeps_its_weights() -> None:
+    config = ipu.IPUConfig()
+    config.ipu_model.tiles_per_ipu = 1
+    with ipu.IPUStrategy(config).scope():
+        model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(600), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+        before = [np.asarray(variable) for variable in model.variables]
+        with pytest.raises(TileMemoryError):
+            model.fit(np.zeros((8, 300), np.float32), np.zeros((8, 3)), verbose=0)
+    for one, other in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other))
+
+
+def test_batches_that_are_no_update_take_no_weights() -> None:
+    """The last of an execution is smaller, behind others that could run."""
+
+    def batches() -> Iterator[Any]:
+        for size in (4, 4, 4, 4, 4, 4, 4, 3):
+            yield X[:size], Y[:size]
+
+    with strategy().scope():
+        model = mlp(steps_per_execution=4)
+        model.set_gradient_accumulation_options(2)
+        with pytest.raises(ArgumentError, match="are no whole update"):
+            model.fit(batches(), shuffle=False, verbose=0)
+        assert int(model.optimizer.iterations) == 2  # of the first execution
+        assert all(np.isfinite(np.asarray(variable)).all() for variable in model.variables)
+
+
+def test_a_metric_of_users_that_may_be_no_sum_is_refused_in_replicas() -> None:
+    class Largest(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.most = self.add_variable((), "zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_pred)))
+
+        def result(self) -> Any:
+            return self.most + 0
+
+    with strategy(2).scope():
+        model = mlp(metrics=[Largest()], steps_per_execution=2)
+        model.set_replication_options(2)
+        with pytest.raises(ArgumentError, match="largest may not add up over replicas"):
+            model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_metrics_that_a_model_computes_itself_are_refused_in_accumulation() -> None:
+    class Own(keras.Sequential):
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            return {**super().compute_metrics(x, y, y_pred, sample_weight), "extra": 1.0}
+
+    with strategy().scope():
+        model = Own([keras.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+        model.set_gradient_accumulation_options(2)
+        with pytest.raises(ArgumentError, match="has a compute_metrics of its own"):
+            model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_a_scope_while_another_thread_has_one() -> None:
+    entered, may_leave, refused = threading.Event(), threading.Event(), list[Exception]()
+    before = keras.Model.compile
+
+    def other() -> None:
+        with strategy().scope():
+            entered.set()
+            may_leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(10)
+    try:
+        with strategy().scope():
+            pass
+    except ArgumentError as error:
+        refused.append(error)
+    may_leave.set()
+    thread.join()
+    assert refused and "another thread" in str(refused[0]) and keras.Model.compile is before
+
+
+def test_the_configuration_is_that_of_the_time_the_strategy_was_made() -> None:
+    config = ipu.IPUConfig()
+    config.auto_select_ipus = 2
+    made, found = ipu.IPUStrategy(), list[int]()
+    thread = threading.Thread(target=lambda: found.append(made.device.target.num_ipus))
+    thread.start()
+    thread.join()
+    assert found == [2]
+
+
+def test_a_configuration_that_changes_makes_programs_anew() -> None:
+    config = ipu.IPUConfig()
+    config.ipu_model.tiles_per_ipu = 8
+    with ipu.IPUStrategy(config).scope():
+        model = mlp()
+        model.fit(X, Y, batch_size=8, verbose=0)
+        before = len(model.ipu_profile.memory.tile_bytes)
+        config.ipu_model.tiles_per_ipu = 4
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert (before, len(model.ipu_profile.memory.tile_bytes)) == (8, 4)
+
+
+def test_stages_of_a_model_inside_count_and_can_be_taken_back() -> None:
+    with strategy(2).scope():
+        inputs = keras.Input((6,))
+        with ipu.PipelineStage(0):
+            x = keras.layers.Dense(5)(inputs)
+        with ipu.PipelineStage(1):
+            inner = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
+        outer_inputs = keras.Input((6,))
+        model = keras.Model(outer_inputs, inner(outer_inputs))
+        model.set_gradient_accumulation_options(2)
+        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+        model.fit(X[:16], Y[:16], batch_size=8, verbose=0)
+        both = model.ipu_profile.memory.tile_bytes
+        inner.reset_pipeline_stage_assignment()
+        model.set_gradient_accumulation_options(2)
+        model.fit(X[:16], Y[:16], batch_size=8, verbose=0)
+        one = model.ipu_profile.memory.tile_bytes
+    assert np.split(both, 2)[1].min() > np.split(one, 2)[1].max()  # where a stack is left alone
+
+
+def test_prefetching_takes_no_more_batches_than_epochs_have() -> None:
+    taken = []
+
+    def batches() -> Iterator[Any]:
+        while True:
+            taken.append(len(taken))
+            yield X[:4], Y[:4]
+
+    with strategy().scope():
+        model = mlp()
+        model.set_infeed_queue_options(prefetch_depth=3)
+        model.fit(batches(), steps_per_epoch=2, epochs=2, shuffle=False, verbose=0)
+    assert len(taken) in (4, 5)  # Keras itself looks at one to build a model
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda config: setattr(config, "io_tiles", 32), "IPUConfig.io_tiles.num_io_tiles"),
+        (lambda config: setattr(config.ipu_model, "version", []), "one of 'ipu1'"),
+        (lambda config: ipu.IPUStrategy(options="x"), "ipu.Options"),  # type: ignore[arg-type]
+        (lambda config: ipu.IPUStrategy("x"), "IPUConfig()"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_option(use: Any, said: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        use(ipu.IPUConfig())
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda model: model.set_pipeline_stage_assignment(3), "the stage of each layer"),
+        (lambda model: keras.Sequential().set_pipeline_stage_assignment([]), "has no layers"),
+        (lambda model: model.set_pipelining_options(device_mapping=3), "a list of whole numbers"),
+        (lambda model: model.set_pipelining_options(gradient_accumulation_reduction_method="foo"), "'mean'"),
+    ],
+)
+def test_what_is_no_setting(use: Any, said: str) -> None:
+    with strategy().scope():
+        model = mlp()
+        with pytest.raises(ArgumentError) as error:
+            use(model)
+    assert said in str(error.value)
+
+
+def test_settings_that_are_not_named_stay() -> None:
+    with strategy().scope():
+        model = mlp()
+        model.set_pipelining_options(4, schedule="1f1b", recompute="auto")
+        model.set_pipelining_options(device_mapping=[1, 0])
+        settings = model.ipu_settings
+    assert (settings.accumulation, settings.recompute, settings.device_mapping) == (4, "auto", (1, 0))
+    assert settings.schedule is not None
+
+
+def test_a_model_that_is_run_eagerly_in_replicas() -> None:
+    with strategy(2).scope():
+        model = mlp(run_eagerly=True, steps_per_execution=2)
+        model.set_replication_options(2)
+        with pytest.raises(ArgumentError, match="is run eagerly"):
+            model.fit(X, Y, batch_size=4, verbose=0)
