@@ -276,10 +276,10 @@ def test_options_in_categories() -> None:
     config = ipu.IPUConfig()
     config.ipu_model.version, config.ipu_model.tiles_per_ipu = "ipu21", 64
     config.io_tiles.num_io_tiles, config.allow_recompute = 8, True
-    assert config.device.target.name == "Bow" or "bow" in config.device.target.name.lower()
+    assert config.device.target.name == "bow"
     assert config.device.target.tiles_per_ipu == 64
     assert (config.options.io_tiles, config.options.recompute) == (8, "auto")
-    with pytest.raises(ArgumentError, match=r"IPUConfig\.ipu_model takes no such value|has no option 'ipu_model'"):
+    with pytest.raises(ArgumentError, match=r"IPUConfig\.ipu_model is a category"):
         config.ipu_model = "ipu2"  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match="version takes no such value"):
         config.ipu_model.version = "gpu"
