@@ -45,6 +45,7 @@ def test_each_character_is_followed_by_the_next(transformer: ModuleType) -> None
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_it_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses = transformer.main([*SMALL, "--sample", "0", "--tiles", "8"])
     on_ipu = capsys.readouterr().out

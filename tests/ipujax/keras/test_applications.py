@@ -89,6 +89,7 @@ def test_a_training_step_is_that_of_stock_keras_and_fits_one_mk2(name: str) -> N
     assert model.ipu_profile.cycles > 0 and not model.ipu_profile.memory.lacking()
 
 
+@pytest.mark.slow
 def test_an_encoder_of_keras_layers_fits_one_mk2() -> None:
     model = assert_as_stock(encoder)
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks

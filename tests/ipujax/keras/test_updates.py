@@ -87,7 +87,7 @@ CASES: dict[str, Any] = {
 }
 
 
-QUICK = {"accumulation in a loop", "replicas in a loop", "replicas of stages"}
+QUICK = {"replicas in a loop", "replicas of stages"}
 
 
 @pytest.mark.parametrize(
