@@ -194,7 +194,8 @@ def _whole_axis(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
         return None
     shape = [-1 if a == term.axis else 1 for a in range(len(group.axes))]
     fill = _NO_FILL.reshape([1] * len(group.axes))
-    return Extent(axis.cuts[:-1].reshape(shape), np.diff(axis.cuts).reshape(shape), fill, fill)
+    start, end = axis.cuts[:-1], axis.cuts[1:]
+    return Extent(start.reshape(shape), (end - start).reshape(shape), fill, fill)
 
 
 def extents(group: VertexGroup, access: Access) -> tuple[Extent, ...]:

@@ -278,4 +278,5 @@ def stage_parts(
 def _part_counts(most: int) -> list[int]:
     """Powers of two up to a number, and that number, at least 1."""
     most = max(1, most)
-    return sorted({min(most, 2**n) for n in range(most.bit_length() + 1)})
+    powers = [1 << n for n in range(most.bit_length())]
+    return powers if powers[-1] == most else [*powers, most]
