@@ -175,7 +175,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.prefetching": "ipujax.calls runtime.signatures",
     "ipujax.keras": (
-        "ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
+        "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
         " lowering.schedules runtime.options runtime.profile runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",

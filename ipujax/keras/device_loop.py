@@ -22,8 +22,9 @@ from jax.sharding import PartitionSpec as P
 
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
+from ipujax.keras.attributes import keep
 from ipujax.keras.layer_stages import has_stages, num_stages
-from ipujax.keras.model_steps import Step
+from ipujax.keras.model_steps import Step, first_of
 from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
 from ipujax.prefetching import prefetch
@@ -76,8 +77,7 @@ class Execution:
         if self.kind == "train" and self._batches % settings.batches_of_update:
             raise ArgumentError(
                 f"{self._batches} steps per execution are no whole number of updates of {self._model.name}",
-                expected=f"a multiple of {settings.batches_of_update}: {settings.accumulation} batches accumulated"
-                f" × {settings.replicas} replicas",
+                expected=settings.in_words,
                 got=f"steps_per_execution={self._batches}",
                 hint=f"model.compile(..., steps_per_execution={settings.batches_of_update})",
             )
@@ -139,8 +139,7 @@ class Execution:
         if left and self.kind == "train":
             raise ArgumentError(
                 f"the last {left} batches of {_rows(batches[0])} examples are no whole update of {self._model.name}",
-                expected=f"a multiple of {size} batches: {self.settings.accumulation} accumulated"
-                f" × {self.settings.replicas} replicas",
+                expected=self.settings.in_words,
                 hint="steps_per_epoch=..., or data without the remainder",
             )
         whole = len(batches) - left
@@ -180,8 +179,7 @@ class Execution:
         if self.profile is None:
             self.profile = profile
             profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
-            object.__setattr__(self._model, "ipu_profiles", profiles)  # past Keras' tracking of attributes
-            object.__setattr__(self._model, "ipu_profile", profiles.get("train", profile))
+            keep(self._model, ipu_profiles=profiles, ipu_profile=profiles.get("train", profile))
 
     def _together(self, outputs: Sequence[Any]) -> Any:
         if self.kind == "predict":
@@ -189,7 +187,7 @@ class Execution:
         if self.settings.outfeed == "last":
             return outputs[-1]
         rows = jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
-        object.__setattr__(self._model, "ipu_outfeed", rows)
+        keep(self._model, ipu_outfeed=rows)
         return jax.tree.map(lambda x: x[-1], rows)
 
 
@@ -202,17 +200,16 @@ def _loop(step: Step, kind: str, outfeed: str) -> Callable[[Any, Any], tuple[Any
     """The steps of an execution in one replica: of a state and batches [1, updates, accumulation, batch, …]."""
 
     def run(state: Any, batches: Any) -> tuple[Any, Any]:
-        batches = jax.tree.map(lambda x: x[0], batches)
+        batches = first_of(batches)
         updates = jax.tree.leaves(batches)[0].shape[0]
         if updates == 1:
-            out, state = step(state, jax.tree.map(lambda x: x[0], batches))
-            outs = jax.tree.map(lambda x: x[None], out) if kind == "predict" or outfeed == "all" else out
+            out, state = step(state, first_of(batches))
+            outs = jax.tree.map(lambda x: x[None], out)
         else:
             state, outs = lax.scan(lambda state, each: step(state, each)[::-1], state, batches)
-            outs = outs if kind == "predict" or outfeed == "all" else jax.tree.map(lambda x: x[-1], outs)
         if kind == "predict":
-            outs = jax.tree.map(lambda x: x[None], outs)  # of this replica
-        return outs, state
+            return jax.tree.map(lambda x: x[None], outs), state  # of this replica
+        return outs if outfeed == "all" else jax.tree.map(lambda x: x[-1], outs), state
 
     return run
 

@@ -20,6 +20,7 @@ import keras
 
 from ipujax.device import IPUModel
 from ipujax.keras import layer_stages as stages, settings as model_settings
+from ipujax.keras.attributes import keep, replaced
 from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.device_loop import Execution, made_for
 from ipujax.keras.model_steps import predict_step, test_step, train_step
@@ -81,7 +82,7 @@ class IPUStrategy:
             stack.enter_context(_of_this_thread())
             stack.callback(self._release)
             for name, method in self._methods().items():
-                stack.enter_context(_method(name, method))
+                stack.enter_context(replaced(keras.Model, name, method))
             yield self
 
     def _release(self) -> None:
@@ -129,7 +130,7 @@ class IPUStrategy:
             if is_there and not force:
                 return None
             execution = Execution(model, kind, _STEPS[kind], settings, device, options)
-            object.__setattr__(model, name, execution)  # past Keras' tracking of attributes
+            keep(model, **{name: execution})
             return None
 
         return make
@@ -143,8 +144,7 @@ class _CheckUpdates(keras.callbacks.Callback):
         if steps is not None and steps % settings.batches_of_update:
             raise ArgumentError(
                 f"the {steps} batches of an epoch are no whole number of updates of {self.model.name}",
-                expected=f"a multiple of {settings.batches_of_update}: {settings.accumulation} batches accumulated"
-                f" × {settings.replicas} replicas",
+                expected=settings.in_words,
                 got=steps,
                 hint=f"steps_per_epoch={steps - steps % settings.batches_of_update}",
             )
@@ -177,21 +177,3 @@ def _of_this_thread() -> Iterator[None]:
     finally:
         with _LOCK:
             _THREADS.pop()
-
-
-@contextmanager
-def _method(name: str, value: Any) -> Iterator[None]:
-    """Gives Keras' models a method in place of theirs, or one more.
-
-    It is replaced in the class that has it: Keras compares methods of models with those to find what users override.
-    """
-    owner = next((base for base in keras.Model.__mro__ if name in vars(base)), keras.Model)
-    own = vars(owner).get(name, _method)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own is _method:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)

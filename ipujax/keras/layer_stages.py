@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from ipujax.keras.attributes import keep, replaced
 from ipujax.keras.settings import forget_functions
 from ipujax.pipeline import stage
 from ipujax.runtime.errors import ArgumentError
@@ -44,26 +45,12 @@ def PipelineStage(number: int) -> Iterator[None]:
         finally:
             depth -= 1
 
-    with stage(number), _replaced(keras.layers.Layer, "__call__", recorded):
+    with stage(number), replaced(keras.layers.Layer, "__call__", recorded):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _add(layer: Any, number: int) -> None:
-    _keep(layer, (*layer.__dict__.get(_KEPT_AS, ()), number))
-
-
-def _keep(layer: Any, stages: tuple[int, ...]) -> None:
-    object.__setattr__(layer, _KEPT_AS, stages)  # past Keras' tracking of attributes
+    keep(layer, **{_KEPT_AS: (*layer.__dict__.get(_KEPT_AS, ()), number)})
 
 
 def assignable(model: Any) -> list[Any]:
@@ -99,7 +86,7 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
     if missing := set(range(max(numbers) + 1)) - set(numbers):
         raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
     for layer, number in zip(layers, numbers, strict=True):
-        _keep(layer, (int(number),))
+        keep(layer, **{_KEPT_AS: (int(number),)})
     forget_functions(model)
 
 
@@ -139,7 +126,7 @@ def in_stages(model: Any) -> Iterator[None]:
     """While a model is traced inside, what its layers do is in their stages."""
     staged = _staged(model)
     for layer in staged:
-        object.__setattr__(layer, "call", _in_stage(layer.call, layer.__dict__[_KEPT_AS]))
+        keep(layer, call=_in_stage(layer.call, layer.__dict__[_KEPT_AS]))
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ def train_step(model: Any, settings: ModelSettings) -> Step:
     """One update: of a state and batches [accumulation, batch, …]."""
     is_plain = settings.batches_of_update == 1 and not has_stages(model)
     if is_plain:
-        return lambda state, batches: model.train_step(state, _first(batches))
+        return lambda state, batches: model.train_step(state, first_of(batches))
     for name in ("train_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ArgumentError(
@@ -96,7 +96,7 @@ def _pipelined(
     """
 
     def of_one(*args: Any) -> Any:
-        done = fun(*args[:-1], _first(args[-1]))
+        done = fun(*args[:-1], first_of(args[-1]))
         stacked = [name for name, how in reduce.items() if how == "stack"]
         return {**done, **{name: jax.tree.map(lambda x: x[None], done[name]) for name in stacked}}
 
@@ -129,8 +129,9 @@ def _check_metrics(model: Any, settings: ModelSettings) -> None:
             )
 
 
-def _first(batches: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], batches)
+def first_of(tree: Any) -> Any:
+    """The first of each array."""
+    return jax.tree.map(lambda x: x[0], tree)
 
 
 class _AccumulatedStep:

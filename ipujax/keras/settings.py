@@ -6,11 +6,11 @@ with the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
+from ipujax.calls import as_numbers, whole_number
+from ipujax.keras.attributes import keep
 from ipujax.lowering.schedules import as_schedule
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import check_recompute
@@ -20,6 +20,7 @@ REDUCTIONS = ("mean", "sum", "running_mean")
 OUTFEEDS = ("last", "all")
 KINDS = ("train", "test", "predict")  # of functions that Keras' loops call
 _KEPT_AS = "ipu_settings"  # attribute of a model
+_STEPS, _METHOD = "gradient_accumulation_steps_per_replica", "gradient_accumulation_reduction_method"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class ModelSettings:
         """Batches that an update of the weights takes, of all replicas."""
         return self.accumulation * self.replicas
 
+    @property
+    def in_words(self) -> str:
+        """How many batches an update takes, for messages."""
+        return f"a multiple of {self.batches_of_update}: {self.accumulation} accumulated × {self.replicas} replicas"
+
 
 def settings_of(model: Any) -> ModelSettings:
     """The settings of a model."""
@@ -60,12 +66,11 @@ def settings_of(model: Any) -> ModelSettings:
 
 def forget_functions(model: Any) -> None:
     """Has what loops call made anew."""
-    for kind in KINDS:
-        object.__setattr__(model, f"{kind}_function", None)  # past Keras' tracking of attributes
+    keep(model, **{f"{kind}_function": None for kind in KINDS})
 
 
 def _changed(model: Any, **changes: Any) -> None:
-    object.__setattr__(model, _KEPT_AS, replace(settings_of(model), **changes))
+    keep(model, **{_KEPT_AS: replace(settings_of(model), **changes)})
     forget_functions(model)
 
 
@@ -82,10 +87,8 @@ def set_gradient_accumulation_options(
     Raises:
         ArgumentError: for a number or a method that there is not.
     """
-    what = "gradient_accumulation_steps_per_replica"
-    steps = _count(what, gradient_accumulation_steps_per_replica)
-    reduction = _one_of("gradient_accumulation_reduction_method", gradient_accumulation_reduction_method, REDUCTIONS)
-    _changed(model, accumulation=steps, reduction=reduction)
+    steps, how = gradient_accumulation_steps_per_replica, gradient_accumulation_reduction_method
+    _changed(model, accumulation=whole_number(_STEPS, steps, 1), reduction=_one_of(_METHOD, how, REDUCTIONS))
 
 
 def set_replication_options(model: Any, replicas: int = 1) -> None:
@@ -98,7 +101,7 @@ def set_replication_options(model: Any, replicas: int = 1) -> None:
     Raises:
         ArgumentError: for no such number.
     """
-    _changed(model, replicas=_count("replicas", replicas))
+    _changed(model, replicas=whole_number("replicas", replicas, 1))
 
 
 def set_pipelining_options(
@@ -125,17 +128,13 @@ def set_pipelining_options(
     """
     changes: dict[str, Any] = {}
     if gradient_accumulation_steps_per_replica is not None:
-        what = "gradient_accumulation_steps_per_replica"
-        changes["accumulation"] = _count(what, gradient_accumulation_steps_per_replica)
+        changes["accumulation"] = whole_number(_STEPS, gradient_accumulation_steps_per_replica, 1)
     if gradient_accumulation_reduction_method is not None:
-        what, how = "gradient_accumulation_reduction_method", gradient_accumulation_reduction_method
-        changes["reduction"] = _one_of(what, how, REDUCTIONS)
+        changes["reduction"] = _one_of(_METHOD, gradient_accumulation_reduction_method, REDUCTIONS)
     if schedule is not None:
         changes["schedule"] = as_schedule(schedule)
     if device_mapping is not None:
-        changes["device_mapping"] = tuple(
-            _count("device_mapping", each, 0) for each in _row("device_mapping", device_mapping)
-        )
+        changes["device_mapping"] = as_numbers("device_mapping", device_mapping, "set_pipelining_options")
     if recompute is not None:
         check_recompute("recompute of set_pipelining_options", recompute)
         changes["recompute"] = recompute
@@ -152,7 +151,7 @@ def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
     Raises:
         ArgumentError: for no such number.
     """
-    _changed(model, prefetch_depth=_count("prefetch_depth", prefetch_depth, 0))
+    _changed(model, prefetch_depth=whole_number("prefetch_depth", prefetch_depth, 0))
 
 
 def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last") -> None:
@@ -166,20 +165,6 @@ def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last") -> None:
         ArgumentError: for no such mode.
     """
     _changed(model, outfeed=_one_of("outfeed_mode", outfeed_mode, OUTFEEDS))
-
-
-def _count(name: str, given: Any, least: int = 1) -> int:
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < least:
-        raise ArgumentError(
-            f"{name} is no such number", expected=f"a whole number of at least {least}", got=repr(given)
-        )
-    return int(given)
-
-
-def _row(name: str, given: Any) -> Sequence[Any]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ArgumentError(f"{name} is no list", expected="a list of whole numbers", got=repr(given))
-    return list(given)
 
 
 def _one_of(name: str, given: Any, known: tuple[str, ...]) -> str:

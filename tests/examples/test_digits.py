@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+from tests.examples.loading import example
+
 SLOW = [(model, arch, range(9)) for model in ("mlp", "cnn") for arch in ("mk2", "bow")]
 EPOCH = re.compile(r"epoch +(\d+)/(\d+)  loss (\d+\.\d+)  test accuracy (\d+\.\d+)%")
 
 
-@pytest.fixture(scope="module")
-def digits() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+digits = example("digits")
 
 
 def epochs(text: str) -> list[tuple[float, float]]:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "equinox_mlp.py"
+from tests.examples.loading import example
+
 SMALL = ["--epochs", "3", "--batch", "50", "--width", "32", "--depth", "1"]
 
 
-@pytest.fixture(scope="module")
-def mlp() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("equinox_mlp_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
+mlp = example("equinox_mlp")
 
 
 def test_it_learns_as_without_the_machine(mlp: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

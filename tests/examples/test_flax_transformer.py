@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -15,21 +11,13 @@ import pytest
 from flax import nnx
 
 import ipujax as ipu
+from tests.examples.loading import example
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flax_transformer.py"
 CONTEXT, WIDTH, HEADS = 8, 16, 2
 SMALL = f"--epochs 2 --steps 20 --batch 8 --context {CONTEXT} --width {WIDTH} --heads {HEADS} --layers 1".split()
 
 
-@pytest.fixture(scope="module")
-def transformer() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("flax_transformer_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
+transformer = example("flax_transformer")
 
 
 def test_text_is_read_as_numbers_of_its_characters(transformer: ModuleType) -> None:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "keras_digits.py"
+from tests.examples.loading import example
 
-
-@pytest.fixture(scope="module")
-def keras_digits() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("keras_digits_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
+keras_digits = example("keras_digits")
 
 
 def test_it_learns_and_knows_its_cycles(keras_digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -12,18 +10,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipelining.py"
+from tests.examples.loading import example
+
 SMALL = ["--tiles", "4", "--batch", "8", "--micro-batches", "4", "--schedules", "gpipe", "1f1b", "grouped"]
 
 
-@pytest.fixture(scope="module")
-def pipelining() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pipelining_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+pipelining = example("pipelining")
 
 
 def read_png(path: Path) -> np.ndarray:

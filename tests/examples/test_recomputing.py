@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import ipujax as ipu
+from tests.examples.loading import example
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "recomputing.py"
 ROW = re.compile(r"^(.+?)  +([\d.]+) KiB +([\d,]+) cycles$", re.MULTILINE)
 SMALL = ["--tiles", "4", "--width", "16", "--batch", "256"]
 
 
-@pytest.fixture(scope="module")
-def recomputing() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("recomputing_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
+recomputing = example("recomputing")
 
 
 def test_less_memory_for_more_cycles(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,22 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from tests.examples.loading import example
+
 ROW = re.compile(r"^ +(\d+) +(\d+) +([\d,]+) +([\d,]+) +([\d.]+)× +([\d.]+)% +([\d.]+)% +([\d.]+)%$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def replication() -> Iterator[ModuleType]:
-    """The example, which finds `digits.py` beside it as it does when it is run."""
-    spec = importlib.util.spec_from_file_location("replication_example", EXAMPLES / "replication.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLES)
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
-    sys.modules.pop("digits", None)
+replication = example("replication", beside="digits")
 
 
 def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,27 +6,20 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "resume.py"
+from tests.examples.loading import EXAMPLES, example
+
+EXAMPLE = EXAMPLES / "resume.py"
 SMALL = ["--batch", "128", "--width", "16", "--epochs", "4"]
 ON_IPU = [*SMALL, "--tiles", "8"]
 
 
-@pytest.fixture(scope="module")
-def resume() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("resume_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, spec.name, module)
-        spec.loader.exec_module(module)
-        yield module
+resume = example("resume")
 
 
 @pytest.fixture(scope="module")

@@ -275,10 +275,11 @@ def test_options_that_there_are_not(name: str, value: Any, said: str) -> None:
 def test_options_in_categories() -> None:
     config = ipu.IPUConfig()
     config.ipu_model.version, config.ipu_model.tiles_per_ipu = "ipu21", 64
-    config.io_tiles.num_io_tiles, config.allow_recompute = 8, True
+    config.io_tiles.num_io_tiles, config.io_tiles.prefetch_depth, config.allow_recompute = 8, 2, True
     assert config.device.target.name == "bow"
     assert config.device.target.tiles_per_ipu == 64
-    assert (config.options.io_tiles, config.options.recompute) == (8, "auto")
+    options = config.options
+    assert (options.io_tiles, options.prefetch_depth, options.recompute) == (8, 2, "auto")
     with pytest.raises(ArgumentError, match=r"IPUConfig\.ipu_model is a category"):
         config.ipu_model = "ipu2"  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match="version takes no such value"):

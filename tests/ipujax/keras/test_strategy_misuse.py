@@ -116,6 +116,16 @@ def test_the_configuration_is_that_of_the_time_the_strategy_was_made() -> None:
     assert found == [2]
 
 
+def test_the_configuration_of_strategies_that_are_given_none() -> None:
+    first, second = ipu.IPUConfig(), ipu.IPUConfig()
+    first.auto_select_ipus, second.auto_select_ipus = 2, 4
+    assert ipu.IPUStrategy().device.target.num_ipus == 4
+    first.configure_ipu_system()
+    assert ipu.config.get_ipu_config() is first and ipu.IPUStrategy().device.target.num_ipus == 2
+    ipu.config.reset_ipu_configuration()
+    assert ipu.config.get_ipu_config() is None and ipu.IPUStrategy().device.target.num_ipus == 1
+
+
 def test_a_configuration_that_changes_makes_programs_anew() -> None:
     config = ipu.IPUConfig()
     config.ipu_model.tiles_per_ipu = 8
@@ -183,7 +193,7 @@ def test_what_is_no_option(use: Any, said: str) -> None:
     [
         (lambda model: model.set_pipeline_stage_assignment(3), "the stage of each layer"),
         (lambda model: keras.Sequential().set_pipeline_stage_assignment([]), "has no layers"),
-        (lambda model: model.set_pipelining_options(device_mapping=3), "a list of whole numbers"),
+        (lambda model: model.set_pipelining_options(device_mapping="ab"), "device_mapping"),
         (lambda model: model.set_pipelining_options(gradient_accumulation_reduction_method="foo"), "'mean'"),
     ],
 )

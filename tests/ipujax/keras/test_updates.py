@@ -119,6 +119,21 @@ def test_an_assignment_is_as_the_scopes() -> None:
         assert set(one.get_pipeline_stage_assignment()) == {None}
 
 
+@pytest.mark.slow
+def test_a_pipeline_runs_as_it_is_set() -> None:
+    """Schedules differ in cycles, IPUs can change places, and what is computed again takes cycles."""
+
+    def profile(**settings: Any) -> Any:
+        model, _ = trained(staged, lambda model: model.set_pipelining_options(4, **settings), 2, 4, epochs=1)
+        return model.ipu_profile
+
+    plain, one_by_one = profile(schedule="1f1b"), profile(schedule="sequential")
+    swapped, again = profile(schedule="1f1b", device_mapping=[1, 0]), profile(schedule="1f1b", recompute="all")
+    assert one_by_one.cycles > plain.cycles and again.cycles > plain.cycles
+    halves, other = np.split(plain.memory.tile_bytes, 2), np.split(swapped.memory.tile_bytes, 2)
+    assert halves[0].sum() < halves[1].sum() and other[0].sum() > other[1].sum()
+
+
 def test_replicas_draw_their_own_masks_and_share_statistics() -> None:
     """Moving statistics are the mean of those of all replicas, and a seed goes on as that of the first."""
     with strategy(2).scope():
@@ -159,7 +174,7 @@ def test_accumulation_that_does_not_divide_the_steps_of_an_execution() -> None:
         model = mlp()
         model.set_gradient_accumulation_options(4)
         model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=6)
-        with pytest.raises(ArgumentError, match=r"6 steps per execution(.|\n)*a multiple of 4: 4 batches accumulated"):
+        with pytest.raises(ArgumentError, match=r"6 steps per execution(.|\n)*a multiple of 4: 4 accumulated"):
             model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
@@ -202,7 +217,7 @@ def test_a_train_step_of_its_own_in_replicas() -> None:
     [
         (lambda m: m.set_pipeline_stage_assignment([0, 1]), "got: 2"),
         (lambda m: m.set_pipeline_stage_assignment([0, 2, 2]), "a layer in stage 1"),
-        (lambda m: m.set_gradient_accumulation_options(0), "at least 1"),
+        (lambda m: m.set_gradient_accumulation_options(0), "a whole number from 1"),
         (lambda m: m.set_gradient_accumulation_options(2, "men"), "'mean'"),
         (lambda m: m.set_replication_options(1.5), "whole number"),
         (lambda m: m.set_pipelining_options(recompute="al"), "'all'"),
