@@ -246,7 +246,7 @@ SAME_NAMES = {
     "the same for several replicas": "replicated",
     "the part of a room that is concerned with it: named by the room": "ipus liveness",
     "planners, until layouts are assigned for the whole program": "partials trial",
-    "a plan, a schedule or a task of its room": "plan tasks",
+    "a task of its room": "tasks",
 }
 
 PACKAGES = {module.removesuffix(".__init__") for module in FILES if module.endswith(".__init__")}

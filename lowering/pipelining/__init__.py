@@ -4,6 +4,7 @@ jaxpr of one micro-batch ── partition ──▶ parts by stage and task ─�
 """
 
 from ipujax.lowering.pipelining.model_parallel import lower_staged as lower_staged
+from ipujax.lowering.pipelining.pipeline_program import PipelineRun as PipelineRun
 from ipujax.lowering.pipelining.primitive import (
     REDUCTIONS as REDUCTIONS,
     PipelineSpec as PipelineSpec,
@@ -13,6 +14,5 @@ from ipujax.lowering.pipelining.primitive import (
     pipeline_p as pipeline_p,
     staged_pipeline_p as staged_pipeline_p,
 )
-from ipujax.lowering.pipelining.program import PipelineRun as PipelineRun
 from ipujax.lowering.pipelining.row_shards import CutJaxpr as CutJaxpr, num_shards as num_shards, uncut as uncut
 from ipujax.lowering.pipelining.stage_search import Cuts as Cuts, find_stages as find_stages

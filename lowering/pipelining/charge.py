@@ -18,7 +18,7 @@ from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.layout import MemoryOrder, map_linearly
 from ipujax.lowering.offload import MOVES
 from ipujax.lowering.passes.channel_groups import grouped_inputs
-from ipujax.lowering.pipelining.program import lower_pipeline
+from ipujax.lowering.pipelining.pipeline_program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import Recomputation
 from ipujax.runtime.analysis import EffectsOf

@@ -15,7 +15,7 @@ from ipujax.lowering.ipus import Ipus, MakeLowering, place, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, origin_of, source_line
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
-from ipujax.lowering.pipelining.program import PipelineRun, lower_pipeline
+from ipujax.lowering.pipelining.pipeline_program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.lowering.rules import LastReads, reduce_where_they_lie

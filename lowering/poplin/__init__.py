@@ -2,7 +2,7 @@
 
 from ipujax.lowering.poplin.convolution import convolution as convolution
 from ipujax.lowering.poplin.matmul import matmul as matmul
-from ipujax.lowering.poplin.plan import (
+from ipujax.lowering.poplin.product_plan import (
     Plan as Plan,
     PlanCost as PlanCost,
     plan_convolution as plan_convolution,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ipujax.lowering.layout import mapping_like
 from ipujax.lowering.poplin.candidates import Candidates
-from ipujax.lowering.poplin.plan import Grid, Plan, PlanCost
+from ipujax.lowering.poplin.product_plan import Grid, Plan, PlanCost
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.cache import remembered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ipujax.lowering.poplin.plan import Plan
+from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.runtime.graph import Graph, UnmetBound
 
 _LOG = logging.getLogger("ipujax.lowering.poplin")

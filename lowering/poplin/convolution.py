@@ -27,7 +27,7 @@ from ipujax.lowering.poplin.operands import (
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
-from ipujax.lowering.poplin.plan import Plan, contenders, plan_convolution
+from ipujax.lowering.poplin.product_plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest

@@ -24,7 +24,7 @@ from ipujax.lowering.poplin.operands import (
     zeros,
 )
 from ipujax.lowering.poplin.partials import check_partials
-from ipujax.lowering.poplin.plan import Grid, Plan, contenders, of_all_steps, plan_matmul
+from ipujax.lowering.poplin.product_plan import Grid, Plan, contenders, of_all_steps, plan_matmul
 from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
 from ipujax.lowering.poplin.trial import Operand, cheapest

@@ -19,7 +19,7 @@ from ipujax.lowering.layout import (
     view_digits,
 )
 from ipujax.lowering.poplin.partials import combine, monoid_of
-from ipujax.lowering.poplin.plan import Grid, Plan
+from ipujax.lowering.poplin.product_plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Dim, Graph, Sequence as ProgramSequence, Term

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.layout import charged_price, least_charged, map_linearly
-from ipujax.lowering.poplin.plan import Plan
+from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping

@@ -18,9 +18,9 @@ from ipujax.lowering.schedules.names import (
     as_schedule as as_schedule,
     default_schedule as default_schedule,
 )
-from ipujax.lowering.schedules.plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
 from ipujax.lowering.schedules.repetition import Block as Block, Slot as Slot
 from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule
+from ipujax.lowering.schedules.schedule_plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
 from ipujax.lowering.schedules.tasks import (
     BACKWARD as BACKWARD,
     BACKWARD_INPUT as BACKWARD_INPUT,

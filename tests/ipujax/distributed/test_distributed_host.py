@@ -22,7 +22,7 @@ ipu.distributed.init()
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
 index = ipu.distributed.instance_index()
-print("pid", os.getpid())
+print(f"pid{os.getpid()}")
 """
 
 # Every leaf is another function of the instance, so what comes out says whose it is.

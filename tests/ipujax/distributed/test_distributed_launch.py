@@ -27,12 +27,14 @@ from tests.ipujax.distributed.distributed_helpers import (
 __all__ = ["run"]  # a fixture
 
 # What every script here can say: which instance it is, and which process; a helper of its own that never ends.
+# A process and its number are one write: instances are killed between two.
 PREAMBLE = """
 import os, signal, subprocess, sys, time
 index = int(os.environ["IPUJAX_INSTANCE_INDEX"])
-print("pid", os.getpid())
+print(f"pid{os.getpid()}")
 def start_helper():
-    print("pid", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10000)"]).pid)
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10000)"])
+    print(f"pid{helper.pid}")
 def wait_for_all():
     open(f"{__file__}.{index}", "w").close()
     while not all(os.path.exists(f"{__file__}.{n}") for n in range(int(os.environ["IPUJAX_NUM_INSTANCES"]))):

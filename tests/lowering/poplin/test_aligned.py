@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
-from ipujax.lowering.poplin.plan import plan_matmul
+from ipujax.lowering.poplin.product_plan import plan_matmul
 from ipujax.runtime.exchange.traffic import traffic
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Execute, HostStream, Sequence, StreamIn, StreamOut

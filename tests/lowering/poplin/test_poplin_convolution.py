@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.jaxpr.nested import primitive_names
-from ipujax.lowering.poplin import convolution, plan
+from ipujax.lowering.poplin import convolution, product_plan
 from ipujax.lowering.poplin.window import Window
 from ipujax.runtime.cache import clear_caches
 from ipujax.runtime.engine.engine import engine_function
@@ -158,7 +158,7 @@ def test_dtypes(dtype, tolerance):
 )
 def test_in_steps(shapes, monkeypatch):
     """So little memory that the work is done in several steps, if what is sliced and joined took none."""
-    monkeypatch.setattr(plan, "_stack_bytes", lambda *_: 0)
+    monkeypatch.setattr(product_plan, "_stack_bytes", lambda *_: 0)
     clear_caches()
     x_shape, w_shape = shapes
     params = complete(*shapes, {"dimension_numbers": NHWC, "feature_group_count": x_shape[3] // w_shape[2]})

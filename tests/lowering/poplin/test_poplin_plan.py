@@ -15,7 +15,7 @@ from ipujax.lowering.layout.trial import charged_cycles, charged_price
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
-from ipujax.lowering.poplin.plan import _divides, contenders
+from ipujax.lowering.poplin.product_plan import _divides, contenders
 from ipujax.lowering.poplin.spec import BATCH, OUT_CHANNELS, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.compile import compile
