@@ -22,7 +22,6 @@ from ipujax.pipeline.tasks import TaskTime as TaskTime, pipeline_tasks as pipeli
 from ipujax.prefetching import prefetch as prefetch
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
-from ipujax.runtime.compare import Comparison as Comparison, compare as compare
 from ipujax.runtime.errors import (
     ArgumentError as ArgumentError,
     GraphError as GraphError,
@@ -37,7 +36,7 @@ from ipujax.runtime.errors import (
     VerifyError as VerifyError,
 )
 from ipujax.runtime.options import Options as Options
-from ipujax.runtime.profile import Profile as Profile
+from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
 from ipujax.runtime.target import Target as Target
 from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
 

@@ -32,7 +32,7 @@ from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import described
 from ipujax.runtime.target import nearest
 

@@ -45,10 +45,10 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.signatures"
-        " runtime.target runtime.tensor runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
+        " runtime.timeline"
     ),
-    "runtime.compare": "runtime.memory runtime.profile runtime.signatures runtime.tensor",
+    "runtime.report": "runtime.memory runtime.profile runtime.signatures runtime.target runtime.tensor",
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
@@ -149,10 +149,9 @@ ROOMS: dict[str, str] = {
         "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options"
     ),
     "ipujax.stages": (
-        "ipujax.fit ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.recomputation"
-        " runtime.compile runtime.engine runtime.graph runtime.host runtime.memory runtime.options runtime.profile"
-        " runtime.signatures runtime.target"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit lowering.jax_compat lowering.jaxpr lowering.lower"
+        " lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host runtime.memory"
+        " runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
         "ipujax.fit ipujax.calls ipujax.distributed.instance ipujax.stages lowering.jax_compat lowering.lower"
@@ -170,13 +169,13 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
-        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.profile"
-        " runtime.signatures runtime.target"
+        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.report runtime.signatures"
+        " runtime.target"
     ),
     "ipujax.prefetching": "ipujax.calls runtime.signatures",
     "ipujax.keras": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
-        " lowering.schedules runtime.options runtime.profile runtime.target"
+        " lowering.schedules runtime.options runtime.report runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
@@ -189,8 +188,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.poplar.engine": (
         "ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program ipujax.poplar.types runtime.analysis"
-        " runtime.compile runtime.cost runtime.engine runtime.graph runtime.host runtime.options"
-        " runtime.profile runtime.target runtime.tensor runtime.verify"
+        " runtime.compile runtime.cost runtime.engine runtime.graph runtime.host runtime.options runtime.profile"
+        " runtime.report runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar": (
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
@@ -225,8 +224,8 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
-        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.compare"
-        " runtime.options runtime.profile runtime.target"
+        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.options runtime.report"
+        " runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": "ipujax.distributed.launcher",

@@ -30,7 +30,7 @@ from ipujax.lowering.replicas import AXIS
 from ipujax.prefetching import prefetch
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 
 _LOG = logging.getLogger("ipujax.keras")
 

@@ -20,7 +20,7 @@ from ipujax.lowering.schedules import SCHEDULES, Schedule, as_schedule
 from ipujax.pipeline import pipeline
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 from ipujax.stages import Compiled
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Call, Function, Program, Repeat, Sequence
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 from ipujax.stages import Compiled
 
 

@@ -1,7 +1,6 @@
-"""Profiles: graph and execution reports under Poplar's names, as data, files and text."""
+"""The figures of a run: graph and execution reports under Poplar's names, as data and in files."""
 
 from ipujax.runtime.profile.figures import Figures as Figures
-from ipujax.runtime.profile.profile import Profile as Profile
 from ipujax.runtime.profile.serialise import Where as Where, write_cbor as write_cbor, write_json as write_json
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
 from ipujax.runtime.profile.text import wants_colours as wants_colours

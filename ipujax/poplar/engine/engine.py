@@ -55,7 +55,7 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.host import CallStream, GuardedHost
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable
 

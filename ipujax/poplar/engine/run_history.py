@@ -12,7 +12,7 @@ from typing import Any
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import Program, Repeat, RepeatWhile, Sequence, distinct
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 
 
 class Runs:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.profile import Profile, Where, wants_colours, write_cbor, write_json
+from ipujax.runtime.profile import Where, wants_colours, write_cbor, write_json
+from ipujax.runtime.report import Profile
 from ipujax.runtime.target import nearest
 
 # Poplar's options, and the arguments of `Profile.summary` they stand for.

@@ -19,7 +19,7 @@ from ipujax.runtime.errors import EngineError, GraphError
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.graph.program import HostStream, StreamIn, StreamOut
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from tests.ipujax.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
 from tests.marks import slow_but
 

@@ -24,7 +24,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Collective, Copy, CrossReplicaCopy, Sequence as Program, WriteUndef
 from ipujax.runtime.graph.steps import distinct
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile

@@ -14,7 +14,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax import poplar, poplin
 from ipujax.poplar.program import Sequence
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from tests.marks import slow_but
 
 FLOAT = np.float32

@@ -25,7 +25,7 @@ from ipujax.lowering.popops.reductions import arg_reduce, reduce as reduce_modul
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import Blocked, grid
 from tests.lowering.helpers import lowered, small_target
 from tests.marks import slow_but

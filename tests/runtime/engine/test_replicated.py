@@ -36,7 +36,7 @@ from ipujax.runtime.graph.program import (
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.interpreter.tile_memory import InterpreterError
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor.mapping import even_cuts, linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor

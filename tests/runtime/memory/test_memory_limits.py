@@ -23,7 +23,7 @@ from ipujax.runtime.memory.always_live import (
     STACK_BYTES,
 )
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
 from tests.runtime.helpers import F32, TARGET
 

@@ -15,7 +15,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import serialise
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile

@@ -10,8 +10,8 @@ import pytest
 
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
-from ipujax.runtime.profile.profile import Profile
 from ipujax.runtime.profile.serialise import write_cbor, write_json
+from ipujax.runtime.report.profile import Profile
 from tests.runtime.profile.profile_helpers import looping
 
 # RFC 8949, appendix A: a value and its encoding.

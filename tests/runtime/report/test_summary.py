@@ -12,8 +12,8 @@ from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
 from ipujax.runtime.profile.text import coloured, wants_colours
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
 from tests.runtime.profile.profile_helpers import (
     F32,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.compare import compare
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Repeat, Sequence
 from ipujax.runtime.memory import code_of_exchanges
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.compare import compare
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid
 from tests.runtime.profile.profile_helpers import (
     F32,

@@ -14,7 +14,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Execute, Sequence
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid
 from ipujax.runtime.tensor.variable import Origin
 from tests.runtime.profile.profile_helpers import (

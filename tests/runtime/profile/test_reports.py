@@ -26,7 +26,7 @@ from ipujax.runtime.graph.program import (
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.profile import Profile
+from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid, linear, on_one_tile
 from tests.runtime.profile.profile_helpers import (
     BOOL,

@@ -1,11 +1,11 @@
-"""Fixtures of the tests of profiles."""
+"""Fixtures of the tests of profiles and of reports."""
 
 from __future__ import annotations
 
 import pytest
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.profile import Profile
+from ipujax.runtime.report import Profile
 from tests.runtime.profile.profile_helpers import trained_program
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ipujax.runtime.errors import IpuError
-from ipujax.runtime.profile import summary as sections
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import (
@@ -24,6 +23,7 @@ from ipujax.runtime.profile.serialise import (
     write_profile,
 )
 from ipujax.runtime.profile.text import coloured, wants_colours
+from ipujax.runtime.report import summary as sections
 from ipujax.runtime.signatures import checking_calls
 
 
