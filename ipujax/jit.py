@@ -43,6 +43,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import LoweringPlan, timed
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
 from ipujax.runtime.options import Options
@@ -431,7 +432,7 @@ class IpuFunction(Generic[_P, _R]):
     def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with timed(timings, "trace"), explaining_axis_errors(self._replication):
+        with collecting_rarely(), timed(timings, "trace"), explaining_axis_errors(self._replication):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
@@ -449,7 +450,8 @@ class IpuFunction(Generic[_P, _R]):
         # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
         # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
-            self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
+            with collecting_rarely():
+                self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         return self._lowered[traced.jaxpr]
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:

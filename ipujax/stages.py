@@ -27,6 +27,7 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
@@ -278,7 +279,8 @@ class Lowered:
 
     @cached_property
     def _compiled(self) -> Compiled:
-        return Compiled(*compile_fitting(self, self._plan, self._options))
+        with collecting_rarely():
+            return Compiled(*compile_fitting(self, self._plan, self._options))
 
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.

@@ -40,6 +40,7 @@ from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import StateFunction, remote_memories
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
+from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import (
     Copy,
     CrossReplicaCopy,
@@ -147,7 +148,8 @@ class Engine:
             allow_out_of_memory=self._options.allow_out_of_memory,
             verify_undefined=False,
         )
-        return compile(self._machine, whole, options=options)
+        with collecting_rarely():
+            return compile(self._machine, whole, options=options)
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
         """A program as a function of memory, plain and jitted; overwritten variables are donated."""

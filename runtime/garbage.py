@@ -1,0 +1,31 @@
+"""Python's garbage collector while something is compiled: it is asked for less often.
+
+A compilation makes millions of small objects, nearly all of them without cycles of references. Looking for cycles after
+every 700 new objects, as Python does, takes a quarter of its time and finds nothing to free: measured on the 12-layer
+transformer of `benchmarks/models`, 7.1 against 5.4 processor seconds, both with 391 MB at the most.
+
+Input: code to run. Output: the same code with the threshold of the youngest generation raised meanwhile.
+Limits: thresholds are of the whole process. When threads compile side by side, the first that raised them lowers them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_NEW_OBJECTS = 50_000  # between two collections of the youngest generation; 100,000 gains nothing more
+
+
+@contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """Raises the threshold of the youngest generation; a collector that is off, or rarer, is left as it is."""
+    youngest, *older = gc.get_threshold()
+    if not 0 < youngest < _NEW_OBJECTS:
+        yield
+        return
+    gc.set_threshold(_NEW_OBJECTS, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(youngest, *older)

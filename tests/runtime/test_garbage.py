@@ -1,0 +1,54 @@
+"""How often garbage is collected while something is compiled."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.garbage import collecting_rarely
+
+
+@pytest.fixture
+def thresholds():
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def test_the_threshold_is_raised_and_put_back(thresholds):
+    with collecting_rarely():
+        assert gc.get_threshold()[0] > thresholds[0] and gc.get_threshold()[1:] == thresholds[1:]
+        raised = gc.get_threshold()
+        with collecting_rarely():
+            assert gc.get_threshold() == raised
+        assert gc.get_threshold() == raised
+    assert gc.get_threshold() == thresholds
+
+
+def test_it_is_put_back_after_an_error(thresholds):
+    with pytest.raises(ValueError, match="of the user"), collecting_rarely():
+        raise ValueError("of the user")
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("youngest", [0, 1_000_000])
+def test_a_collector_that_is_off_or_rarer_is_left_alone(thresholds, youngest):
+    gc.set_threshold(youngest, 5, 7)
+    with collecting_rarely():
+        assert gc.get_threshold() == (youngest, 5, 7)
+    assert gc.get_threshold() == (youngest, 5, 7)
+
+
+def test_functions_are_traced_and_compiled_with_it(thresholds):
+    seen = []
+
+    def product(x):
+        seen.append(gc.get_threshold()[0])
+        return x @ x
+
+    ipu.jit(product).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
+    assert seen and min(seen) > thresholds[0] and gc.get_threshold() == thresholds
