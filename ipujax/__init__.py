@@ -1,9 +1,11 @@
 """Compile and run JAX programs for a simulated Graphcore IPU.
 
-import ipujax as ipu
+::
 
-@ipu.jit(device=ipu.IPUModel(arch="mk2"), donate_argnums=0)
-def step(params, batch): ...
+    import ipujax as ipu
+
+    @ipu.jit(device=ipu.IPUModel(arch="mk2"), donate_argnums=0)
+    def step(params, batch): ...
 
 step.lower(params, batch).compile().profile.summary() says what the machine would do; step(params, batch) computes it.
 """

@@ -1,13 +1,15 @@
 """Pipeline schedules for users: built-in schedules, and the base class for your own.
 
-from ipujax.schedules import BACKWARD, FORWARD, Schedule, Task
+::
 
-class AllForwardFirst(Schedule):
-    def tasks(self, num_stages, micro_batches):  # for each IPU its tasks, in order
-        return [[Task(stage, j, kind) for kind in (FORWARD, BACKWARD) for j in range(micro_batches)]
-                for stage in range(num_stages)]
+    from ipujax.schedules import BACKWARD, FORWARD, Schedule, Task
 
-print(schedule_plan(AllForwardFirst(), num_stages=4, micro_batches=8).drawing())
+    class AllForwardFirst(Schedule):
+        def tasks(self, num_stages, micro_batches):  # for each IPU its tasks, in order
+            return [[Task(stage, j, kind) for kind in (FORWARD, BACKWARD) for j in range(micro_batches)]
+                    for stage in range(num_stages)]
+
+    print(schedule_plan(AllForwardFirst(), num_stages=4, micro_batches=8).drawing())
 """
 
 from ipujax.lowering.schedules import (

@@ -1,14 +1,16 @@
 """Keras on simulated IPUs: real Keras 3 on its JAX backend, under the names of Graphcore's TensorFlow.
 
-import ipujax.keras as ipu
+::
 
-config = ipu.config.IPUConfig()
-config.auto_select_ipus = 1
-with ipu.ipu_strategy.IPUStrategy().scope():
-    model = keras.Model(...)
-    model.compile("sgd", "categorical_crossentropy")
-    model.fit(x, y)
-print(model.ipu_profile.summary())
+    import ipujax.keras as ipu
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        model = keras.Model(...)
+        model.compile("sgd", "categorical_crossentropy")
+        model.fit(x, y)
+    print(model.ipu_profile.summary())
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def unshard(state: Any) -> Any:
         state: what a function of `ipu.jit` returned, or `init`, outside of the axis.
 
     Returns:
-        The same tree with whole arrays instead of `Shard`s.
+        The same tree with a whole array in place of each `Shard`.
 
     Raises:
         ArgumentValueError: inside of the axis, where a replica has only its part.

@@ -78,13 +78,11 @@ def calc_loss(
 ) -> None:
     """Writes a loss of each sample, and its gradient.
 
-    | `loss_type` | `outputs` | loss of a sample | `deltas` are the gradient of |
-    |---|---|---|---|
-    | "sum_squared" | any | `Σ (x - t)² / 2` | the outputs |
-    | "mean_squared" | any | mean of `(x - t)²` | the outputs |
-    | "cross_entropy", "softmax_cross_entropy" | after a softmax | `-Σ t log p` | the softmax's operand |
-    | "cross_entropy_of_probabilities" | probabilities | `-Σ t log p` | the probabilities |
-    | "cross_entropy_of_logits" | before a softmax | `-Σ t log softmax(x)` | the logits |
+    - "sum_squared": `Σ (x - t)² / 2`; the gradient is that of the outputs x.
+    - "mean_squared": the mean of `(x - t)²`; of the outputs.
+    - "cross_entropy", "softmax_cross_entropy": `-Σ t log p`, outputs p are of a softmax; of the softmax's operand.
+    - "cross_entropy_of_probabilities": `-Σ t log p`; of the probabilities p.
+    - "cross_entropy_of_logits": `-Σ t log softmax(x)`; of the logits x.
 
     Args:
         graph: graph to add to.

@@ -76,7 +76,7 @@ class Graph(GraphBase):
         return ReplicatedGraph(self, replicas)
 
     def get_non_replicated_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor of all replicas, [replicas, *shape], from one of a graph that `create_replicated_graph` made.
+        """A tensor of all replicas, `[replicas, *shape]`, from one of a graph that `create_replicated_graph` made.
 
         Raises:
             GraphError: a tensor of no such graph.
