@@ -27,9 +27,11 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
+from ipujax.runtime.logs import INFO, Log, step, subject
 from ipujax.runtime.memory import MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
 
+_LOG = Log("fit")
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
@@ -111,14 +113,18 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
         return first, compile(first.graph, first.program, options=options, check=partial(_check, first))
     start = time.perf_counter()
     executable = compile(first.graph, first.program, options=options, check=fits)
+    _log_attempt(1, first.choice, executable)
     if fits(executable.memory):
         return first, executable
     attempts = {first.choice: _Attempt(first, executable)}
 
     def attempted(choice: Choice) -> _Attempt[P]:
         if choice not in attempts:
-            seconds, planned = time.perf_counter() - start, plan(choice)
-            executable = compile(planned.graph, planned.program, options=options, check=fits)
+            seconds, number = time.perf_counter() - start, len(attempts) + 1
+            with step(_LOG, f"attempt {number}", detail=f"attempt {number} at {choice.price:g} cycles a byte"):
+                planned = plan(choice)
+                executable = compile(planned.graph, planned.program, options=options, check=fits)
+            _log_attempt(number, choice, executable)
             attempts[choice] = _Attempt(planned, executable, seconds)
         return attempts[choice]
 
@@ -132,6 +138,16 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
                 return attempt.planned, _described(attempt, list(attempts.values()))
             search.add(attempt)
     _refuse(list(attempts.values()))
+
+
+def _log_attempt(number: int, choice: Choice, executable: Executable) -> None:
+    """Says whether a program fits, and what its fullest tile needs."""
+    if _LOG.is_on(INFO):
+        report, do_fit = executable.memory, fits(executable.memory)
+        needed = report.max_tile_bytes if do_fit else int(report.least_bytes.max())
+        what = "fits, the fullest tile has" if do_fit else "does not fit, the fullest tile needs at least"
+        found = f"{what} {needed:,} of {executable.target.bytes_per_tile:,} bytes"
+        _LOG.info("%s: attempt %d at a price of %g cycles a byte %s", subject(), number, choice.price, found)
 
 
 def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
@@ -41,17 +41,18 @@ from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
-from ipujax.lowering_plan import LoweringPlan, timed
+from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls
+from ipujax.runtime.logs import Log, step, watching
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced, settled
 
-_LOG = logging.getLogger("ipujax")
+_LOG = Log("jit")
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -325,7 +326,8 @@ class IpuFunction(Generic[_P, _R]):
             if self._spread is not None:
                 whole = self._operands(self._spread, args, kwargs, shapes_only=True)
                 operands = whole.args, whole.kwargs
-            return self._trace(self._device or current_device(), *operands)
+            with self._watching():
+                return self._trace(self._device or current_device(), *operands)
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
@@ -337,7 +339,8 @@ class IpuFunction(Generic[_P, _R]):
             ArgumentError: for arguments that are no arrays, for a function that uses values which a transformation of
                 JAX is tracing, or on a `CPU` device, which has no graph.
         """
-        return self.trace(*args, **kwargs).lower()
+        with self._watching():
+            return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         """The shapes and dtypes of the results, as a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
@@ -383,17 +386,23 @@ class IpuFunction(Generic[_P, _R]):
     def _log_plain(self) -> None:
         _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
 
+    def _watching(self) -> AbstractContextManager[None]:
+        """Around what compiles, for log lines and progress."""
+        return watching(self.__name__, STEPS, self._options.progress)
+
     def _runner(self, device: IPUModel) -> Callable[..., Any]:
         """The jitted function that lowers while it is traced, and emits the engine's computation."""
         if device not in self._runners:
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 args, kwargs = received((args, kwargs))
-                traced = self._trace(device, args, kwargs)
-                if traced.closes_over_tracers:
+                with self._watching():
+                    traced = self._trace(device, args, kwargs)
+                    compiled = None if traced.closes_over_tracers else traced.lower().compile()
+                if compiled is None:
                     self._log_plain()
                     return self._plain(*args, **kwargs)
-                lowered = traced.lower().compile().lowered
+                lowered = compiled.lowered
                 if lowered.calls is not None:
                     self._calls.add(lowered.calls)
                 # All arrays are tracers here, and static arguments never are.
@@ -432,7 +441,7 @@ class IpuFunction(Generic[_P, _R]):
     def _trace(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
-        with collecting_rarely(), timed(timings, "trace"), explaining_axis_errors(self._replication):
+        with collecting_rarely(), step(_LOG, "trace", timings), explaining_axis_errors(self._replication):
             traced = jitted.trace(*args, **kwargs)
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
@@ -450,7 +459,7 @@ class IpuFunction(Generic[_P, _R]):
         # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
         # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
-            with collecting_rarely():
+            with collecting_rarely(), self._watching():
                 self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         return self._lowered[traced.jaxpr]
 

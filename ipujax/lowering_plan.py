@@ -6,9 +6,7 @@ Input: a traced function, the machine, what the user chose, and a `Choice`. Outp
 from __future__ import annotations
 
 import operator
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.calls import FunctionName, may_be_offloaded
@@ -17,15 +15,19 @@ from ipujax.fit import Choice
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
-from ipujax.lowering.passes import run_passes
+from ipujax.lowering.passes import PASSES, run_passes
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import unwrapped
+from ipujax.runtime.compile import STEPS as COMPILE_STEPS
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.logs import Log, step
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Signature
 
+STEPS = ("trace", *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
+_LOG = Log("lowering")
 _BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
 
 
@@ -67,7 +69,7 @@ class LoweringPlan:
         recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
         passed = run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading)
         jaxprs = {"trace": self.jaxpr, **passed}
-        with timed(timings, "lower"):
+        with step(_LOG, "lower", timings):
             program = lower(
                 list(jaxprs.values())[-1],
                 self.target,
@@ -139,11 +141,3 @@ class LoweringPlan:
             )
         there = options.io_tiles * target.bytes_per_tile
         return IoTiles(options.prefetch_depth, there // (2 * (options.prefetch_depth + 1)))
-
-
-@contextmanager
-def timed(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Notes the seconds of what is inside."""
-    start = time.perf_counter()
-    yield
-    timings[name] = time.perf_counter() - start

@@ -24,13 +24,14 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, u
 from ipujax.lowering.jaxpr import equations, has_phases
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
-from ipujax.runtime.compile import Executable
+from ipujax.runtime.compile import STEPS, Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
+from ipujax.runtime.logs import watching
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -279,7 +280,7 @@ class Lowered:
 
     @cached_property
     def _compiled(self) -> Compiled:
-        with collecting_rarely():
+        with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress):
             return Compiled(*compile_fitting(self, self._plan, self._options))
 
     def compile(self) -> Compiled:

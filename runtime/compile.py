@@ -9,9 +9,7 @@ by name.
 from __future__ import annotations
 
 import difflib
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -55,7 +53,10 @@ from ipujax.runtime.graph import (
     leaves,
     while_names,
 )
+from ipujax.runtime.graph.graph_counts import graph_counts
+from ipujax.runtime.logs import DEBUG, TRACE, Log, step, subject, watching
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
+from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
@@ -65,6 +66,9 @@ from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
+STEPS = ("verify", "cost", "memory", "clocks")
+_LOG = Log("compile")
+_SHOWN_TILES = 16  # of the fullest, in the log
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,19 +149,31 @@ def compile(
         StreamingMemoryError: remote buffers that streaming memory has no room for.
         ArgumentError: a trip count for a loop that the program does not have.
     """
-    options, timings = options or Options(), dict[str, float]()
+    options = options or Options()
+    with watching("program", STEPS, options.progress):
+        return _compiled(graph, program, options, check)
+
+
+def _compiled(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
+    timings = dict[str, float]()
     graph, effects = _copied(graph), EffectsOf(graph)
     _check_trip_counts(program, options)
     _check_streaming_memory(graph, program)
-    with _timed("verify", timings):
+    if _LOG.is_on(DEBUG):
+        for line in graph_counts(graph):
+            _LOG.debug("%s: %s", subject(), line)
+    with step(_LOG, "verify", timings):
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
-    with _timed("cost", timings):
+    with step(_LOG, "cost", timings):
         costs = leaf_costs(graph, program)
-    with _timed("memory", timings):
+    with step(_LOG, "memory", timings):
         memory = memory_report(graph, program, effects, costs)
+        if _LOG.is_on(TRACE):
+            for line in fullest_tiles(memory, _SHOWN_TILES):
+                _LOG.trace("%s: %s", subject(), line)
         if not options.allow_out_of_memory:
             check(memory)
-    with _timed("clocks", timings):
+    with step(_LOG, "clocks", timings):
         steps, slots = clock_steps(program, costs, effects, graph.target)
     keep_recent()
     frozen = MappingProxyType
@@ -259,10 +275,3 @@ def _check_trip_counts(program: Program, options: Options) -> None:
                 expected=f"one of {names}" if names else "nothing: every trip count is known",
                 hint=f"{close[0]!r}" if close else None,
             )
-
-
-@contextmanager
-def _timed(name: str, timings: dict[str, float]) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    timings[name] = time.perf_counter() - start

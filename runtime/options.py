@@ -1,7 +1,7 @@
 """What a user may choose about one compilation.
 
-Input: named choices. Output: a validated, frozen `Options`. Every field changes what `compile` or the engine does; none
-is accepted and ignored.
+Input: named choices. Output: a validated, frozen `Options`. Every field changes what `compile` or the engine does, or
+shows of it; none is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Options:
             compute; arguments that are not donated, results and what is offloaded go through them. 0: all tiles
             compute, and wait for such transfers.
         prefetch_depth: batches of loads that I/O tiles are ahead of what computes, each with room of its own there.
+        progress: show a line of progress on a terminal once compiling has taken two seconds; the program is the same.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
@@ -66,9 +67,10 @@ class Options:
     recompute: str = "none"
     io_tiles: int = 0
     prefetch_depth: int = 1
+    progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):

@@ -30,6 +30,7 @@ ROOMS: dict[str, str] = {
     "runtime.errors": "",
     "runtime.target": "",
     "runtime.signatures": "runtime.target",
+    "runtime.logs": "runtime.target",
     "runtime.tensor": "",
     "runtime.graph": "runtime.target runtime.tensor",
     "runtime.exchange": "runtime.graph runtime.target runtime.tensor",
@@ -42,7 +43,7 @@ ROOMS: dict[str, str] = {
     "runtime.options": "runtime.signatures",
     "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
-        "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.memory runtime.options"
+        "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.profile": (
@@ -81,21 +82,20 @@ ROOMS: dict[str, str] = {
     "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas",
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
-        " lowering.replicas"
-        " runtime.graph runtime.tensor"
+        " lowering.replicas runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
-        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.graph"
+        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.graph runtime.logs"
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules.base": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops runtime.graph runtime.options"
-        " runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops runtime.graph runtime.logs"
+        " runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
         "lowering.gcl lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps"
@@ -147,22 +147,23 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
     "ipujax.fit": (
-        "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.memory runtime.options"
+        "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.logs runtime.memory"
+        " runtime.options"
     ),
     "ipujax.stages": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host runtime.memory"
-        " runtime.options runtime.report runtime.signatures runtime.target"
+        " lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host runtime.logs"
+        " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.fit ipujax.calls ipujax.distributed.instance ipujax.stages lowering.jax_compat lowering.lower"
-        " lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.graph runtime.options"
-        " runtime.target"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.jax_compat lowering.lower"
+        " lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.compile runtime.graph"
+        " runtime.logs runtime.options runtime.target"
     ),
     "ipujax.jit": (
-        "ipujax.fit ipujax.calls ipujax.device ipujax.distributed.instance ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.options runtime.signatures"
-        " runtime.target"
+        "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
+        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs runtime.options"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (
@@ -176,7 +177,7 @@ ROOMS: dict[str, str] = {
     "ipujax.prefetching": "ipujax.calls runtime.signatures",
     "ipujax.keras": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
-        " lowering.schedules runtime.options runtime.report runtime.target"
+        " lowering.schedules runtime.logs runtime.options runtime.report runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",

@@ -9,7 +9,6 @@ Limits: updates of a model with stages are calls of their own, as no loop goes a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import groupby, islice
@@ -29,10 +28,11 @@ from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
 from ipujax.prefetching import prefetch
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 
-_LOG = logging.getLogger("ipujax.keras")
+_LOG = Log("keras")
 
 
 class Execution:

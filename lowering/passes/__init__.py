@@ -5,7 +5,6 @@ Each pass is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
+from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.offload import ON_CHIP, Offloading, offload
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.passes.dataflow import last_uses as last_uses
@@ -38,6 +38,9 @@ from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.logs import DEBUG, Log, step, subject
+
+_LOG = Log("passes")
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -95,10 +98,11 @@ def run_passes(
     """
     after = dict[str, ClosedJaxpr]()
     for name, run in _at(byte_price, recomputation, trades, offloading):
-        start = time.perf_counter()
-        jaxpr = after[name] = run(jaxpr)
-        if timings is not None:
-            timings[name] = time.perf_counter() - start
+        with step(_LOG, name, timings):
+            jaxpr = after[name] = run(jaxpr)
+        if _LOG.is_on(DEBUG):
+            inside = len(list(equations(jaxpr.jaxpr)))
+            _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), inside)
     return after
 
 

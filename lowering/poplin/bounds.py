@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.runtime.graph import Graph, UnmetBound
+from ipujax.runtime.logs import Log
 
-_LOG = logging.getLogger("ipujax.lowering.poplin")
+_LOG = Log("poplin")
 
 
 def report_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: float | None, name: str) -> None:

@@ -13,7 +13,6 @@ memory plan to judge.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import log2, prod
 from typing import Any
@@ -39,13 +38,14 @@ from ipujax.lowering.popops import (
 from ipujax.lowering.rules.base.context import Context
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, VertexGroup
+from ipujax.runtime.logs import Log
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]  # of a tensor: the axis of the problems each dimension follows, None inside a problem
 
-_LOG = logging.getLogger("ipujax")
+_LOG = Log("lowering")
 _TILE_STRIDE = 617  # prime, so that successive fallbacks walk over all tiles
 _INSTRUCTIONS_PER_ELEMENT = 4  # assumed: load, compute, store, count; a C++ codelet issues one instruction a cycle
 _CODE_BYTES = 4096  # assumed

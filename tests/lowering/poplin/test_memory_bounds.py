@@ -43,7 +43,7 @@ def profile_of(name: str, share: float, tiles: int = 4) -> Profile:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_unmet_bound_is_reported_with_its_line(name, caplog):
-    with caplog.at_level(logging.WARNING, "ipujax.lowering.poplin"):
+    with caplog.at_level(logging.WARNING, "ipujax.poplin"):
         profile = profile_of(name, 0.001)
     (unmet,) = profile.unmet_bounds
     line = inspect.getsourcelines(CALLS[name][0])[1] + 1

@@ -1,0 +1,181 @@
+"""Log lines: what the environment asks for, what handlers of the host program get, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.lowering.passes import PASSES
+from ipujax.runtime.compile import STEPS
+from ipujax.runtime.logs import log_levels
+from ipujax.runtime.logs.log import Log
+from ipujax.runtime.logs.log_levels import CONFIG, DESTINATION, LEVEL, MODULES
+from tests.test_layering import FILES
+
+FORM = re.compile(r"\[\d{4}(-\d\d){2} \d\d(:\d\d){2}\.\d{3}\] \[ipujax:(\w+)\] \[(\w+)\] .+")
+DEVICE = ipu.IPUModel(tiles_per_ipu=4)
+
+
+def compiled(options: ipu.Options | None = None) -> ipu.Compiled:
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x.T).sum()
+
+    return ipu.jit(step, device=DEVICE, options=options).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).compile()
+
+
+def lines(path: Path) -> list[tuple[str, str, str]]:
+    """(module, level, text) of each line of a log file."""
+    found = [FORM.fullmatch(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all(found)
+    return [(match[3], match[4], match[0].split("] ", 3)[3]) for match in found if match]
+
+
+@pytest.fixture
+def log_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log.txt"
+    monkeypatch.setenv(DESTINATION, str(path))
+    return path
+
+
+def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, monkeypatch) -> None:
+    monkeypatch.setenv(LEVEL, "INFO")
+    compiled()
+    said = [(module, re.sub(r"[\d.,]+ ms", "", text)) for module, level, text in lines(log_file) if level == "info"]
+    expected = ["trace", *(name for name, _ in PASSES), "lower", *STEPS]
+    assert [text for _, text in said if "took" in text] == [f"step: {name} took " for name in expected]
+    assert said[-1][0] == "fit" and "attempt 1 at a price of 0.5 cycles a byte fits" in said[-1][1]
+    assert {module for module, *_ in lines(log_file)} == {"jit", "passes", "lowering", "compile", "fit"}
+
+
+def test_each_attempt_says_what_lacks(log_file: Path, monkeypatch) -> None:
+    monkeypatch.setenv(CONFIG, '{"fit": "INFO"}')
+    small = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=4096)
+    with pytest.raises(ipu.TileMemoryError):
+        ipu.jit(lambda x: jnp.sin(x @ x), device=small).lower(jnp.ones((128, 128))).compile()
+    attempts = [text for _, _, text in lines(log_file) if "at a price" in text]
+    prices = [float(re.search(r"price of ([\d.]+)", text)[1]) for text in attempts]  # type: ignore[index]
+    assert prices == [0.5, 1, 2, 4, 8, 16] and all(
+        "does not fit, the fullest tile needs at least" in t for t in attempts
+    )
+
+
+def test_debug_counts_the_graph_and_trace_the_tiles(log_file: Path, monkeypatch) -> None:
+    monkeypatch.setenv(LEVEL, "trace")
+    made = compiled()
+    found = lines(log_file)
+    graph, memory = made.executable.graph, made.profile.memory
+    vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
+    assert any(f"{len(graph.groups)} compute sets" in text and f"{vertices:,} vertices" in text for *_, text in found)
+    assert any(text.startswith(f"step: {len(graph.variables)} variables of") for *_, text in found)
+    assert any("after fuse" in text and "equations" in text for *_, text in found)
+    tiles = [text for _, level, text in found if level == "trace"]
+    assert len(tiles) == 4 and f"{memory.max_tile_bytes:,} of" in tiles[0]
+    assert {level for _, level, _ in found} == {"info", "debug", "trace"}
+
+
+def test_levels_of_modules_go_before_the_level_of_all(log_file: Path, tmp_path: Path, monkeypatch) -> None:
+    config = tmp_path / "levels.json"
+    config.write_text('{"passes": "OFF", "compile": "DEBUG"}', encoding="utf-8")
+    monkeypatch.setenv(CONFIG, str(config))
+    compiled()
+    assert {module for module, *_ in lines(log_file)} == {"compile"}  # no level of all: the others say nothing
+    log_file.unlink()
+    monkeypatch.setenv(LEVEL, "INFO")
+    compiled()
+    found = lines(log_file)
+    assert "passes" not in {module for module, *_ in found}
+    assert ("fit", "info") in {line[:2] for line in found} and ("compile", "debug") in {line[:2] for line in found}
+
+
+def test_lines_go_to_the_stream_that_is_named(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(LEVEL, "INFO")
+    for name in ("", "stderr", "stdout"):
+        monkeypatch.setenv(DESTINATION, name)
+        Log("passes").info("one %s", "line")
+        said = capsys.readouterr()
+        named, other = (said.out, said.err) if name == "stdout" else (said.err, said.out)
+        assert FORM.fullmatch(named.rstrip("\n")) and not other
+
+
+def test_nothing_is_said_unless_it_is_asked_for(capfd, monkeypatch) -> None:
+    for name in (LEVEL, CONFIG, DESTINATION):
+        monkeypatch.delenv(name, raising=False)
+    compiled()
+    assert not any(Log(module).is_on(logging.INFO) for module in MODULES)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_handlers_of_the_host_program_get_lines(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(5, "ipujax"):
+        compiled()
+    names = {record.name for record in caplog.records}
+    assert {"ipujax.passes", "ipujax.compile"} <= names
+    assert "TRACE" in {record.levelname for record in caplog.records if record.name == "ipujax.compile"}
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "ipujax.fit"):
+        compiled()
+    assert {record.name for record in caplog.records} == {"ipujax.fit"}
+    assert caplog.records[0].filename == "fit.py"
+
+
+def test_off_silences_warnings_where_no_handler_is(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
+    monkeypatch.setattr(logging.Logger, "handle", lambda self, record: print("by the library"))
+    Log("jit").error("raised too")
+    assert not capsys.readouterr().out
+    Log("jit").warning("something")
+    assert capsys.readouterr().out == "by the library\n"
+    monkeypatch.setenv(LEVEL, "OFF")
+    Log("jit").warning("something")
+    assert not capsys.readouterr().out
+
+
+def test_a_compilation_that_fails_is_an_error_line(log_file: Path, monkeypatch) -> None:
+    monkeypatch.setenv(LEVEL, "ERR")
+
+    def step(x: jax.Array) -> jax.Array:
+        raise ZeroDivisionError("of the user")
+
+    with pytest.raises(ZeroDivisionError):
+        ipu.jit(step, device=DEVICE)(jnp.ones(3))
+    assert lines(log_file) == [("jit", "err", "step: ZeroDivisionError: of the user")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (LEVEL, "DEBGU", r"IPUJAX_LOG_LEVEL is no log level(.|\n)*one of OFF, ERR.*(.|\n)*try: 'DEBUG'"),
+        (CONFIG, '{"pases": "INFO"}', r"names no module of ipujax: 'pases'(.|\n)*try: 'passes'"),
+        (CONFIG, '{"passes": "INF"}', r"of 'passes', is no log level(.|\n)*try: 'INFO'"),
+        (CONFIG, '{"passes": 3}', r"of 'passes', is no log level"),
+        (CONFIG, "{", r"IPUJAX_LOG_CONFIG is not JSON"),
+        (CONFIG, "/no/such/file.json", r"names a file that cannot be read(.|\n)*No such file"),
+        (DESTINATION, "/no/such/folder/log.txt", r"IPUJAX_LOG_DEST names a file that cannot be written"),
+    ],
+)
+def test_what_is_no_level_module_or_file_is_refused(name: str, value: str, message: str, monkeypatch) -> None:
+    monkeypatch.setenv(LEVEL, "INFO")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ipu.ArgumentError, match=message):
+        compiled()
+
+
+def test_a_list_is_no_map_of_modules(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "levels.json"
+    path.write_text('["passes"]', encoding="utf-8")
+    monkeypatch.setenv(CONFIG, str(path))
+    with pytest.raises(ipu.ArgumentError, match="is no map of modules"):
+        log_levels.asked_level("passes")
+
+
+def test_every_log_is_of_a_known_module() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in FILES.values()]
+    used = {name for text in texts for name in re.findall(r'\bLog\("(\w+)"\)', text)}
+    assert used == set(MODULES)
+    assert not [text for text in texts if re.search(r"^_LOG = logging", text, re.MULTILINE)]

@@ -1,0 +1,116 @@
+"""The line of progress: on a terminal only, after a while, rewritten in place and cleared."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.logs import log_levels, progress_line
+from ipujax.runtime.logs.log import Log
+from ipujax.runtime.logs.log_levels import LEVEL
+from ipujax.runtime.logs.step import step, watching
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(written: str) -> str:
+    """What a terminal shows in its last line after all that was written."""
+    cells: list[str] = []
+    for part in written.rpartition("\n")[2].split("\r"):
+        cells[: len(part)] = part
+    return "".join(cells).rstrip()
+
+
+def give_stderr(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a stream the standard error of what writes there; pytest sets that of the process before each phase."""
+    for module in (progress_line, log_levels):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    give_stderr(stream, monkeypatch)
+    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 0.01)
+    return stream
+
+
+def wait_for(terminal: Terminal, text: str) -> None:
+    for _ in range(500):
+        if text in terminal.getvalue():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{text!r} is not in {terminal.getvalue()!r}")
+
+
+def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> None:
+    with watching("train", ("fuse", "lower", "cost")):
+        with step(Log("fit"), "attempt 2", detail="attempt 2 at 4 cycles a byte"), step(Log("passes"), "lower"):
+            wait_for(terminal, "ipujax: train: lower, pass 2 of 3, attempt 2 at 4 cycles a byte, 0 s")
+        with step(Log("compile"), "cost"):
+            wait_for(terminal, "ipujax: train: cost, pass 3 of 3, 0 s")
+            assert "attempt" not in shown(terminal.getvalue())
+    assert shown(terminal.getvalue()) == "" and "\n" not in terminal.getvalue()
+
+
+def test_the_line_is_cleared_when_a_step_fails(terminal: Terminal) -> None:
+    with pytest.raises(ZeroDivisionError), watching("train", ("fuse",)), step(Log("passes"), "fuse"):
+        wait_for(terminal, "fuse")
+        raise ZeroDivisionError
+    assert shown(terminal.getvalue()) == ""
+
+
+def test_log_lines_hide_it(terminal: Terminal, monkeypatch) -> None:
+    monkeypatch.setenv(LEVEL, "INFO")
+    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 60)
+    with watching("train", ("fuse",)):
+        wait_for(terminal, "ipujax: train")
+        Log("passes").info("a line")
+        written = terminal.getvalue()
+    before, _, _ = written.partition("[20")
+    assert shown(before) == "" and written.endswith("a line\n")
+
+
+@pytest.mark.parametrize("wide", [20, 200])
+def test_the_line_is_no_wider_than_the_terminal(wide: int, terminal: Terminal, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(wide))
+    with watching("a_function_of_a_long_name", ("fuse",)), step(Log("passes"), "fuse"):
+        wait_for(terminal, "ipujax: a_function")
+    assert max(len(part) for part in terminal.getvalue().split("\r")) < wide
+
+
+@pytest.mark.parametrize(("is_terminal", "options"), [(False, None), (True, ipu.Options(progress=False))])
+def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, monkeypatch) -> None:
+    stream = Terminal() if is_terminal else io.StringIO()
+    give_stderr(stream, monkeypatch)
+    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0)
+    ipu.jit(jnp.sin, device=ipu.IPUModel(tiles_per_ipu=4), options=options).lower(jnp.ones(8)).compile()
+    assert stream.getvalue() == ""
+
+
+def test_a_call_shows_its_compilation(terminal: Terminal, monkeypatch) -> None:
+    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 0.0005)
+
+    def step(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x.T).sum()
+
+    ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))(jnp.ones((8, 8)))
+    assert re.search(r"ipujax: step: lower, pass 12 of 16, 0 s", terminal.getvalue())
+    assert shown(terminal.getvalue()) == ""
+
+
+def test_progress_is_a_bool() -> None:
+    with pytest.raises(ipu.ArgumentError, match=r"Options\.progress is not a bool"):
+        ipu.Options(progress=1)  # type: ignore[arg-type]
