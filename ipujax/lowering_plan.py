@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ipujax.calls import FunctionName, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
+from ipujax.lowering.dumps import DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
@@ -67,27 +68,30 @@ class LoweringPlan:
         offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, choice.price)
         # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
         recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
-        passed = run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading)
-        jaxprs = {"trace": self.jaxpr, **passed}
-        with step(_LOG, "lower", timings):
-            program = lower(
-                list(jaxprs.values())[-1],
-                self.target,
-                donated=donated,
-                offloaded=offloaded,
-                streamed=streamed,
-                names=[signature.leaf_names[n] for n in self.moved],
-                line=self.line,
-                options=replace(self.options, byte_price=choice.price),
-                recomputation=recomputation,
-                cuts=choice.cuts,
-            )
+        dumps = Dumps(self.name, DumpRequest.from_environment())
+        dumps.passed("trace", self.jaxpr)
+        with dumps.kept_if_failing():
+            run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading, dumps.passed)
+            with step(_LOG, "lower", timings):
+                program = lower(
+                    list(dumps.jaxprs.values())[-1],
+                    self.target,
+                    donated=donated,
+                    offloaded=offloaded,
+                    streamed=streamed,
+                    names=[signature.leaf_names[n] for n in self.moved],
+                    line=self.line,
+                    options=replace(self.options, byte_price=choice.price),
+                    recomputation=recomputation,
+                    cuts=choice.cuts,
+                )
+        dumps.lowered(program.graph, program.program)
         choice = replace(choice, cuts=program.cuts)
         trades += program.trades
         return Lowered(
             self.name,
             signature,
-            jaxprs,
+            dumps.jaxprs,
             program,
             self.options,
             timings,

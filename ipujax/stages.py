@@ -7,6 +7,7 @@ Lowered.compile()         → Compiled: callable, profile, analyses
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
+from ipujax.lowering.dumps import LOWERED, intermediate_json, tile_map, write_json
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
 from ipujax.lowering.jaxpr import equations, has_phases
 from ipujax.lowering.lower import LoweredProgram
@@ -213,17 +215,40 @@ class Lowered:
         """The jaxpr after a pass, or the graph and program when no pass is named.
 
         Args:
-            after: "trace" or the name of a pass.
+            after: "trace" or the name of a pass; None and "lower" are behind all.
 
         Raises:
             ArgumentError: for an unknown pass.
         """
-        if after is None:
+        if after is None or after == LOWERED:
             return listing(self.graph, self.program)
         if after not in self._jaxprs:
-            expected, hint = f"one of {', '.join(self._jaxprs)}", nearest(after, self._jaxprs)
+            known = (*self._jaxprs, LOWERED)
+            expected, hint = f"one of {', '.join(known)}", nearest(after, known)
             raise ArgumentError(f"no pass is called {after!r}", expected=expected, hint=hint)
         return str(self._jaxprs[after])
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Writes all that was made as JSON: the jaxpr after each pass, graph and program; see `lowering.dumps`.
+
+        Args:
+            path: the file; one that exists is replaced.
+
+        Raises:
+            ArgumentTypeError: something that is no path.
+            ArgumentError: a path that cannot be written.
+        """
+        write_json(path, intermediate_json(self.name, self._jaxprs, (self.graph, self.program)))
+
+    def tile_map(self) -> dict[str, Any]:
+        """Which tiles hold which variable.
+
+        Returns:
+            What JSON can hold: `"variables"` lists each variable with its name, dtype, shape and line, the `"tiles"`
+            that hold any of it, how many `"elements"` each of them holds, and the `"mapping"`, block by block or
+            interval by interval, of its elements in row-major order. Tiles are those of one replica.
+        """
+        return tile_map(self.graph)
 
     def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:
         """The engine's computation on the leaves of the arguments, as JAX operations that can be traced.

@@ -84,6 +84,9 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
         " lowering.replicas runtime.graph runtime.logs runtime.tensor"
     ),
+    "lowering.dumps": (
+        "lowering.jax_compat lowering.passes runtime.analysis runtime.graph runtime.target runtime.tensor"
+    ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
     ),
@@ -151,14 +154,14 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.stages": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host runtime.logs"
-        " runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit lowering.dumps lowering.jax_compat lowering.jaxpr"
+        " lowering.lower lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host"
+        " runtime.logs runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.jax_compat lowering.lower"
-        " lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.compile runtime.graph"
-        " runtime.logs runtime.options runtime.target"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps lowering.jax_compat"
+        " lowering.lower lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.compile"
+        " runtime.graph runtime.logs runtime.options runtime.target"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"

@@ -82,6 +82,7 @@ def run_passes(
     recomputation: Recomputation = KEEP_ALL,
     trades: list[ChainTrade] | None = None,
     offloading: Offloading = ON_CHIP,
+    passed: Callable[[str, ClosedJaxpr], None] | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
@@ -92,6 +93,7 @@ def run_passes(
         recomputation: what gradients compute again.
         trades: takes what that saves and costs, of each gradient.
         offloading: arguments that lie in streaming memory.
+        passed: is told the jaxpr after each pass at once, by name.
 
     Returns:
         The jaxpr after each pass, by name; the last one is what is lowered.
@@ -100,6 +102,8 @@ def run_passes(
     for name, run in _at(byte_price, recomputation, trades, offloading):
         with step(_LOG, name, timings):
             jaxpr = after[name] = run(jaxpr)
+        if passed is not None:
+            passed(name, jaxpr)
         if _LOG.is_on(DEBUG):
             inside = len(list(equations(jaxpr.jaxpr)))
             _LOG.debug("%s: after %s %d equations, %d with those inside", subject(), name, len(jaxpr.eqns), inside)

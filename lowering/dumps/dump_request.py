@@ -1,0 +1,69 @@
+"""Which dumps the environment asks for, and where they go.
+
+    IPUJAX_DOT         after:PASS[,after:PASS…]: DOT of the jaxpr after a pass ("trace" is what was traced), and after
+                       "lower" of the graph
+    IPUJAX_DUMP        ir, tiles, or both with a comma: JSON of all of it; which tiles hold which variable
+    IPUJAX_DUMP_DIR    their folder, made if it is not there; the current one if it is not set
+
+Input: these variables, read at each lowering. Output: `DumpRequest`.
+Source: PopART user guide, "Environment variables": DOT checks, tensor tile map, the dump of the IR.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipujax.lowering.passes import PASSES
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.target import nearest
+
+DOT, DUMP, FOLDER = "IPUJAX_DOT", "IPUJAX_DUMP", "IPUJAX_DUMP_DIR"
+LOWERED = "lower"  # behind all passes: the graph
+STEPS = ("trace", *(name for name, _ in PASSES), LOWERED)
+KINDS = ("ir", "tiles")
+_AFTER = "after:"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRequest:
+    """What to write.
+
+    Args:
+        dots: the steps after which DOT is written.
+        kinds: those of `KINDS` that are written.
+        folder: where.
+    """
+
+    dots: frozenset[str]
+    kinds: frozenset[str]
+    folder: Path
+
+    @staticmethod
+    def from_environment() -> DumpRequest:
+        """What the environment asks for.
+
+        Raises:
+            ArgumentError: an unknown pass or kind of dump, with the nearest known name.
+        """
+        dots, kinds = os.environ.get(DOT, ""), os.environ.get(DUMP, "")
+        after = [_step(part.strip()) for part in dots.split(",") if part.strip()]
+        asked = [part.strip() for part in kinds.split(",") if part.strip()]
+        for kind in asked:
+            _check(kind, KINDS, f"{DUMP} names no dump: {kind!r}")
+        return DumpRequest(frozenset(after), frozenset(asked), Path(os.environ.get(FOLDER) or "."))
+
+
+def _step(part: str) -> str:
+    if not part.startswith(_AFTER):
+        raise ArgumentError(f"{DOT} names no step", expected="after:PASS, after:PASS, …", got=repr(part))
+    name = part.removeprefix(_AFTER)
+    _check(name, STEPS, f"{DOT} names no pass: {name!r}")
+    return name
+
+
+def _check(name: str, known: Sequence[str], what: str) -> None:
+    if name not in known:
+        raise ArgumentError(what, expected=f"one of {', '.join(known)}", hint=nearest(name, known))

@@ -1,0 +1,122 @@
+"""The dumps of one lowering, written as it goes: what was made before a pass fails is on disk.
+
+Input: the jaxpr after each pass, then graph and program. Output: files `FUNCTION.PASS.dot`, `FUNCTION.ir.json` and
+`FUNCTION.tiles.json`, as the environment asks. A program that is planned again replaces those of its plan before, and
+so does another function, or another shape, of the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ipujax.lowering.dumps.dump_request import DUMP, LOWERED, STEPS, DumpRequest
+from ipujax.lowering.dumps.graph_dot import graph_dot
+from ipujax.lowering.dumps.intermediate import Failure, intermediate_json
+from ipujax.lowering.dumps.jaxpr_dot import jaxpr_dot
+from ipujax.lowering.dumps.tile_map import tile_map
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, IpuError
+from ipujax.runtime.graph import Graph, Program
+
+
+class Dumps:
+    """What one lowering writes.
+
+    Args:
+        name: of the function.
+        request: what is asked for.
+
+    Attributes:
+        jaxprs: the jaxpr after each pass so far.
+    """
+
+    def __init__(self, name: str, request: DumpRequest) -> None:
+        self._name, self._request = name, request
+        self.jaxprs: dict[str, ClosedJaxpr] = {}
+
+    def passed(self, step: str, jaxpr: ClosedJaxpr) -> None:
+        """Takes the jaxpr after a pass.
+
+        Raises:
+            ArgumentError: a file that cannot be written.
+        """
+        self.jaxprs[step] = jaxpr
+        if step in self._request.dots:
+            self._write(f"{step}.dot", jaxpr_dot(jaxpr, f"{self._name} after {step}"))
+
+    def lowered(self, graph: Graph, program: Program) -> None:
+        """Takes the graph and the program.
+
+        Raises:
+            ArgumentError: a file that cannot be written.
+        """
+        if LOWERED in self._request.dots:
+            self._write(f"{LOWERED}.dot", graph_dot(graph, program, f"{self._name} after {LOWERED}"))
+        if "ir" in self._request.kinds:
+            self._write("ir.json", _text(intermediate_json(self._name, self.jaxprs, (graph, program))))
+        if "tiles" in self._request.kinds:
+            self._write("tiles.json", _text(tile_map(graph)))
+
+    @contextmanager
+    def kept_if_failing(self) -> Iterator[None]:
+        """Around what makes it: names the step that fails, and writes what was made before."""
+        try:
+            yield
+        except Exception as error:
+            step = next(step for step in STEPS if step not in self.jaxprs)
+            where = f"{DUMP}=ir writes what was made before it"
+            if "ir" in self._request.kinds:
+                made = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))
+                where = f"what was made before it is in {self._write('ir.json', _text(made))}"
+            if "ir" in self._request.kinds or not isinstance(error, IpuError):  # which says itself what is wrong
+                error.add_note(f"the step {step!r} of compiling {self._name} failed; {where}")
+            raise
+
+    def _write(self, suffix: str, text: str) -> Path:
+        folder = self._request.folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        name = re.sub(r"[^\w.-]+", "_", self._name).strip("_")  # of `<lambda>`, for one
+        path = folder / f"{name}.{suffix}"
+        _write_text(path, text)
+        return path
+
+
+def write_json(path: str | PathLike[str], data: Any) -> None:
+    """Writes data as JSON.
+
+    Args:
+        path: the file; one that exists is replaced.
+        data: lists and dicts of texts and finite numbers.
+
+    Raises:
+        ArgumentTypeError: something that is no path.
+        ArgumentError: a path that cannot be written.
+    """
+    if not isinstance(path, str | PathLike):
+        raise ArgumentTypeError("a dump needs a path", expected="a str or an os.PathLike", got=type(path).__name__)
+    _write_text(path, _text(data))
+
+
+def _write_text(path: str | PathLike[str], text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _unwritable(path: object, error: Exception) -> ArgumentError:
+    got, hint = getattr(error, "strerror", None) or str(error), "a path to a file in a folder that exists"
+    return ArgumentError(f"the dump cannot be written to {str(path)!r}", got=got, hint=hint)

@@ -1,0 +1,116 @@
+"""A graph and its program as DOT: compute sets, copies, streams, and the variables between them.
+
+Input: a graph, a program. Output: text of DOT. Steps are numbered in program order; loops, branches and functions are
+boxes around theirs. A variable that several boxes use lies in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipujax.lowering.dumps.dot import Dot
+from ipujax.runtime.analysis import group_tensors
+from ipujax.runtime.graph import (
+    Call,
+    Execute,
+    Function,
+    Graph,
+    If,
+    Leaf,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    Switch,
+    leaf_name,
+    leaf_origin,
+    reads_and_writes,
+)
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name
+
+_LABELS: dict[type, str] = {RepeatWhile: "loop", If: "if", Switch: "switch"}
+
+
+def graph_dot(graph: Graph, program: Program, name: str) -> str:
+    """The text of a graph.
+
+    Args:
+        graph: variables and vertex groups.
+        program: made of the graph's compute sets and tensors.
+        name: its title.
+    """
+    drawing = _Drawing(graph, name)
+    drawing.draw(program)
+    drawing.draw_variables()
+    return drawing.dot.text()
+
+
+class _Drawing:
+    """A drawing: steps first, in their boxes, then variables and what joins both."""
+
+    def __init__(self, graph: Graph, name: str) -> None:
+        self.dot, self._graph = Dot(name), graph
+        self._steps: dict[Leaf, str] = {}
+        self._calls: list[tuple[str, Function]] = []
+        self._functions: dict[Function, str] = {}
+        self._edges: list[tuple[str, Variable, bool]] = []  # step, variable, whether it is written
+
+    def draw(self, program: Program) -> None:
+        """Draws the steps of a program, and the functions that it calls."""
+        self._draw(program)
+        while waiting := [function for _, function in self._calls if function not in self._functions]:
+            for function in dict.fromkeys(waiting):
+                with self.dot.cluster(f"function {function.name}"):
+                    self._functions[function] = self.dot.node(function.name, "plaintext")
+                    self._draw(function.body)
+        for node, function in self._calls:
+            self.dot.edge(node, self._functions[function], dashed=True)
+
+    def draw_variables(self) -> None:
+        """Draws what steps read and write."""
+        nodes: dict[Variable, str] = {}
+        for step, variable, is_written in self._edges:
+            if variable not in nodes:
+                text = f"{variable.name}\n{dtype_name(variable.dtype)}{list(variable.shape)}"
+                nodes[variable] = self.dot.node(text, "ellipse")
+            ends = (step, nodes[variable]) if is_written else (nodes[variable], step)
+            self.dot.edge(*ends)
+
+    def _draw(self, program: Program) -> None:
+        match program:
+            case Sequence():
+                for child in program.children():
+                    self._draw(child)
+            case Call(function):
+                self._calls.append((self.dot.node(f"call {function.name}"), function))
+            case Repeat() | RepeatWhile() | If() | Switch():
+                label = f"repeat {program.count}" if isinstance(program, Repeat) else _LABELS[type(program)]
+                with self.dot.cluster(f"{label} {program.origin.line}".rstrip()):
+                    own, _ = reads_and_writes(program)
+                    if own:
+                        self._join(self.dot.node(label, "diamond"), own, ())
+                    for child in program.children():
+                        self._draw(child)
+            case _ if isinstance(program, Leaf):  # else WriteUndef, which does nothing
+                self._leaf(program)
+
+    def _leaf(self, leaf: Leaf) -> None:
+        """Draws a step, once: the same program may be in several places."""
+        if leaf in self._steps:
+            return
+        reads, writes = reads_and_writes(leaf)
+        kind, groups = type(leaf).__name__, []
+        if isinstance(leaf, Execute):
+            groups = self._graph.groups[leaf.compute_set]
+            found = [group_tensors(group) for group in groups]
+            reads = tuple(tensor for read, _ in found for tensor in read)
+            writes = tuple(tensor for _, written in found for tensor, _ in written)
+        vertices = [f"{group.num_vertices:,} × {group.codelet.name}" for group in groups]
+        lines = (f"{len(self._steps)}. {kind} {leaf_name(leaf)}", leaf_origin(leaf).line, *vertices)
+        self._steps[leaf] = self.dot.node("\n".join(filter(None, lines)))
+        self._join(self._steps[leaf], reads, writes)
+
+    def _join(self, node: str, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
+        for tensors, is_written in ((reads, False), (writes, True)):
+            found = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
+            self._edges += [(node, variable, is_written) for variable in found]

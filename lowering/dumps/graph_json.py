@@ -1,0 +1,148 @@
+"""A graph and its program as JSON.
+
+    graph    ::= {"target", "num_ipus", "tiles_per_ipu", "replicas", "variables": [variable…],
+                  "compute_sets": [{"name", "line", "groups": [group…]}…], "functions": [{"name", "body": node}…],
+                  "program": node, "listing": text}
+    variable ::= {"name", "dtype", "shape", "bytes", "is_constant", "is_in_graph"}
+    group    ::= {"codelet", "vertices", "tiles", "axes": [{"name", "extent", "blocks", "kind"}…], "reads", "writes"}
+    node     ::= {"type": as in `runtime.graph.program`, "reads", "writes", "children": [node…]} and what is its own
+
+Compute sets, functions and variables are named by their position; "reads" and "writes" hold numbers of variables. Which
+parts of them are meant is in "listing", see `runtime.graph.listing`; where variables lie, in `tile_map`.
+Input: a graph, a program. Output: dicts and lists. Limits: of constants the shape is kept, not the elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.graph import (
+    NO_TILE,
+    Call,
+    Collective,
+    ComputeSet,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    Function,
+    Graph,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    Repeat,
+    RepeatWhile,
+    StreamIn,
+    StreamOut,
+    Switch,
+    Sync,
+    VertexGroup,
+    distinct,
+    reads_and_writes,
+)
+from ipujax.runtime.graph.listing import listing
+from ipujax.runtime.tensor import Tensor, Variable, dtype_name
+
+Json = dict[str, Any]
+
+
+def graph_json(graph: Graph, program: Program) -> Json:
+    """A graph and a program of it.
+
+    Args:
+        graph: variables, mappings and vertex groups.
+        program: made of the graph's compute sets and tensors.
+    """
+    writer, target = _GraphJson(graph, program), graph.target
+    body = writer.node(program)
+    functions = [{"name": function.name, "body": writer.node(function.body)} for function in writer.functions]
+    compute_sets = [
+        {"name": each.name, "line": each.origin.line, "groups": [writer.group(group) for group in graph.groups[each]]}
+        for each in writer.compute_sets
+    ]
+    return {
+        "target": target.name,
+        "num_ipus": target.num_ipus,
+        "tiles_per_ipu": target.tiles_per_ipu,
+        "replicas": graph.replication_factor,
+        "variables": [writer.variable(variable) for variable in writer.variables],
+        "compute_sets": compute_sets,
+        "functions": functions,
+        "program": body,
+        "listing": listing(graph, program),
+    }
+
+
+class _GraphJson:
+    """Writes one graph, whose parts are numbered; what is not the graph's, as streaming memory, is behind it."""
+
+    def __init__(self, graph: Graph, program: Program) -> None:
+        self._own = set(graph.variables)
+        self.variables: dict[Variable, int] = {v: n for n, v in enumerate(graph.variables)}
+        self.compute_sets: dict[ComputeSet, int] = {c: n for n, c in enumerate(graph.groups)}
+        called = dict.fromkeys(node.function for node in distinct(program) if isinstance(node, Call))
+        self.functions: dict[Function, int] = {function: n for n, function in enumerate(called)}
+
+    def node(self, node: Program) -> Json:
+        """A program and all inside it; the bodies of functions are in a list of their own."""
+        reads, writes = reads_and_writes(node)
+        kept = {"reads": self._numbers(reads), "writes": self._numbers(writes)}
+        children = () if isinstance(node, Call) else node.children()
+        inside = [self.node(child) for child in children]
+        return {"type": type(node).__name__, **self._facts(node), **kept, "children": inside}
+
+    def group(self, group: VertexGroup) -> Json:
+        """A group of vertices."""
+        pairs = list(zip(group.codelet.fields, group.accesses, strict=True))
+        return {
+            "codelet": group.codelet.name,
+            "vertices": group.num_vertices,
+            "tiles": int(np.unique(group.tile[group.tile != NO_TILE]).size),
+            "axes": [{"name": a.name, "extent": a.extent, "blocks": a.blocks, "kind": a.kind} for a in group.axes],
+            "reads": self._numbers(access.tensor for field, access in pairs if field.is_read),
+            "writes": self._numbers(access.tensor for field, access in pairs if field.is_written),
+        }
+
+    def variable(self, variable: Variable) -> Json:
+        """What a variable is."""
+        return {
+            "name": variable.name,
+            "dtype": dtype_name(variable.dtype),
+            "shape": list(variable.shape),
+            "bytes": variable.num_bytes,
+            "is_constant": variable.is_constant,
+            "is_in_graph": variable in self._own,
+        }
+
+    def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
+        found = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
+        return [self.variables.setdefault(variable, len(self.variables)) for variable in found]
+
+    def _facts(self, node: Program) -> Json:
+        """What a node has of its own."""
+        match node:
+            case Execute(compute_set):
+                return {"compute_set": self.compute_sets[compute_set]}
+            case Copy():
+                return {"name": node.name, "line": node.origin.line}
+            case CrossReplicaCopy():
+                return {"name": node.name, "line": node.origin.line, "replica_map": [list(p) for p in node.replica_map]}
+            case Collective():
+                return {"name": node.name, "line": node.origin.line, "is_same": node.is_same}
+            case StreamIn(stream, _) | StreamOut(_, stream):
+                return {"stream": stream.name, "is_resident": stream.resident}
+            case RemoteIn(buffer, _) | RemoteOut(_, buffer):
+                return {"buffer": buffer.name, "overlaps": node.overlaps}
+            case Repeat(count):
+                return {"count": count, "line": node.origin.line}
+            case RepeatWhile():
+                return {"until": node.until, "line": node.origin.line}
+            case Switch():
+                return {"values": list(range(len(node.cases)) if node.values is None else node.values)}
+            case Call(function):
+                return {"function": self.functions[function]}
+            case Sync(kind):
+                return {"kind": kind}
+        return {}

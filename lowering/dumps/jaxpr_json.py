@@ -1,0 +1,87 @@
+"""Jaxprs as JSON: one list of all of them, those inside equations too, each once.
+
+    jaxpr    ::= {"inputs": [value…], "constants": [value…], "equations": [equation…], "outputs": [operand…]}
+    value    ::= {"name": "v3", "type": "f32[8,8]"}: a value that a pass keeps has the name it had, "_" is unused
+    equation ::= {"primitive", "inputs": [operand…], "outputs": [value…], "params": {name: …},
+                  "bodies": {parameter: [number of a jaxpr…]}, "line": "train.py:12 (loss)", "scope": name stack}
+    operand  ::= the name of a value, or {"literal": "2.0:f32[]"}
+
+Input: jaxprs. Output: lists and dicts. Limits: of constants the type is kept, not the elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipujax.lowering.dumps.jaxpr_parts import bodies_of, literal_text, plain, short_type
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    name_stack,
+    source_line,
+)
+
+Json = dict[str, Any]
+
+
+class JaxprList:
+    """A list of jaxprs, numbered as they are added; holding them keeps their identity."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._held: list[Jaxpr] = []
+        self._names: dict[Var, str] = {}
+
+    def number_of(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
+        """The number of a jaxpr, which is added if it is not there.
+
+        Args:
+            jaxpr: one whose values are its own.
+        """
+        opened = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+        if id(opened) not in self._numbers:
+            self._numbers[id(opened)] = len(self._held)
+            self._held.append(opened)
+        return self._numbers[id(opened)]
+
+    def json(self) -> list[Json]:
+        """All jaxprs, and those inside them, by their numbers."""
+        written: list[Json] = []
+        while len(written) < len(self._held):  # writing one may add those that it holds
+            written.append(self._jaxpr(self._held[len(written)]))
+        return written
+
+    def _jaxpr(self, jaxpr: Jaxpr) -> Json:
+        inputs, constants = map(self._value, jaxpr.invars), map(self._value, jaxpr.constvars)
+        return {
+            "inputs": list(inputs),
+            "constants": list(constants),
+            "equations": [self._equation(eqn) for eqn in jaxpr.eqns],
+            "outputs": [self._operand(atom) for atom in jaxpr.outvars],
+        }
+
+    def _equation(self, eqn: JaxprEqn) -> Json:
+        bodies = bodies_of(eqn)
+        return {
+            "primitive": eqn.primitive.name,
+            "inputs": [self._operand(atom) for atom in eqn.invars],
+            "outputs": [self._value(var) for var in eqn.outvars],
+            "params": {key: plain(value) for key, value in eqn.params.items() if key not in bodies},
+            "bodies": {key: [self.number_of(body) for body in held] for key, held in bodies.items()},
+            "line": source_line(eqn),
+            "scope": name_stack(eqn),
+        }
+
+    def _value(self, var: Var) -> Json:
+        return {"name": self._name(var), "type": short_type(var)}
+
+    def _operand(self, atom: Atom) -> Any:
+        return {"literal": literal_text(atom)} if isinstance(atom, Literal) else self._name(atom)
+
+    def _name(self, var: Var) -> str:
+        return "_" if isinstance(var, DropVar) else self._names.setdefault(var, f"v{len(self._names)}")
