@@ -42,9 +42,9 @@ def _runs(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
     """Runs of what is kept in an order that blocks of some lengths read, if it lies in one place."""
     left, runs, is_whole = list(lengths), np.ones((), np.int64), np.ones((), bool)
     for axis, size in reversed(memory):
-        length, left[axis] = np.minimum(left[axis], size), ceil_div(left[axis], size)
+        fits, length, left[axis] = left[axis] % size == 0, np.minimum(left[axis], size), ceil_div(left[axis], size)
         runs = np.where(is_whole, runs, runs * length)
-        is_whole = is_whole & (length == size)
+        is_whole = is_whole & fits
     return runs
 
 

@@ -8,7 +8,7 @@ Limits: SLIC vertices are not modelled; a dilated input costs what its non-zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,17 @@ import numpy as np
 from ipujax.lowering.layout import GROUP_CHANNELS
 from ipujax.lowering.poplin import cycles as formula
 from ipujax.lowering.poplin.cycles import Count, ceil_div, product
-from ipujax.lowering.poplin.spec import Arithmetic, ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.spec import (
+    BATCH,
+    FIELD,
+    IN_CHANNELS,
+    OUT_CHANNELS,
+    Arithmetic,
+    ConvSpec,
+    Dims,
+    Memory,
+    arithmetic,
+)
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
@@ -91,7 +101,16 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
-    """The multiples in which each dimension is split; with `in_groups` channels in whole groups if they can be."""
+    """The multiples in which each dimension is split; with `in_groups` in those in which operands are kept."""
+    grain = _of_kind(kind, spec, target, in_groups)
+    if not in_groups:
+        return grain
+    # Half a group is a piece for each element of the dimension around it.
+    kept = {**_kept_groups(spec.rhs_memory, _WEIGHTS), **_kept_groups(spec.lhs_memory, _rows_of(spec))}
+    return Dims.of([max(n, kept.get(axis, 1)) for axis, n in enumerate(grain)])
+
+
+def _of_kind(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
     how, extents = arithmetic(spec, target), spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
     outs, ins = _group(extents.out_channels), _group(extents.in_channels) if in_groups else 1
@@ -107,6 +126,22 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
     longest = max(range(len(rows)), key=rows.__getitem__)
     row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]
     return Dims(row_grains[0], 1, outs, ins, tuple(row_grains[1:]), ones.kernel)
+
+
+_WEIGHTS = {1: OUT_CHANNELS, 2: IN_CHANNELS}  # dimension of the weights → position in `Dims`
+
+
+def _rows_of(spec: ConvSpec) -> dict[int, int]:
+    """The dimensions of the activations whose blocks are blocks of a position in `Dims`: others have windows."""
+    pairs = enumerate(zip(spec.extents.kernel, spec.strides, spec.lhs_dilation, strict=True))
+    return {0: BATCH, 2: IN_CHANNELS, **{3 + d: FIELD + d for d, sizes in pairs if sizes == (1, 1, 1)}}
+
+
+def _kept_groups(memory: Memory, positions: Mapping[int, int]) -> dict[int, int]:
+    """The dimension that an operand keeps in groups, and their size."""
+    kept = [axis for axis, _ in memory]
+    inner, size = memory[-1] if memory else (-1, 1)
+    return {positions[inner]: size} if kept.count(inner) > 1 and inner in positions else {}
 
 
 def _group(channels: int) -> int:

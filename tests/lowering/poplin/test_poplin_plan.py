@@ -13,10 +13,10 @@ from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.layout.grids import grids, split_candidates
 from ipujax.lowering.layout.trial import charged_cycles, charged_price
 from ipujax.lowering.poplin import ConvSpec, matmul, plan_convolution, plan_matmul
-from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.candidates import Candidates, _runs
 from ipujax.lowering.poplin.cycles import amp_1x1_cycles, amp_block, amp_nx1_cycles, hmac_cycles, vmac_cycles
 from ipujax.lowering.poplin.product_plan import _divides, contenders
-from ipujax.lowering.poplin.spec import BATCH, OUT_CHANNELS, Dims, arithmetic
+from ipujax.lowering.poplin.spec import BATCH, FIELD, OUT_CHANNELS, Dims, arithmetic
 from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError
@@ -289,6 +289,29 @@ def test_the_chosen_plan_is_charged_least(charged_plans):
     for (shape, dtype), row in rows.items():
         prices = [_charge(target, shape, dtype, plan, charged_price) for plan, _ in row]
         assert _charge(target, shape, dtype, measure=charged_price) == min(prices), (shape, dtype)
+
+
+ROWS, INNER = 512, 49
+IN_GROUPS = ((1, 1), (3, ROWS // 16), (2, INNER), (3, 16))  # rows in groups of 16, as channels are kept
+
+
+@pytest.mark.parametrize("block", [8, 16, 34, 48])
+def test_pieces_are_counted_where_blocks_cut_groups(block):
+    order = np.arange(ROWS * INNER).reshape(ROWS // 16, INNER, 16).transpose(0, 2, 1).reshape(ROWS, INNER)
+    blocks = [order[start : start + block] for start in range(0, ROWS - block + 1, block)]
+    most = max(int(np.count_nonzero(np.diff(np.sort(read.ravel())) > 1)) + 1 for read in blocks)
+    counted = int(_runs(IN_GROUPS, (np.int64(1), np.int64(1), np.int64(INNER), np.int64(block))))
+    assert counted / 1.6 <= most <= counted if block % 16 else counted / 3 <= most <= counted
+
+
+def test_rows_that_are_kept_in_groups_are_cut_between_groups_where_a_byte_is_dear():
+    best = plan_matmul(1, ROWS, INNER, 512, HALF, MK2, lhs_memory=IN_GROUPS)
+    plans = contenders(best, MK2, None, 8.0)
+    fewest = min(plan.pieces for plan in plans)
+    for plan in plans:
+        if plan.pieces == fewest:
+            assert all(cut % 16 == 0 for cut in plan.grid().cuts[FIELD])
+    assert any(plan.splits.field[0] > 1 for plan in plans if plan.pieces == fewest)
 
 
 def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
