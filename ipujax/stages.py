@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
+from ipujax.compiled_programs import collect
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.dumps import LOWERED, intermediate_json, tile_map, write_json
@@ -306,7 +307,9 @@ class Lowered:
     @cached_property
     def _compiled(self) -> Compiled:
         with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress):
-            return Compiled(*compile_fitting(self, self._plan, self._options))
+            lowered, executable = compile_fitting(self, self._plan, self._options)
+        collect(self.name, executable)
+        return Compiled(lowered, executable)
 
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.

@@ -50,6 +50,8 @@ check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
 jaxprs_in_params = _core.jaxprs_in_params
 new_jaxpr_eqn = _core.new_jaxpr_eqn
+_PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
+PUBLIC_PRIMITIVES = frozenset(value.name for value in _PUBLIC if isinstance(value, Primitive))
 
 
 def make_primitive(

@@ -118,6 +118,7 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.rules.base lowering.rules.table runtime.graph"
         " runtime.options runtime.tensor"
     ),
+    "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.rules": "lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table",
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
@@ -145,6 +146,7 @@ ROOMS: dict[str, str] = {
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.public": "",
+    "ipujax.compiled_programs": "runtime.compile",
     "ipujax.distributed": (
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
@@ -154,9 +156,10 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.stages": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit lowering.dumps lowering.jax_compat lowering.jaxpr"
-        " lowering.lower lowering.recomputation runtime.compile runtime.engine runtime.graph runtime.host"
-        " runtime.logs runtime.memory runtime.options runtime.report runtime.signatures runtime.target"
+        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
+        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation runtime.compile runtime.engine"
+        " runtime.graph runtime.host runtime.logs runtime.memory runtime.options runtime.report runtime.signatures"
+        " runtime.target"
     ),
     "ipujax.lowering_plan": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps lowering.jax_compat"
@@ -192,9 +195,9 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor"
     ),
     "ipujax.poplar.engine": (
-        "ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program ipujax.poplar.types runtime.analysis"
-        " runtime.compile runtime.cost runtime.engine runtime.graph runtime.host runtime.options runtime.profile"
-        " runtime.report runtime.target runtime.tensor runtime.verify"
+        "ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
+        " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph"
+        " runtime.host runtime.options runtime.profile runtime.report runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar": (
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
@@ -233,7 +236,10 @@ ROOMS: dict[str, str] = {
         " runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
-    "ipujax.cli": "ipujax.distributed.launcher",
+    "ipujax.cli": (
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit lowering.rules"
+        " lowering.rules.coverage runtime.profile runtime.report runtime.target"
+    ),
     "ipujax.__main__": "ipujax.cli",
 }
 

@@ -3,4 +3,9 @@
 from ipujax.runtime.profile.figures import Figures as Figures
 from ipujax.runtime.profile.serialise import Where as Where, write_cbor as write_cbor, write_json as write_json
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
-from ipujax.runtime.profile.text import wants_colours as wants_colours
+from ipujax.runtime.profile.text import (
+    coloured as coloured,
+    duration as duration,
+    size as size,
+    wants_colours as wants_colours,
+)

@@ -1,8 +1,8 @@
 """Figures in texts for people: tables, bytes, seconds, shares, and colours for a terminal.
 
 A text whose sections begin with a line that is not indented gets ANSI escape codes. The environment takes precedence
-over the caller: `CLICOLOR_FORCE=1` means always, else `CLICOLOR=0` never.
-Source of the colours: Poplar & PopLibs user guide, "Profile summary output".
+over the caller: `NO_COLOR=1` means never, else `CLICOLOR_FORCE=1` always, else `CLICOLOR=0` never.
+Source of the colours: Poplar & PopLibs user guide, "Profile summary output"; of `NO_COLOR`: https://no-color.org.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def wants_colours(asked: bool | None, *, is_terminal: bool, environment: Mapping
         environment: variables; those of this process when None.
     """
     environment = os.environ if environment is None else environment
+    if environment.get("NO_COLOR"):
+        return False
     if environment.get("CLICOLOR_FORCE", "") not in ("", "0"):
         return True
     if environment.get("CLICOLOR") == "0":

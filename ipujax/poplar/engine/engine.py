@@ -24,6 +24,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from ipujax.compiled_programs import collect
 from ipujax.poplar.device import Device
 from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
 from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
@@ -149,7 +150,9 @@ class Engine:
             verify_undefined=False,
         )
         with collecting_rarely():
-            return compile(self._machine, whole, options=options)
+            executable = compile(self._machine, whole, options=options)
+        collect("engine", executable)
+        return executable
 
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
         """A program as a function of memory, plain and jitted; overwritten variables are donated."""

@@ -387,7 +387,7 @@ def test_help_names_every_option(capfd: pytest.CaptureFixture[str]):
 
 def test_both_ways_to_start():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"ipujax": f"{main.__module__}:{main.__name__}"}
+    assert scripts == {"ipujax": "ipujax.cli:main"} and callable(main)
     done = subprocess.run([sys.executable, "-m", "ipujax"], capture_output=True, text=True)
     assert done.returncode == 2 and "usage: ipujax [-h] COMMAND" in done.stderr
 

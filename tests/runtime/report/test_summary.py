@@ -195,6 +195,9 @@ def test_what_is_not_known_is_said():
         (False, False, {"CLICOLOR_FORCE": "1", "CLICOLOR": "0"}, True),
         (None, True, {"CLICOLOR_FORCE": "0", "CLICOLOR": "0"}, False),
         (None, True, {"CLICOLOR_FORCE": ""}, True),
+        (True, True, {"NO_COLOR": "1"}, False),
+        (None, True, {"NO_COLOR": "1", "CLICOLOR_FORCE": "1"}, False),
+        (None, True, {"NO_COLOR": ""}, True),
         (None, False, {"CLICOLOR_FORCE": ""}, False),
     ],
 )

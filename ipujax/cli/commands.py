@@ -1,0 +1,91 @@
+"""All commands of the command line: the parser, exit codes, and errors as texts.
+
+Input: arguments. Output: the exit code:
+
+    0    all is well
+    2    invalid arguments, or a file that cannot be read or written: one error text on standard error
+    n    `profile` and `run`: that of the script, 1 for an exception
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from ipujax.cli import (
+    demo_command,
+    info_command,
+    primitives_command,
+    profile_command,
+    report_command,
+    run_command,
+)
+from ipujax.runtime.errors import IpuError
+
+_BROKEN_PIPE = 141  # as a shell has it: 128 and the signal of a pipe that nobody reads
+_DESCRIPTION = """
+Compile and run JAX programs for a simulated Graphcore IPU.
+
+Texts are coloured on a terminal; NO_COLOR=1 and CLICOLOR=0 switch that off, CLICOLOR_FORCE=1 on.
+"""
+_EXAMPLES = """
+The exit code is 0, or 2 for invalid arguments and files; `profile` and `run` end with that of the script.
+
+example: ipujax profile train.py --epochs 1
+"""
+# Each adds its commands, and says for each what runs it.
+_ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    info_command.add,
+    demo_command.add,
+    profile_command.add,
+    report_command.add,
+    primitives_command.add,
+    run_command.add,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: without the name of the program; those of this process when None.
+
+    Returns:
+        The exit code.
+    """
+    given = _parser().parse_args(arguments)
+    command: argparse.ArgumentParser = given.command
+    try:
+        code: int = given.run(given)
+        sys.stdout.flush()
+        return code
+    except IpuError as error:
+        rows = [error.what]
+        rows += [f"  {name}: {fact}" for name, fact in (("expected", error.expected), ("got", error.got)) if fact]
+        rows += [f"  try: {error.hint}"] if error.hint else []
+        command.print_usage(sys.stderr)
+        print(f"{command.prog}: error: " + "\n".join(rows), file=sys.stderr)
+        return 2
+    except OSError as error:  # standard output cannot be written, as in `ipujax … | head`, or on a disk that is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write is lost, quietly
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE
+        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="ipujax",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in _ADD:
+        add(commands)
+    return parser

@@ -1,0 +1,79 @@
+"""`ipujax demo`: a small training step, compiled, run and profiled.
+
+Input: the machine. Output: text: the losses of a few steps, and the profile of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.terminal import has_colours, say
+from ipujax.device import IPUModel
+from ipujax.jit import jit
+from ipujax.runtime.target import PRESETS
+
+_STEPS, _RATE, _SHAPE = 20, 0.5, (128, 64, 256, 10)  # examples, features, hidden units, classes
+_MORE = """
+Trains a network of two layers for a few steps on a simulated IPU, in plain JAX, and shows what one step costs. Takes a
+few seconds. The first lines are what a program of your own looks like.
+"""
+_PROGRAM = """Program:
+  @ipu.jit(device=ipu.IPUModel(arch="{arch}"), donate_argnums=0)
+  def train_step(params, images, labels):
+      loss, grads = jax.value_and_grad(loss_of)(params, images, labels)
+      return jax.tree.map(lambda p, g: p - {rate} * g, params, grads), loss
+"""
+
+Params = dict[str, jax.Array]
+
+
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Adds the command `demo`."""
+    summary = "compile, run and profile a small training step"
+    parser = add_command(commands, "demo", _run, summary=summary, more=_MORE, example="ipujax demo --arch bow")
+    parser.add_argument("--arch", choices=list(PRESETS), default="mk2", help="the machine (default mk2)")
+
+
+def _loss_of(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
+    logits = jax.nn.relu(images @ params["w1"]) @ params["w2"]
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+
+def train_step(params: Params, images: jax.Array, labels: jax.Array) -> tuple[Params, jax.Array]:
+    """One step of gradient descent.
+
+    Args:
+        params: f32[features, hidden] and f32[hidden, classes].
+        images: f32[examples, features].
+        labels: i32[examples].
+
+    Returns:
+        The new parameters, and the loss before, f32[].
+    """
+    loss, grads = jax.value_and_grad(_loss_of)(params, images, labels)
+    return jax.tree.map(lambda p, g: p - _RATE * g, params, grads), loss
+
+
+def _run(given: argparse.Namespace) -> int:
+    examples, features, hidden, classes = _SHAPE
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "w1": jax.random.normal(keys[0], (features, hidden)) / features**0.5,
+        "w2": jax.random.normal(keys[1], (hidden, classes)) / hidden**0.5,
+    }
+    images = jax.random.normal(keys[2], (examples, features))
+    labels = jnp.argmax(images[:, :classes], axis=1)
+    step = jit(train_step, device=IPUModel(arch=given.arch), donate_argnums=0)
+    say(_PROGRAM.format(arch=given.arch, rate=_RATE))
+    profile = step.lower(params, images, labels).compile().profile
+    losses = []
+    for _ in range(_STEPS):
+        params, loss = step(params, images, labels)
+        losses.append(float(loss))
+    say(f"Training:\n  loss {losses[0]:.4f} before the first step, {losses[-1]:.4f} before step {_STEPS}\n")
+    print(profile.summary(colours=has_colours()), end="")
+    return 0

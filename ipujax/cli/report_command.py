@@ -1,0 +1,54 @@
+"""`ipujax report` and `ipujax compare`: saved profiles as text.
+
+Input: files that `profile.save` or `ipujax profile --save` wrote. Output: text.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ipujax.cli.command_parser import Commands, add_command
+from ipujax.cli.terminal import has_colours, say
+from ipujax.runtime.report import Profile, compare
+
+_REPORT = """
+Shows a saved profile: where cycles and bytes go. `profile.save(path)` and `ipujax profile --save` write such files.
+"""
+_COMPARE = """
+Shows what changed from one saved profile to another, by operation and source line.
+"""
+
+
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Adds the commands `report` and `compare`."""
+    report = add_command(
+        commands,
+        "report",
+        _report,
+        summary="show a saved profile",
+        more=_REPORT,
+        example="ipujax report step.profile --operations 10",
+    )
+    report.add_argument("file", metavar="FILE", help="a saved profile")
+    help_operations = "how many of the costliest source lines to list (default 5)"
+    report.add_argument("--operations", type=int, default=5, metavar="N", help=help_operations)
+    difference = add_command(
+        commands,
+        "compare",
+        _compare,
+        summary="show what changed from one saved profile to another",
+        more=_COMPARE,
+        example="ipujax compare before.profile after.profile",
+    )
+    difference.add_argument("before", metavar="A", help="a saved profile")
+    difference.add_argument("after", metavar="B", help="another")
+
+
+def _report(given: argparse.Namespace) -> int:
+    print(Profile.load(given.file).summary(given.operations, colours=has_colours()), end="")
+    return 0
+
+
+def _compare(given: argparse.Namespace) -> int:
+    say(str(compare(Profile.load(given.before), Profile.load(given.after))))
+    return 0

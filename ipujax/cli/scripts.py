@@ -1,0 +1,63 @@
+"""Scripts and modules that are named as arguments of a command.
+
+Input: parsed arguments. Output: a command line of Python, `("train.py", "--epochs", "1")` or `("-m", "train", …)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipujax.runtime.errors import ArgumentError
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds a script or a module, with arguments of its own; behind all options."""
+    add = parser.add_argument
+    add("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as `python -m` does")
+    add("script", nargs="?", metavar="SCRIPT", help="a Python file")
+    add("arguments", nargs=argparse.REMAINDER, metavar="argument", help="arguments of the script")
+
+
+def script_command(given: argparse.Namespace) -> tuple[str, ...]:
+    """What to run.
+
+    Args:
+        given: arguments of `add_script_arguments`.
+
+    Raises:
+        ArgumentError: a file or module that is not there, or nothing at all.
+    """
+    if given.module is not None:
+        _check_module(given.module)
+        return ("-m", *given.module)
+    _check_script(given.script, given.command.prog)
+    return (given.script, *given.arguments)
+
+
+def _check_script(script: str | None, prog: str) -> None:
+    if script is None:
+        raise ArgumentError("no script is given", expected="a Python file, or -m and a module")
+    if script in ("python", "python3") or Path(script).name == Path(sys.executable).name:
+        hint = f"leave the interpreter out: {prog} ... train.py"
+        raise ArgumentError("a script is run, not a command", expected="a Python file", got=script, hint=hint)
+    if not Path(script).exists():
+        raise ArgumentError(f"there is no file {script}", expected="a Python file", got=f"looked in {os.getcwd()}")
+
+
+def _check_module(module: Sequence[str]) -> None:
+    if not module:
+        raise ArgumentError("no module is named after -m")
+    sys.path.insert(0, os.getcwd())  # as where it runs
+    try:
+        found = importlib.util.find_spec(module[0].partition(".")[0])  # the rest would import what it lies in
+    except (ImportError, ValueError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise ArgumentError(f"there is no module {module[0]}", expected="a module that Python can import")

@@ -1,0 +1,245 @@
+"""The command line: what each command prints, exit codes, and wrong input as one error text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.cli import commands, main
+from ipujax.lowering.rules.coverage import primitive_kind, primitive_names
+from ipujax.runtime.target import PRESETS
+from tests.test_layering import ROOT
+
+Capture = pytest.CaptureFixture[str]
+NAMES = ("info", "demo", "profile", "report", "compare", "primitives", "run")
+
+
+@pytest.fixture(autouse=True)
+def no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ipu.Profile]:
+    """Profiles by the path they are saved to."""
+    folder, found = tmp_path_factory.mktemp("profiles"), {}
+    for name, dtype in (("wide", jnp.float32), ("narrow", jnp.float16)):
+        shape = jax.ShapeDtypeStruct((32, 32), dtype)
+        compiled = ipu.jit(lambda x: jnp.tanh(x @ x), device=ipu.IPUModel(tiles_per_ipu=8)).lower(shape).compile()
+        compiled.profile.save(folder / name)
+        found[str(folder / name)] = compiled.profile
+    return found
+
+
+# --- what commands print ----------------------------------------------------------------------------------------------
+
+
+def test_info_names_versions_and_machines(capsys: Capture) -> None:
+    assert main(["info"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"^  jax +{re.escape(jax.__version__)}$", said, re.MULTILINE)
+    assert all(re.search(rf"^  {name} +[\d,]+ +\d+ KiB", said, re.MULTILINE) for name in PRESETS)
+    assert re.search(r"^  mk2 .* default$", said, re.MULTILINE) and "IPUModel(1 × mk2, 1472 tiles)" in said
+
+
+def test_info_says_what_is_not_installed(capsys: Capture, monkeypatch) -> None:
+    monkeypatch.setattr("ipujax.cli.info_command._OPTIONAL", ("no_such_package_of_anybody",))
+    assert main(["info"]) == 0 and "no_such_package_of_anybody  not installed" in capsys.readouterr().out
+
+
+def test_demo_trains_and_shows_the_profile(capsys: Capture, monkeypatch) -> None:
+    monkeypatch.setattr("ipujax.cli.demo_command.IPUModel", partial(ipu.IPUModel, tiles_per_ipu=16))  # plans quickly
+    assert main(["demo", "--arch", "bow"]) == 0
+    said = capsys.readouterr().out
+    losses = [float(text) for text in re.findall(r"(\d\.\d+) before", said)]
+    assert losses[-1] < 0.2 < losses[0]
+    assert 'ipu.IPUModel(arch="bow")' in said and re.search(r"^  Cycles: +\d+,\d{3}$", said, re.MULTILINE)
+
+
+def test_report_is_the_summary(saved, capsys: Capture) -> None:
+    for path, profile in saved.items():
+        assert main(["report", path]) == 0 and capsys.readouterr().out == profile.summary()
+        assert main(["report", path, "--operations", "1"]) == 0 and capsys.readouterr().out == profile.summary(1)
+
+
+def test_compare_is_the_comparison(saved, capsys: Capture) -> None:
+    assert main(["compare", *saved]) == 0
+    assert capsys.readouterr().out == f"{ipu.compare(*saved.values())}\n"
+
+
+def test_primitives_are_listed_by_kind(capsys: Capture) -> None:
+    assert main(["primitives"]) == 0
+    parts = {part.split(":")[0]: part.split("\n")[1:] for part in capsys.readouterr().out.strip().split("\n\n")}
+    for title, lines in parts.items():
+        count, kind = title.split(" ", 1)
+        listed = [name for line in lines for name in line.split()]
+        expected = [name for name in primitive_names() if primitive_kind(name) == ("–" if kind == "others" else kind)]
+        assert listed == expected and len(listed) == int(count)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("dot_general", ("dot_general: tile-parallel", "by ipujax.lowering.rules.numerics.linear.dot_general_rule")),
+        ("fft", ("fft: one tile", "profile.fallbacks")),
+        ("jit", ("jit: inlined",)),
+        ("get", ("get: others", "references are refused")),
+    ],
+)
+def test_one_primitive_is_explained(name: str, texts: tuple[str, ...], capsys: Capture) -> None:
+    assert main(["primitives", name]) == 0
+    said = capsys.readouterr().out
+    assert all(text in said for text in texts)
+
+
+def test_every_primitive_can_be_asked_for(capsys: Capture) -> None:
+    assert all(main(["primitives", name]) == 0 for name in primitive_names())
+    assert capsys.readouterr().out.count("\n  ") >= len(primitive_names())
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_an_example_that_is_parsed(name: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    (example,) = re.findall(r"^example: ipujax (.*)$", said, re.MULTILINE)
+    assert ended.value.code == 0 and example.split()[0] == name
+    assert commands._parser().parse_args(example.split()).command.prog == f"ipujax {name}"
+
+
+def test_help_lists_all_commands(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {name}\b", said, re.MULTILINE) for name in NAMES) and "example: ipujax " in said
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+def other_version(profile: ipu.Profile, path: Path) -> None:
+    profile.save(path)
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    path.write_bytes(gzip.compress(json.dumps({**data, "version": 1}).encode()))
+
+
+def cut_off(profile: ipu.Profile, path: Path) -> None:
+    profile.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+BROKEN: dict[str, Callable[[ipu.Profile, Path], object]] = {
+    "is of another version": other_version,
+    "is cut off": cut_off,
+    "is no profile": lambda _, path: path.write_text("{}", encoding="utf-8"),
+    "cannot be read": lambda _, path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_file_that_is_no_profile_is_one_error(command: str, message: str, saved, tmp_path, capsys: Capture) -> None:
+    good, bad = next(iter(saved)), tmp_path / "bad"
+    BROKEN[message](saved[good], bad)
+    assert main([command, *([good] if command == "compare" else []), str(bad)]) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith(f"usage: ipujax {command}") and f"ipujax {command}: error: " in said.err
+    assert message in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["primitives", "dot_generl"], r"no primitive is called 'dot_generl'(.|\n)*try: 'dot_general'"),
+        (["profile"], "no script is given"),
+        (["profile", "no_such.py"], "there is no file no_such.py"),
+        (["profile", "-m", "no_such_module"], "there is no module no_such_module"),
+        (["profile", "--save", "/dev/null/x", __file__], "--save cannot make the folder /dev/null/x"),
+        (["profile", "python", "a.py"], r"ipujax profile \.\.\. train\.py"),
+        (["report", "a", "--operations", "-1"], "cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_one_error(arguments: list[str], message: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert not said.out and re.search(message, said.err) and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["no_such"], ["report"], ["demo", "--arch", "mk9"], ["info", "--wrong"]])
+def test_arguments_that_cannot_be_parsed_end_with_2(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+def test_a_number_of_operations_below_0_is_refused(saved, capsys: Capture) -> None:
+    assert main(["report", next(iter(saved)), "--operations", "-1"]) == 2
+    assert "expected: a whole number from 0" in capsys.readouterr().err
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_that_nobody_reads_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ipujax", "primitives"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    os.close(write)
+    assert ended.returncode == 141 and not ended.stderr
+
+
+class Full:
+    """A standard output that takes nothing."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._file
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path, monkeypatch, capsys: Capture) -> None:
+    with open(tmp_path / "out", "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", Full(file.fileno()))
+        assert main(["primitives"]) == 2
+    assert capsys.readouterr().err == "ipujax primitives: error: [Errno 28] No space left on device\n"
+
+
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["report", "info", "primitives"])
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "expected"),
+    [({}, False, False), ({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"CLICOLOR_FORCE": "1"}, False, True)],
+)
+def test_only_a_terminal_gets_colours(command, environment, is_terminal, expected, saved, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("ipujax.cli.terminal.sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main([command, *([next(iter(saved))] if command == "report" else [])]) == 0
+    assert ("\x1b[" in capsys.readouterr().out) is expected

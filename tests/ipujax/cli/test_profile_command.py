@@ -1,0 +1,143 @@
+"""`ipujax profile`: the script runs as it would, and every program that it compiles is listed."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.cli import main
+from ipujax.compiled_programs import collected_programs
+
+Capture = pytest.CaptureFixture[str]
+
+PROGRAMS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import ipujax as ipu
+from ipujax import poplar
+
+small = ipu.IPUModel(tiles_per_ipu=4)
+
+@ipu.jit(device=small)
+def step(x):
+    return jnp.tanh(x @ x.T).sum()
+
+if __name__ == "__main__":
+    print("arguments", sys.argv[1:])
+    step(jnp.ones((8, 8)))
+    step(jnp.ones((8, 8)))
+    step(jnp.ones((4, 4)))
+    ipu.jit(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, x), device=small)(jnp.zeros(4))
+    graph = poplar.Graph(poplar.IPUModel(tiles_per_ipu=4).create_device().target)
+    v = graph.add_variable(poplar.FLOAT, [4], "v")
+    graph.set_tile_mapping(v, 0)
+    poplar.Engine(graph, poplar.program.Copy(v, v))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAMS, encoding="utf-8")
+    return path
+
+
+def written(tmp_path: Path, source: str) -> str:
+    path = tmp_path / "short.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return str(path)
+
+
+def rows(said: str) -> dict[str, list[str]]:
+    """The cells of each row of the table, by the first."""
+    lines = said[said.index("Programs of ") :].splitlines()[2:]
+    cells = [re.split(r"  +", line.strip()) for line in lines if not line.startswith("  saved ")]
+    return {cell[0]: cell[1:] for cell in cells}
+
+
+def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys: Capture) -> None:
+    before = list(sys.argv), list(sys.path)
+    assert main(["profile", "--save", str(tmp_path / "saved"), str(script), "--epochs", "1"]) == 0
+    assert (sys.argv, sys.path) == before
+    said = capsys.readouterr()
+    assert said.out == "arguments ['--epochs', '1']\n"
+    found = rows(said.err)
+    assert list(found) == ["step", "step-2", "lambda", "engine"]
+    assert {path.stem for path in (tmp_path / "saved").iterdir()} == set(found)
+    for name in ("step", "step-2", "engine"):
+        profile = ipu.Profile.load(tmp_path / "saved" / f"{name}.profile")
+        (top,) = profile.operations(1)
+        assert found[name][0] == f"{profile.cycles:,}"
+        assert found[name][2].endswith(f" KiB, tile {profile.memory.worst_tile}")
+        assert found[name][3].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
+    assert found["lambda"][0] == "depend on data" and "trip_counts" in found["lambda"][2]
+
+
+def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
+    source = """
+    import keras, numpy as np
+    import ipujax.keras as ipu
+    config = ipu.IPUConfig()
+    config.ipu_model.tiles_per_ipu = 4
+    with ipu.IPUStrategy(config).scope():
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).predict(np.ones((4, 4), "f"), verbose=0)
+    """
+    assert main(["profile", written(tmp_path, source)]) == 0
+    assert [name for name in rows(capsys.readouterr().err) if name.endswith("_predict")]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "error"),
+    [
+        ("pass", 0, "none: nothing was compiled"),
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit('in words')", 1, "in words\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        (
+            "assert __name__ == '__main__'; import sys; assert sys.path[0] in __file__ and sys.argv[0] == __file__",
+            0,
+            "",
+        ),
+    ],
+)
+def test_the_exit_code_is_that_of_the_script(source, code, error, tmp_path, capsys: Capture) -> None:
+    assert main(["profile", written(tmp_path, source)]) == code
+    said = capsys.readouterr().err
+    assert error in said and "Programs of " in said and "Traceback" not in said
+
+
+def test_an_exception_is_shown_as_python_shows_it_and_what_was_compiled_is_listed(tmp_path, capsys: Capture) -> None:
+    source = """
+    import jax.numpy as jnp, ipujax as ipu
+    ipu.jit(jnp.sin, device=ipu.IPUModel(tiles_per_ipu=4)).lower(jnp.ones(4)).compile()
+    ipu.jit(jnp.sin, device="mk2")
+    """
+    path = written(tmp_path, source)
+    assert main(["profile", path]) == 1
+    said = capsys.readouterr().err
+    shown = re.findall(r'^  File "(.*)", line', said, re.MULTILINE)
+    assert shown[0] == path and not [file for file in shown if "runpy" in file or "cli" in Path(file).parts]
+    assert "ArgumentError" in said and list(rows(said)) == ["sin"]
+
+
+def test_a_module_is_run(script: Path, monkeypatch, capsys: Capture) -> None:
+    monkeypatch.chdir(script.parent)
+    assert main(["profile", "-m", "train", "a"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "arguments ['a']\n" and "Programs of train:" in said.err and "engine" in rows(said.err)
+
+
+def test_programs_are_collected_inside_alone() -> None:
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(PROGRAMS, names)
+    with collected_programs() as outer, collected_programs() as inner:
+        names["step"].lower(jnp.ones((2, 2))).compile()
+    assert [program.name for program in inner] == ["step"] and not outer
