@@ -1,7 +1,8 @@
 """Pages of documentation as tests see them: their Python code, which runs as pasted, and the output pasted after it.
 
-A page is one program: its ```python blocks run in order and share their names. A ```text block after one is its output:
-the same lines, `…` for lines left out, numbers within a fifth (or one), as they move with planners and JAX.
+A page is one program, `train.py`: its ```python blocks run in order and share their names. A ```text block after one is
+its output: the same lines, `…` for lines left out, numbers within a fifth (or one), as they move with planners and JAX.
+A ```sh block that a ```text block follows at once is a command of `ipujax`, whose output that is, errors included.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ipujax.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"```(python|text)\n(.*?)```\n", re.DOTALL)
+_FENCE = re.compile(r"```(python|sh(?=(?:(?!```).)*```\n+```text\n)|text)\n(.*?)```\n", re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 LEFT_OUT = "…"
 
 
 @dataclass
 class Block:
-    """Some code of a page, and its output: as pasted if there is any, and as printed."""
+    """Some code or a command of a page, and its output: as pasted if there is any, and as printed."""
 
     code: str
+    is_command: bool = False
     pasted: str | None = None
     printed: str = ""
 
@@ -33,8 +38,8 @@ def blocks(page: str) -> list[Block]:
     """The code of a page in the repository."""
     found: list[Block] = []
     for kind, text in _FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
-        if kind == "python":
-            found.append(Block(text))
+        if kind != "text":
+            found.append(Block(text, is_command=kind == "sh"))
         elif found and found[-1].pasted is None:
             found[-1].pasted = text
     return found
@@ -45,13 +50,26 @@ def run(page: str) -> tuple[list[Block], dict[str, Any]]:
     """Runs all code of a page; its blocks with what they printed, and the names they defined."""
     ran, lines = blocks(page), 0
     space: dict[str, Any] = {"__name__": "page"}
-    for block in ran:
+    for number, block in enumerate(ran):
+        if block.is_command:
+            Path("train.py").write_text("".join(b.code for b in ran[:number] if not b.is_command), encoding="utf-8")
+            block.printed = command_output(block.code)
+            continue
         code = compile("\n" * lines + block.code, "train.py", "exec", dont_inherit=True)
         lines += block.code.count("\n")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, space)
         block.printed = printed.getvalue()
     return ran, space
+
+
+def command_output(command: str) -> str:
+    """What a command of `ipujax` prints, here."""
+    program, *arguments = shlex.split(command)
+    assert program == "ipujax"
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
+        main(arguments)
+    return printed.getvalue()
 
 
 def excerpt(pasted: str, printed: str) -> str:

@@ -15,8 +15,8 @@ from ipujax.lowering.passes import PASSES
 from ipujax.runtime.compile import STEPS
 from ipujax.runtime.logs import log_levels
 from ipujax.runtime.logs.log import Log
-from ipujax.runtime.logs.log_levels import CONFIG, DESTINATION, LEVEL, MODULES
-from tests.test_layering import FILES
+from ipujax.runtime.logs.log_levels import CONFIG, DESTINATION, LEVEL, LEVELS, MODULES
+from tests.test_layering import FILES, ROOT
 
 FORM = re.compile(r"\[\d{4}(-\d\d){2} \d\d(:\d\d){2}\.\d{3}\] \[ipujax:(\w+)\] \[(\w+)\] .+")
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
@@ -172,6 +172,12 @@ def test_a_list_is_no_map_of_modules(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv(CONFIG, str(path))
     with pytest.raises(ipu.ArgumentError, match="is no map of modules"):
         log_levels.asked_level("passes")
+
+
+def test_the_page_has_every_level_and_module() -> None:
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    assert all(f"| `{module}` | {says} |" in page for module, says in MODULES.items())
+    assert ", ".join(f"`{level}`" for level in list(LEVELS)[1:]) in page
 
 
 def test_every_log_is_of_a_known_module() -> None:
