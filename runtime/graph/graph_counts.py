@@ -32,7 +32,8 @@ def graph_counts(graph: Graph) -> Iterator[str]:
     for group in groups:
         of_codelet[group.codelet.name].append(group)
     for name, own in sorted(of_codelet.items()):
-        yield f"codelet {name}: {sum(group.num_vertices for group in own):,} vertices in {len(own):,} groups"
+        groups_of = f"{len(own):,} group{'' if len(own) == 1 else 's'}"
+        yield f"codelet {name}: {sum(group.num_vertices for group in own):,} vertices in {groups_of}"
 
 
 def _layout(mapping: TileMapping | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import time
 from types import SimpleNamespace
 
@@ -57,9 +56,9 @@ def wait_for(terminal: Terminal, text: str) -> None:
 def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> None:
     with watching("train", ("fuse", "lower", "cost")):
         with step(Log("fit"), "attempt 2", detail="attempt 2 at 4 cycles a byte"), step(Log("passes"), "lower"):
-            wait_for(terminal, "ipujax: train: lower, pass 2 of 3, attempt 2 at 4 cycles a byte, 0 s")
+            wait_for(terminal, "ipujax: train: lower, pass 2 of 3, attempt 2 at 4 cycles a byte, ")
         with step(Log("compile"), "cost"):
-            wait_for(terminal, "ipujax: train: cost, pass 3 of 3, 0 s")
+            wait_for(terminal, "ipujax: train: cost, pass 3 of 3, ")
             assert "attempt" not in shown(terminal.getvalue())
     assert shown(terminal.getvalue()) == "" and "\n" not in terminal.getvalue()
 
@@ -99,15 +98,12 @@ def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, m
     assert stream.getvalue() == ""
 
 
-def test_a_call_shows_its_compilation(terminal: Terminal, monkeypatch) -> None:
-    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0)
-    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 0.0005)
-
+def test_a_call_shows_its_compilation(terminal: Terminal) -> None:
     def step(x: jax.Array) -> jax.Array:
+        wait_for(terminal, "ipujax: step: trace, pass 1 of 16, ")
         return jnp.tanh(x @ x.T).sum()
 
     ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))(jnp.ones((8, 8)))
-    assert re.search(r"ipujax: step: lower, pass 12 of 16, 0 s", terminal.getvalue())
     assert shown(terminal.getvalue()) == ""
 
 
