@@ -123,7 +123,7 @@ ROOMS: dict[str, str] = {
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
         " lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
-        " lowering.schedules runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target"
+        " lowering.schedules runtime.analysis runtime.compile runtime.graph runtime.logs runtime.memory runtime.target"
         " runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",

@@ -32,8 +32,10 @@ from ipujax.lowering.recomputation import KEEP_ALL, Recomputation, modes
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.logs import Log, step, subject
 from ipujax.runtime.target import Target
 
+_LOG = Log("lowering")
 _TRIED = 5  # cuts that are lowered for a given number of stages
 _TRIED_OF_EACH = 2  # where the number is open too
 _MEMORY_PARTS, _MEMORY_STEP = 64, 4  # if none of those fits, the best for 60/64, 56/64, … of the memory are
@@ -158,7 +160,11 @@ class Search:
         if cuts not in self._charges:
             jaxpr = self.rewritten(cuts).jaxpr
             place = self._place_in(jaxpr)
-            self._charges[cuts] = charged(jaxpr, place, self._target, self._make, self._byte_price, self._recomputation)
+            with step(_LOG, "stages", detail=f"cut {len(self._charges) + 1} into stages"):
+                found = charged(jaxpr, place, self._target, self._make, self._byte_price, self._recomputation)
+            self._charges[cuts] = need, cycles = found
+            what = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"
+            _LOG.info(what, subject(), cuts, f"{cycles:,}", f"{need:,}")
         return self._charges[cuts]
 
     def _place_in(self, jaxpr: ClosedJaxpr) -> int:
@@ -247,10 +253,10 @@ class Search:
         until = len(self._charges) + _MOST_MOVES
         while len(self._charges) < until:
             moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
-            step = min([best, *moved], key=self.charge)
-            if step == best:
+            better = min([best, *moved], key=self.charge)
+            if better == best:
                 break
-            best = step
+            best = better
         return best
 
     def _neighbours(self, cuts: Cuts) -> list[Cuts]:

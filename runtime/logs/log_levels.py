@@ -30,7 +30,7 @@ LEVELS: dict[str, int] = {"OFF": _OFF, "ERR": ERR, "WARN": WARN, "INFO": INFO, "
 MODULES: dict[str, str] = {
     "jit": "tracing, calls that run as plain JAX, IPUs that nothing uses, compilations that fail",
     "passes": "each pass over the jaxpr",
-    "lowering": "from the jaxpr to a graph, primitives without a tile-parallel rule",
+    "lowering": "from the jaxpr to a graph, ways to cut it into stages, primitives without a tile-parallel rule",
     "poplin": "products whose plan needs more memory than it may take",
     "fit": "each price of a byte at which a program is planned, and whether it fits",
     "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",

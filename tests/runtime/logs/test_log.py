@@ -65,6 +65,22 @@ def test_each_attempt_says_what_lacks(log_file: Path, monkeypatch) -> None:
     )
 
 
+def test_each_way_to_cut_a_pipeline_says_what_it_takes(log_file: Path, monkeypatch) -> None:
+    monkeypatch.setenv(CONFIG, '{"lowering": "INFO"}')
+
+    def layers(weights: jax.Array, x: jax.Array) -> jax.Array:
+        for n in range(3):
+            x = jnp.tanh(x @ weights[n])
+        return x
+
+    piped = ipu.pipeline(layers, micro_batches=2, reduce="stack", stages=2)
+    made = ipu.jit(piped, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)).lower(jnp.ones((3, 8, 8)), jnp.ones((4, 8)))
+    ways = [text for _, _, text in lines(log_file) if "stages that begin at segments" in text]
+    assert len(ways) > 1 and len(ways) == len(set(ways))
+    assert any(f"segments {made.choice.cuts[0]} take" in text for text in ways)
+    assert len([text for _, _, text in lines(log_file) if "stages took" in text]) == len(ways)
+
+
 def test_debug_counts_the_graph_and_trace_the_tiles(log_file: Path, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "trace")
     made = compiled()
