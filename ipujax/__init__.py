@@ -37,6 +37,7 @@ from ipujax.runtime.errors import (
     TileMemoryError as TileMemoryError,
     VerifyError as VerifyError,
 )
+from ipujax.runtime.host import HostData as HostData
 from ipujax.runtime.options import Options as Options
 from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
 from ipujax.runtime.target import Target as Target

@@ -47,10 +47,10 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
-        " runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.target"
+        " runtime.tensor runtime.timeline"
     ),
-    "runtime.report": "runtime.memory runtime.profile runtime.signatures runtime.target runtime.tensor",
+    "runtime.report": "runtime.host runtime.memory runtime.profile runtime.signatures runtime.target runtime.tensor",
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",
@@ -180,10 +180,10 @@ ROOMS: dict[str, str] = {
         " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.report runtime.signatures"
         " runtime.target"
     ),
-    "ipujax.prefetching": "ipujax.calls runtime.signatures",
+    "ipujax.prefetching": "ipujax.calls runtime.host runtime.signatures",
     "ipujax.keras": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
-        " lowering.schedules runtime.logs runtime.options runtime.report runtime.target"
+        " lowering.schedules runtime.host runtime.logs runtime.options runtime.report runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
@@ -232,8 +232,8 @@ ROOMS: dict[str, str] = {
     "ipujax": (
         "ipujax.advice ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit ipujax.optim ipujax.phases"
         " ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand ipujax.poputil"
-        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.options runtime.report"
-        " runtime.target"
+        " ipujax.prefetching ipujax.public ipujax.schedules ipujax.stages runtime.host runtime.options"
+        " runtime.report runtime.target"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (

@@ -2,7 +2,8 @@
 
 Input: a function of a step, see `model_steps`, and a device. Output: an `Execution`, which takes batches from an
 iterator, and runs their steps as a loop on the device. Batches of another shape, as the last of an epoch may be, are
-compiled once, and logged. Batches that replicas cannot share are evaluated and predicted by one of them.
+compiled once, and logged. Batches that replicas cannot share are evaluated and predicted by one of them. While a model
+is fitted, the time of the host for its batches is measured, and part of the profile.
 
 Limits: updates of a model with stages are calls of their own, as no loop goes around a pipeline.
 """
@@ -22,11 +23,11 @@ from jax.sharding import PartitionSpec as P
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.keras.attributes import keep
+from ipujax.keras.fit_time import FitTime
 from ipujax.keras.layer_stages import has_stages, num_stages
 from ipujax.keras.model_steps import Step, first_of
 from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
-from ipujax.prefetching import prefetch
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
@@ -67,10 +68,8 @@ class Execution:
             self.settings = replace(settings, accumulation=max(1, shared))
         self._check()
         self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
-        self._shapes: list[Any] = []  # of which programs there are
-        self._read: tuple[Iterator[Any], prefetch[Any]] | None = None
-        self.batches_of_fit: int | None = None  # as many as all epochs ask for, where that is known
-        self.profile: Profile | None = None
+        self._profiles: dict[Any, Profile] = {}  # of the programs there are, by the shapes of their batches
+        self.time_of_fit: FitTime | None = None  # of the one that runs
 
     def _check(self) -> None:
         settings, needed = self.settings, self.settings.replicas * num_stages(self._model)
@@ -91,6 +90,18 @@ class Execution:
                 hint=f"ipu_config.auto_select_ipus = {enough}",
             )
 
+    def begin_fit(self, batches: int | None) -> None:
+        """Measures the host anew.
+
+        Args:
+            batches: of all epochs, None if that is not known.
+        """
+        self.time_of_fit = FitTime(batches, self.settings.prefetch_depth)
+
+    def end_fit(self) -> None:
+        """Calls that follow are not those of a fit, until another begins."""
+        self.time_of_fit = None
+
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs the next steps; what they return is that of the last, or for predictions that of all.
 
@@ -98,9 +109,10 @@ class Execution:
             StopIteration: if there is no batch left.
             ArgumentError: for batches left over that are no whole update.
         """
-        outputs = []
+        outputs, time = [], self.time_of_fit
+        reader = iterator if time is None else time.reader(iterator)
         try:
-            batches = list(islice(self._ahead_of(iterator), self._batches))
+            batches = list(islice(reader, self._batches))
             parts = [part for _, alike in groupby(batches, _shapes) for part in self._parts(list(alike))]
             compiled = [self._compiled(state, part) for part in parts]  # all of them before any takes the state
             for function, stacked in compiled:
@@ -111,6 +123,8 @@ class Execution:
             raise
         if not outputs:
             raise StopIteration
+        if time is not None:
+            self._count(time, parts)
         return self._together(outputs), state
 
     def _give_back(self, state: Any) -> None:
@@ -124,13 +138,17 @@ class Execution:
                 for variable, value in zip(own, values, strict=True):
                     variable.assign(value)
 
-    def _ahead_of(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """An epoch's iterator, with batches prepared ahead if the model is set so, no more than will be asked for."""
-        if not self.settings.prefetch_depth or self.kind != "train":
-            return iterator
-        if self._read is None or self._read[0] is not iterator:
-            self._read = iterator, prefetch(islice(iterator, self.batches_of_fit), self.settings.prefetch_depth)
-        return self._read[1]
+    def _count(self, time: FitTime, parts: Sequence[list[Any]]) -> None:
+        """Adds calls of these batches to the time of a fit, and gives the profile what the host took so far."""
+        for part in parts:
+            time.add_call(self._profiles[_program_of(part)])
+        (batches, _), profile = next(iter(self._profiles.items()))
+        self._keep(profile.with_host(time.host, batches))
+
+    def _keep(self, profile: Profile) -> None:
+        """Gives the model a profile."""
+        profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
+        keep(self._model, ipu_profiles=profiles, ipu_profile=profiles.get("train", profile))
 
     def _parts(self, batches: list[Any]) -> Iterator[list[Any]]:
         """Batches that run together, all of one shape."""
@@ -169,17 +187,15 @@ class Execution:
 
     def _note(self, function: IpuFunction[..., Any], state: Any, stacked: Any, batches: list[Any]) -> None:
         """Compiles for shapes that are new, says so, and remembers the profile of the first."""
-        shape = (len(batches), _shapes(batches[0]))
-        if shape in self._shapes:
+        program = _program_of(batches)
+        if program in self._profiles:
             return
         profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
-        self._shapes.append(shape)
+        self._profiles[program] = profile
         rows = f"{len(batches)} × {_rows(batches[0])}"
-        _LOG.info("%s %ss %s examples: %s cycles", self._model.name, self.kind, rows, f"{profile.cycles:,}")
-        if self.profile is None:
-            self.profile = profile
-            profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
-            keep(self._model, ipu_profiles=profiles, ipu_profile=profiles.get("train", profile))
+        _LOG.info("%s %ss %s examples: %s", self._model.name, self.kind, rows, profile.brief)
+        if len(self._profiles) == 1:
+            self._keep(profile)
 
     def _together(self, outputs: Sequence[Any]) -> Any:
         if self.kind == "predict":
@@ -232,8 +248,13 @@ def _in_order(outputs: Any) -> Any:
     return rows.reshape(-1, *rows.shape[4:])
 
 
+def _program_of(batches: Sequence[Any]) -> tuple[int, Any]:
+    """What a program is compiled for: how many batches, and their shapes."""
+    return len(batches), _shapes(batches[0])
+
+
 def _shapes(batch: Any) -> Any:
-    """What a program is compiled for; equal for batches that are alike."""
+    """Of a batch; equal for those that are alike."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple(jax.typeof(leaf) for leaf in leaves)
 

@@ -128,6 +128,7 @@ class IPUStrategy:
             device, options, there = self.device, self.options, getattr(model, name)
             is_there = isinstance(there, Execution) and there.made_for == made_for(model, device, options)
             if is_there and not force:
+                there.end_fit()
                 return None
             execution = Execution(model, kind, _STEPS[kind], settings, device, options)
             keep(model, **{name: execution})
@@ -148,8 +149,12 @@ class _CheckUpdates(keras.callbacks.Callback):
                 got=steps,
                 hint=f"steps_per_epoch={steps - steps % settings.batches_of_update}",
             )
-        if steps is not None and isinstance(self.model.train_function, Execution):
-            self.model.train_function.batches_of_fit = steps * self.params["epochs"]
+        if isinstance(self.model.train_function, Execution):
+            self.model.train_function.begin_fit(None if steps is None else steps * self.params["epochs"])
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if isinstance(self.model.train_function, Execution):
+            self.model.train_function.end_fit()
 
 
 def _with_check(callbacks: Any) -> Any:

@@ -21,6 +21,7 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
+from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
@@ -87,11 +88,13 @@ class Figures:
         executable: what runs.
         recording: what its data-dependent control did in a run; None for the static profile.
         ran: what ran, of the executable's steps; its program once when None.
+        host: what the host took for the batches of calls; None where that was not measured.
     """
 
     executable: Executable
     recording: Recording | None = None
     ran: Program | None = None
+    host: HostData | None = None
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -122,6 +125,18 @@ class Figures:
     def seconds(self) -> float:
         """Estimated time of one run, in seconds."""
         return float(self.target.seconds(self.cycles))
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether the host takes longer for the batches of a call than IPUs for its program; see `host`.
+
+        Raises:
+            ProfileError: if the host was not measured, or a trip count is not known.
+        """
+        if self.host is None:
+            what, hint = "this profile knows nothing of the host", "profile.with_host(batches.host), see ipu.prefetch"
+            raise ProfileError(what, hint=hint)
+        return self.host.is_slower_than(self.seconds)
 
     @property
     def byte_prices(self) -> tuple[float, ...]:
@@ -339,8 +354,12 @@ class Figures:
         """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
         return graph_report(self.executable, self.numbering)
 
+    @property
+    def _host_report(self) -> dict[str, Any]:
+        return {} if self.host is None else {"hostData": self.host.to_data()}
+
     def execution(self) -> dict[str, Any]:
-        """The execution profile, JSON-able: profilerMode, programTrace, simulation.
+        """The execution profile, JSON-able: profilerMode, programTrace, simulation, and hostData if it was measured.
 
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
@@ -348,4 +367,5 @@ class Figures:
         program = self.executable.program if self.ran is None else self.ran
         trip_counts = self.executable.options.trip_counts
         trace, length = program_trace(program, self.numbering, self.timeline, trip_counts, self.recording)
-        return execution_report(self.executable, self.numbering, self.timeline, trace, length)
+        report = execution_report(self.executable, self.numbering, self.timeline, trace, length)
+        return report | self._host_report

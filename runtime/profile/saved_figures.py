@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import UnmetBound
+from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
 from ipujax.runtime.profile.emulated import Emulated
 from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
@@ -35,6 +36,7 @@ def saved_data(figures: Figures) -> Json:
         "replicas": figures.replicas,
         "memory": memory_data(figures.memory),
         **{name: _rows(getattr(figures, name)) for name in _LISTS},
+        "host": None if figures.host is None else figures.host.to_data(),
         "run": _run(figures),
         "graph": figures.graph(),
     }
@@ -99,7 +101,8 @@ class SavedFigures(Figures):
     _data: Json
 
     def __init__(self, data: Json) -> None:
-        self.__dict__["_data"] = data  # figures are frozen
+        host = data.get("host")  # which those saved before it was measured lack
+        self.__dict__.update(_data=data, host=None if host is None else HostData.from_data(host))  # figures are frozen
         answers = list(_ANSWERS)
         if "unknown" not in data["run"]:
             answers += [*_RUN, "step_costs", "vertex_type_cycles", "_lines"]
@@ -293,4 +296,4 @@ class SavedFigures(Figures):
         Raises:
             ProfileError: as the original, if its trip counts are data.
         """
-        return copy.deepcopy(self._known["execution"])
+        return copy.deepcopy(self._known["execution"]) | self._host_report

@@ -6,11 +6,15 @@ Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from numbers import Integral
+from typing import Any, Self
 
-from ipujax.runtime.errors import IpuError
+from ipujax.runtime.errors import ArgumentError, IpuError, shortened
+from ipujax.runtime.host import HostData
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import (
@@ -32,6 +36,26 @@ class Profile(Figures):
 
     def __repr__(self) -> str:
         return f"Profile({self.brief})"
+
+    @checking_calls("profile.with_host")
+    def with_host(self, host: HostData, batches_per_call: int = 1) -> Self:
+        """The same profile, which also has what the host took for the batches that the program was called with.
+
+        Args:
+            host: `ipu.prefetch(…).host`, or measured otherwise.
+            batches_per_call: how many of them each call takes.
+
+        Raises:
+            ArgumentError: for something else.
+        """
+        if not isinstance(host, HostData):
+            raise ArgumentError("profile.with_host needs a HostData", expected="batches.host", got=shortened(host))
+        if not isinstance(batches_per_call, Integral) or isinstance(batches_per_call, bool) or batches_per_call < 1:
+            what, expected = "batches_per_call of profile.with_host", "a whole number of at least 1"
+            raise ArgumentError(what, expected=expected, got=shortened(batches_per_call))
+        changed = copy.copy(self)  # with all that is computed already
+        changed.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
+        return changed
 
     def save(self, path: FilePath) -> None:
         """Writes all figures to a file, from which `load` makes a profile again, on any machine.
@@ -127,6 +151,7 @@ class Profile(Figures):
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),
+            (sections.host_data, True),
             (sections.fallbacks, True),
             (sections.emulated, True),
             (sections.unmet_bounds, True),

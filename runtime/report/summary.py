@@ -2,8 +2,8 @@
 
 Input: `Figures`. Output: one section of text a function, empty where there is nothing to say. Sections are those of
 Poplar's profile summary: target, graph, memory, variable storage, execution, cycles by vertex type, steps. Added are
-the costliest lines of source, what runs on one tile only, arithmetic in dtypes that the machine lacks, and plans that
-exceed the memory proportion.
+the costliest lines of source, what the host took for batches, what runs on one tile only, arithmetic in dtypes that the
+machine lacks, and plans that exceed the memory proportion.
 Source: Poplar & PopLibs user guide, "Profile summary output".
 """
 
@@ -136,6 +136,28 @@ def _operations(rows: tuple[Operation, ...]) -> str:
         for row in rows
     )
     return _listed("Most expensive lines", [*head, *lines])
+
+
+def host_data(profile: Figures) -> str:
+    """What the host took for the batches of a call, and whether IPUs would wait for them."""
+    host = profile.host
+    if host is None:
+        return ""
+    how = "prepared ahead" if host.is_ahead else "none prepared ahead"
+    prepared = host.prepared_seconds_per_call
+    rows = [
+        ("Batches", f"{host.batches:,}, {host.batches_per_call:,} a call, {how}"),
+        ("Prepared in", f"{duration(prepared)} a call, on this machine"),
+        ("Waited for", f"{duration(host.waited_seconds_per_call)} a call, on this machine"),
+    ]
+    try:
+        seconds = profile.seconds
+    except ProfileError:  # a loop runs as often as its data says
+        return table("Host data", rows)
+    idle = host.idle_seconds(seconds)
+    rows.append(("IPUs would wait", f"{duration(idle)} a call, {share(idle, idle + seconds).strip()} of the time"))
+    slower = f"host: IPUs take {duration(seconds)} a call" if host.is_slower_than(seconds) else "device"
+    return table("Host data", [*rows, ("Bound by", slower)])
 
 
 def unmet_bounds(profile: Figures) -> str:

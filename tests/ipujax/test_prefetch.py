@@ -1,11 +1,14 @@
-"""`ipu.prefetch`: the same batches in order, prepared ahead, and what goes wrong where it would."""
+"""`ipu.prefetch`: the same batches in order, prepared ahead, how long they took, and what goes wrong where it would."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
@@ -48,7 +51,65 @@ def test_closing_drops_what_is_ready() -> None:
     assert list(ahead) == []
 
 
-@pytest.mark.parametrize("depth", [0, 1.5, True])
+SECONDS = 0.01  # that a slow source takes for a batch
+
+
+def slow(count: int) -> Iterator[int]:
+    for number in range(count):
+        time.sleep(SECONDS)
+        yield number
+
+
+def test_none_is_prepared_ahead_at_depth_0() -> None:
+    made = []
+    batches = ipu.prefetch((made.append(number) or number for number in range(3)), depth=0)
+    assert next(batches) == 0 and made == [0]
+    assert list(batches) == [1, 2] and list(batches) == []
+
+
+def test_a_loop_waits_for_a_slow_source() -> None:
+    batches = ipu.prefetch(slow(4), depth=0)
+    assert list(batches) == [0, 1, 2, 3]
+    host = batches.host
+    assert host.batches == 4 and not host.is_ahead
+    assert 4 * SECONDS <= host.prepared_seconds <= host.waited_seconds
+
+
+def test_a_loop_does_not_wait_for_what_is_ready() -> None:
+    made, all_made = [], threading.Event()
+
+    def source() -> Iterator[int]:
+        for number in slow(4):
+            made.append(number)
+            yield number
+        all_made.set()
+
+    batches = ipu.prefetch(source(), depth=4)
+    assert next(batches) == 0
+    assert all_made.wait(5)
+    first = batches.host.waited_seconds
+    assert list(batches) == [1, 2, 3]
+    host = batches.host
+    assert host.is_ahead and host.batches == 4 and host.prepared_seconds >= 4 * SECONDS
+    assert first >= SECONDS and host.waited_seconds - first < 3 * SECONDS
+
+
+@pytest.mark.parametrize("clock_hz", [1e3, 1e9])
+def test_a_profile_says_what_is_slower(clock_hz: float) -> None:
+    """The same loop on a device that takes seconds, and on one that takes microseconds."""
+    step = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=4, clock_hz=clock_hz))
+    batches = ipu.prefetch((jnp.full(8, number) for number in slow(3)), depth=1)
+    for batch in batches:
+        step(batch)
+    static = step.lower(jax.ShapeDtypeStruct((8,), jnp.int32)).compile().profile
+    profile = static.with_host(batches.host)
+    assert profile.is_host_bound == (clock_hz == 1e9) and static.host is None
+    assert ("Bound by:         host" if profile.is_host_bound else "Bound by:         device") in profile.summary()
+    with pytest.raises(ipu.ProfileError, match="with_host"):
+        assert static.is_host_bound
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, True])
 def test_a_depth_that_is_none(depth: Any) -> None:
-    with pytest.raises(ipu.ArgumentError, match="a whole number of at least 1"):
+    with pytest.raises(ipu.ArgumentError, match="a whole number from 0"):
         ipu.prefetch([1], depth=depth)

@@ -25,6 +25,7 @@ from ipujax.runtime.graph.program import (
     WriteUndef,
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
+from ipujax.runtime.host import HostData
 from ipujax.runtime.options import Options
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import grid, linear, on_one_tile
@@ -100,7 +101,7 @@ def paths(data, prefix=""):
 
 
 def test_the_page_tells_which_names_are_there():
-    profile = Profile(everything())
+    profile = Profile(everything()).with_host(HostData(1, 0.5, 0.1))
     there = {*paths(profile.graph()), *paths(profile.execution())}
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (yes|no) \| .*\|$", PAGE.read_text(), re.MULTILINE))
     assert len(rows) > 120
@@ -111,7 +112,7 @@ def test_the_page_tells_which_names_are_there():
 
 
 def test_every_name_of_the_data_is_on_the_page():
-    profile = Profile(everything())
+    profile = Profile(everything()).with_host(HostData(1, 0.5, 0.1))
     page = PAGE.read_text()
     known = set(re.findall(r"`([\w.]+)`", page))
     deep = re.compile(r"^(optimizationInfo|memory\.(liveness|byCategory\.\w+))\..*")

@@ -13,6 +13,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
+from ipujax.runtime.host.host_data import HostData
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile import serialise
 from ipujax.runtime.report.profile import Profile
@@ -29,7 +30,10 @@ EVERYTHING = {
     "show_per_ipu_memory_usage": True,
 }
 RUN = ["cycles", "seconds", "phase_cycles", "critical_ipu", "total_worker_cycles", "step_costs", "fallbacks"]
-RUN += ["emulated", "unmet_bounds", "target", "brief"]
+RUN += ["emulated", "unmet_bounds", "target", "brief", "host"]
+
+
+HOST = HostData(batches=8, prepared_seconds=2.0, waited_seconds=0.5, is_ahead=True)
 
 
 def recorded():
@@ -49,6 +53,7 @@ PROFILES = {
     "two IPUs": lambda: Profile(two_ipus()),
     "recorded": recorded,
     "too large": too_large,
+    "with a host": lambda: Profile(trained_program()).with_host(HOST, 4),
 }
 
 
