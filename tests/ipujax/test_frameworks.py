@@ -1,4 +1,4 @@
-"""Training steps as scripts of flax and equinox have them, with all their state: the numbers of `jax.jit`.
+"""Training steps as scripts of flax, equinox and haiku have them, with all their state: the numbers of `jax.jit`.
 
 Tiny models on a few tiles. Plain gradient descent with momentum: Adam would scale gradients that are nothing but
 rounding up to the size of a step. Larger ones are in `test_training_steps.py`.
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -143,3 +144,48 @@ def test_statistics_and_keys_of_equinox() -> None:
     state = arrays, SGD.init(arrays), statistics, jax.random.key(1)
     trained = assert_same_training(step, state)
     assert all(changed(state[2], trained[2])) and all(changed(state[3], trained[3]))
+
+
+def hidden_haiku(x: jax.Array) -> jax.Array:
+    return hk.Linear(CLASSES)(jnp.tanh(hk.Linear(5)(x)))
+
+
+def test_a_transformed_function_of_haiku() -> None:
+    model = hk.without_apply_rng(hk.transform(hidden_haiku))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, FEATURES)))
+
+    def step(state: Any, x: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        value, grads = jax.value_and_grad(lambda params: cross_entropy(model.apply(params, x), labels))(params)
+        updates, opt_state = SGD.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    trained, _ = assert_same_training(step, (params, SGD.init(params)))
+    assert set(trained) == {"linear", "linear_1"} and all(changed(params, trained))
+
+
+def test_statistics_and_keys_of_haiku() -> None:
+    """Statistics are a state that goes in and out; keys of dropout are asked for inside."""
+
+    def forward(x: jax.Array, is_training: bool) -> jax.Array:
+        x = hk.BatchNorm(True, True, decay_rate=0.9)(hk.Linear(5)(x), is_training)
+        return hk.Linear(CLASSES)(hk.dropout(hk.next_rng_key(), 0.3, jax.nn.relu(x)))
+
+    model = hk.transform_with_state(forward)
+    init = jax.jit(model.init, static_argnums=2)
+    params, statistics = init(jax.random.key(0), jnp.ones((2, FEATURES)), True)
+
+    def step(state: Any, x: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]:
+        params, statistics, opt_state, key = state
+        key, own = jax.random.split(key)
+
+        def loss(params: Any) -> tuple[jax.Array, Any]:
+            logits, new = model.apply(params, statistics, own, x, True)
+            return cross_entropy(logits, labels), new
+
+        (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, opt_state = SGD.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), new, opt_state, key), value
+
+    trained = assert_same_training(step, (params, statistics, SGD.init(params), jax.random.key(1)))
+    assert all(changed(params, trained[0])) and all(changed(statistics, trained[1]))
