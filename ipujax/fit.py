@@ -352,20 +352,24 @@ def _of_ipu(trades: Sequence[ChainTrade], ipu: int) -> list[ChainTrade]:
 def _check(planned: Planned, report: MemoryReport) -> None:
     """Refuses a program that is planned in one way only, and does not fit."""
     if report.lacking():
-        check_memory(report, hints=_hints(planned.untried))
+        check_memory(report, ways=_ways(planned.untried))
 
 
-def _hints(of: Untried) -> list[str]:
+def _ways(of: Untried) -> dict[str, str]:
     """What may make a program fit that is planned already."""
     less, tables = "which keeps less of what gradients need", "the state of an optimiser, large tables"
-    hints = (
-        (of.recompute, f'Options(recompute="auto"), {less}'),
-        (of.pipelines, f'recompute="auto" of ipu.pipeline, {less}'),
-        (of.offload, f"offload_argnums of ipu.jit, for what may lie in streaming memory: {tables}"),
-        (of.io_tiles > 0, f"Options(io_tiles=…) of fewer than {of.io_tiles}: I/O tiles take memory from what computes"),
-        (True, "ipu.advise(fun, *args), which compiles such ways and compares them"),
+    ways = (
+        (of.recompute, "recompute", f'Options(recompute="auto"), {less}'),
+        (of.pipelines, "pipelines", f'recompute="auto" of ipu.pipeline, {less}'),
+        (of.offload, "offload", f"offload_argnums of ipu.jit, for what may lie in streaming memory: {tables}"),
+        (
+            of.io_tiles > 0,
+            "io_tiles",
+            f"Options(io_tiles=…) of fewer than {of.io_tiles}: I/O tiles take memory from what computes",
+        ),
+        (True, "advise", "ipu.advise(fun, *args), which compiles such ways and compares them"),
     )
-    return [hint for is_untried, hint in hints if is_untried]
+    return {name: way for is_untried, name, way in ways if is_untried}
 
 
 def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
@@ -375,8 +379,8 @@ def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     prices = tuple(dict.fromkeys(choice.price for choice in choices))
     shares = [attempt.kept for attempt in attempts]
     best = _smallest(reports)
-    kept, hints = tuple(dict.fromkeys(shares)), _hints(attempts[best].planned.untried)
-    check_memory(reports[best], prices, choices[best].price, kept, shares[best], hints)
+    kept, ways = tuple(dict.fromkeys(shares)), _ways(attempts[best].planned.untried)
+    check_memory(reports[best], prices, choices[best].price, kept, shares[best], ways)
     raise AssertionError("it does not fit")
 
 

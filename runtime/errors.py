@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import jax
@@ -29,7 +29,10 @@ _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # what a console cal
 
 
 def user_line() -> str | None:
-    """The innermost line of the running call stack that is the user's, as `file:line (function)`."""
+    """The innermost line of the running call stack that is the user's, as `file:line (function)`.
+
+    That is one outside of installed packages; where all are inside, one of a package that is neither JAX nor ipujax.
+    """
     place = user_place()
     return None if place is None else shown_place(place)
 
@@ -39,22 +42,27 @@ Place = tuple[str, int, str]  # file, line, function
 
 def user_place() -> Place | None:
     """What `user_line` says, not yet put in words: for those who keep very many."""
-    return _innermost(sys._getframe(1), is_of_user)
+    frame = sys._getframe(1)
+    return _innermost(frame, _is_in_project) or _innermost(frame, is_of_user)
 
 
 def calling_line() -> str:
     """The innermost running line outside all installed packages, `file:line (function)`; "" if there is none."""
-    place = _innermost(sys._getframe(1), lambda file: not is_installed(file))
+    place = _innermost(sys._getframe(1), _is_in_project)
     return "" if place is None else shown_place(place)
 
 
 def line_of(error: BaseException) -> str | None:
-    """The innermost line of the user's that an exception came through."""
-    traceback, found = error.__traceback__, None
+    """The innermost line of the user's that an exception came through, as `user_line` finds it."""
+    traceback, places = error.__traceback__, list[Place]()
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        found = (code.co_filename, traceback.tb_lineno, code.co_name) if is_of_user(code.co_filename) else found
+        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
+    innermost = (
+        place for is_wanted in (_is_in_project, is_of_user) for place in reversed(places) if is_wanted(place[0])
+    )
+    found = next(innermost, None)
     return None if found is None else shown_place(found)
 
 
@@ -89,6 +97,10 @@ def is_installed(file: str) -> bool:
         return not file.startswith(_TYPED_IN)
     folders = file.split(os.sep)
     return file.startswith((*_INSTALLED, _IPUJAX)) or "site-packages" in folders or "dist-packages" in folders
+
+
+def _is_in_project(file: str) -> bool:
+    return not is_installed(file)
 
 
 class IpuError(Exception):
@@ -185,11 +197,37 @@ class VerifyError(IpuError):
 class TileMemoryError(IpuError):
     """A program that does not fit in the memory of a tile.
 
-    Attributes:
-        needed_bytes: what its fullest tile needs; 0 where that is not known.
+    Args:
+        what: what happened.
+        where: as in `IpuError`.
+        expected: as in `IpuError`.
+        got: as in `IpuError`.
+        ways: what to try, by what each changes: "batch", "recompute"… The hint has all of them.
+        needed_bytes: what the fullest tile needs; 0 where that is not known.
     """
 
-    needed_bytes: int = 0
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        expected: object = None,
+        got: object = None,
+        ways: Mapping[str, str] = MappingProxyType({}),
+        needed_bytes: int = 0,
+    ) -> None:
+        self.ways, self.needed_bytes = ways, needed_bytes
+        hint = "\n    or: ".join(ways.values()) or None
+        super().__init__(what, where=where, expected=expected, got=got, hint=hint)
+
+    def with_ways(self, ways: Mapping[str, str]) -> TileMemoryError:
+        """The same error with other ways out, as a front end has them.
+
+        Args:
+            ways: as above.
+        """
+        facts = {"where": self.where, "expected": self.expected, "got": self.got}
+        return TileMemoryError(self.what, **facts, ways=ways, needed_bytes=self.needed_bytes)
 
 
 class StreamingMemoryError(IpuError):

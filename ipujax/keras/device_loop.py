@@ -25,10 +25,11 @@ from ipujax.jit import IpuFunction, jit
 from ipujax.keras.attributes import keep
 from ipujax.keras.fit_time import FitTime
 from ipujax.keras.layer_stages import has_stages, num_stages
+from ipujax.keras.memory_ways import in_words_of_keras
 from ipujax.keras.model_steps import Step, first_of
 from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, TileMemoryError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -171,7 +172,7 @@ class Execution:
         settings = self.settings if is_whole else replace(self.settings, replicas=1, accumulation=1)
         stacked = _stacked(batches, settings.replicas, settings.accumulation)
         function = self._function(settings)
-        self._note(function, state, stacked, batches)
+        self._note(function, settings, state, stacked, batches)
         return function, stacked
 
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
@@ -185,12 +186,17 @@ class Execution:
             self._functions[settings] = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
         return self._functions[settings]
 
-    def _note(self, function: IpuFunction[..., Any], state: Any, stacked: Any, batches: list[Any]) -> None:
+    def _note(
+        self, function: IpuFunction[..., Any], settings: ModelSettings, state: Any, stacked: Any, batches: list[Any]
+    ) -> None:
         """Compiles for shapes that are new, says so, and remembers the profile of the first."""
         program = _program_of(batches)
         if program in self._profiles:
             return
-        profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
+        try:
+            profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
+        except TileMemoryError as error:
+            raise in_words_of_keras(error, self._model, settings, self._device, len(batches)) from None
         self._profiles[program] = profile
         rows = f"{len(batches)} × {_rows(batches[0])}"
         _LOG.info("%s %ss %s examples: %s", self._model.name, self.kind, rows, profile.brief)

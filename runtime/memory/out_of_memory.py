@@ -8,6 +8,7 @@ Limits: what scales with the batch is not known here; all that is computed is ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def check_memory(
     price: float = 0,
     shares: Sequence[float] = (),
     share: float = 1,
-    hints: Sequence[str] = (),
+    ways: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Refuses a program that does not fit.
 
@@ -45,7 +46,7 @@ def check_memory(
         price: the one of them that the report is of.
         shares: of the bytes that it takes to keep all for gradients, those it was planned with, if there are several.
         share: the one of them that the report is of.
-        hints: what else would help.
+        ways: what else would help, by what each changes.
 
     Raises:
         TileMemoryError: naming the worst tiles, how many bytes they lack, what is largest there and when.
@@ -81,23 +82,19 @@ def check_memory(
         lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")
     helps = _for_code(report) if kind == "memory for code" else _for_memory(report, worst, items, int(short[worst]))
     settings = [f"{name}={value}" for name, value in _settings(report, lacking)]
-    error = TileMemoryError(
+    machine = (
+        f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
+        "planners use more where there is more, so leave some room"
+    )
+    allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
+    raise TileMemoryError(
         "\n".join(lines),
         where=origin if origin != Origin() else None,
         expected=f"at most {int(need[worst] - short[worst]):,} bytes a tile",
         got=f"{need[worst]:,} bytes",
-        hint="\n    or: ".join(
-            [
-                *helps,
-                *hints,
-                f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
-                "planners use more where there is more, so leave some room",
-                "Options(allow_out_of_memory=True) for the profile of a program that does not fit",
-            ]
-        ),
+        ways={**dict(helps), **ways, "machine": machine, "allow": allow},
+        needed_bytes=int(report.max_tile_bytes),
     )
-    error.needed_bytes = int(report.max_tile_bytes)
-    raise error
 
 
 def _settings(report: MemoryReport, lacking: Mapping[str, np.ndarray]) -> Iterator[tuple[str, int]]:
@@ -108,25 +105,27 @@ def _settings(report: MemoryReport, lacking: Mapping[str, np.ndarray]) -> Iterat
         yield "interleaved_offset_bytes", int(report.code_bytes.max())
 
 
-def _for_code(report: MemoryReport) -> Iterator[str]:
+def _for_code(report: MemoryReport) -> Iterator[tuple[str, str]]:
     """What makes code smaller."""
     sizes = {name: int(report.by_category[name].max()) for name in CODE}
     name = max(sizes, key=lambda name: sizes[name])
     yield (
+        "code",
         f"fewer different steps, as in a loop (jax.lax.scan) in place of a repetition: most of the code is "
-        f"{name}, up to {sizes[name]:,} bytes a tile"
+        f"{name}, up to {sizes[name]:,} bytes a tile",
     )
 
 
-def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], short: int) -> Iterator[str]:
+def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], short: int) -> Iterator[tuple[str, str]]:
     """What makes the data on a tile smaller by at least `short` bytes."""
     target = report.target
     total, capacity = report.total_bytes, target.total_memory_bytes
     if total > capacity:
         ipus = -(-total // (capacity // target.num_ipus))
         yield (
+            "ipus",
             f"more IPUs, at least {ipus:,} with the work spread over them: all tiles together need "
-            f"{total:,} of {capacity:,} bytes"
+            f"{total:,} of {capacity:,} bytes",
         )
     else:
         yield from _better_spread(report, items, short)
@@ -134,27 +133,30 @@ def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], sh
     size = sum(item.num_bytes for item in computed)
     if percent := 100 * max(size - short, 0) // max(size, 1):
         yield (
+            "batch",
             f"a smaller batch, {percent} % of this one if all that is computed there "
-            f"({size:,} bytes) scales with it: the rest ({int(report.tile_bytes[tile]) - size:,} bytes) does not"
+            f"({size:,} bytes) scales with it: the rest ({int(report.tile_bytes[tile]) - size:,} bytes) does not",
         )
     kept = sum(item.num_bytes for item in computed if item.variable is not None)
     if kept > short:
-        yield f"jax.checkpoint, if {short:,} of the {kept:,} bytes of computed values there wait for a backward pass"
+        waiting = f"{short:,} of the {kept:,} bytes of computed values there wait for a backward pass"
+        yield "checkpoint", f"jax.checkpoint, if {waiting}"
     halved = sum(item.num_bytes for item in items if item.variable is not None and _is_float32(item)) // 2
     if halved >= short:
-        yield f"float16 in place of float32, which would save up to {halved:,} bytes there"
+        yield "float16", f"float16 in place of float32, which would save up to {halved:,} bytes there"
 
 
-def _better_spread(report: MemoryReport, items: tuple[LiveItem, ...], short: int) -> Iterator[str]:
+def _better_spread(report: MemoryReport, items: tuple[LiveItem, ...], short: int) -> Iterator[tuple[str, str]]:
     """What lies on too few tiles."""
     tiles = report.target.num_tiles
     share = 100 * report.total_bytes / report.target.total_memory_bytes
     for item in items:
         if item.variable is not None and item.num_bytes - -(-item.variable.num_bytes // tiles) >= short:
             yield (
+                "mapping",
                 f"{item.name} on more tiles, if you map it yourself: {item.num_bytes:,} of its "
                 f"{item.variable.num_bytes:,} bytes are on that tile, and all tiles together need only {share:.0f} % "
-                "of their memory"
+                "of their memory",
             )
             return
 

@@ -221,3 +221,59 @@ def test_a_model_that_is_run_eagerly_in_replicas() -> None:
         model.set_replication_options(2)
         with pytest.raises(ArgumentError, match="is run eagerly"):
             model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def refusal(set_up: Any = lambda config, model: None, tiles: int = 1, **compiled: Any) -> TileMemoryError:
+    """The error of a model that does not fit one tile."""
+    config = ipu.IPUConfig()
+    config.ipu_model.tiles_per_ipu = tiles
+    with ipu.IPUStrategy(config).scope():
+        layers = keras.layers
+        model = keras.Sequential([keras.Input((300,)), layers.Dense(600, activation="tanh"), layers.Dense(3)])
+        model.compile("adam", "mse", **compiled)
+        set_up(config, model)
+        with pytest.raises(TileMemoryError) as refused:
+            model.fit(np.zeros((32, 300), np.float32), np.zeros((32, 3)), batch_size=8, verbose=0)
+    return refused.value
+
+
+OWN_WORDS = ("Options(recompute", "offload_argnums", "ipu.advise", "jax.checkpoint", "bytes_per_tile=", "ipu.pipeline")
+
+
+def test_what_does_not_fit_proposes_what_can_be_set_in_keras() -> None:
+    def recomputing(config: Any, model: Any) -> None:
+        config.allow_recompute = True
+
+    error = refusal()
+    assert "config.allow_recompute = True" in error.hint and "PipelineStage" in error.hint
+    assert "config.ipu_model.tiles_per_ipu = 0, for all 1,472 tiles" in error.hint
+    assert not [word for word in OWN_WORDS if word in str(error)]
+    assert "allow_recompute" not in refusal(recomputing).hint
+    assert "steps_per_execution=1): all 4 batches" in refusal(steps_per_execution=4).hint
+
+
+def test_errors_name_lines_of_the_project() -> None:
+    """The line of the user that calls Keras, or that of a layer of theirs; none in Keras."""
+
+    class Large(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=(shape[-1], 600))
+
+        def call(self, x: Any) -> Any:
+            return x @ self.w
+
+    assert str(refusal().where).startswith("test_strategy_misuse.py") and "(refusal)" in str(refusal().where)
+    with strategy().scope():
+        model = mlp(steps_per_execution=4)
+        model.set_gradient_accumulation_options(4)
+        with pytest.raises(ArgumentError, match="no whole number of updates") as refused:
+            model.fit(X, Y, batch_size=4, verbose=0)
+        assert "(test_errors_name_lines_of_the_project)" in str(refused.value.where)
+    config = ipu.IPUConfig()
+    config.ipu_model.tiles_per_ipu = 1
+    with ipu.IPUStrategy(config).scope():
+        model = keras.Sequential([keras.Input((300,)), Large(), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+        with pytest.raises(TileMemoryError) as too_large:
+            model.fit(np.zeros((8, 300), np.float32), np.zeros((8, 3)), verbose=0)
+    assert "(Large.call)" in str(too_large.value.where)
