@@ -25,6 +25,7 @@ from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.device_loop import Execution, made_for
 from ipujax.keras.model_steps import predict_step, test_step, train_step
 from ipujax.keras.settings import settings_of
+from ipujax.keras.whole_updates import CheckUpdates, check_last_batch
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import Options
 
@@ -100,6 +101,7 @@ class IPUStrategy:
 
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(fitting).bind(model, *args, **kwargs)
+            check_last_batch(model, bound.arguments)
             bound.arguments["callbacks"] = _with_check(bound.arguments.get("callbacks"))
             return fitting(*bound.args, **bound.kwargs)
 
@@ -137,32 +139,12 @@ class IPUStrategy:
         return make
 
 
-class _CheckUpdates(keras.callbacks.Callback):
-    """Refuses an epoch that is no whole number of updates before it begins."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        settings, steps = settings_of(self.model), self.params.get("steps")
-        if steps is not None and steps % settings.batches_of_update:
-            raise ArgumentError(
-                f"the {steps} batches of an epoch are no whole number of updates of {self.model.name}",
-                expected=settings.in_words,
-                got=steps,
-                hint=f"steps_per_epoch={steps - steps % settings.batches_of_update}",
-            )
-        if isinstance(self.model.train_function, Execution):
-            self.model.train_function.begin_fit(None if steps is None else steps * self.params["epochs"])
-
-    def on_train_end(self, logs: Any = None) -> None:
-        if isinstance(self.model.train_function, Execution):
-            self.model.train_function.end_fit()
-
-
 def _with_check(callbacks: Any) -> Any:
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(_CheckUpdates())
+        callbacks.append(CheckUpdates())
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    return [*given, _CheckUpdates()]
+    return [*given, CheckUpdates()]
 
 
 _THREADS: list[int] = []  # of the scopes that are open, one inside the other: methods of a class are everybody's

@@ -171,6 +171,19 @@ def test_a_model_goes_on_without_the_strategy() -> None:
     assert not inside and model.ipu_profile is profile and profile.cycles > 0
 
 
+def test_a_model_made_outside_of_the_scope_and_compiled_in_it() -> None:
+    losses, states = [], []
+    for scope in (nullcontext(), strategy().scope()):
+        keras.utils.set_random_seed(7)
+        model = cnn()
+        with scope:
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+            losses.append(model.fit(X[:32], Y[:32], batch_size=16, epochs=2, verbose=0).history)
+        states.append(state_of(model))
+    assert model.ipu_profile.cycles > 0
+    assert_alike([(losses[0], states[0]), (losses[1], states[1])])
+
+
 def test_methods_are_given_back_when_an_exception_leaves_the_scope() -> None:
     before = {name: getattr(keras.Model, name) for name in ("compile", "fit", "make_train_function")}
     names = set(dir(keras.Model))

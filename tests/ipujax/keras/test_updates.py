@@ -184,7 +184,7 @@ def test_an_epoch_that_is_no_whole_number_of_updates() -> None:
         model.set_gradient_accumulation_options(5)
         model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=5)
         before = [np.asarray(v) for v in model.variables]
-        with pytest.raises(ArgumentError, match=r"the 12 batches of an epoch(.|\n)*try: steps_per_epoch=10"):
+        with pytest.raises(ArgumentError, match=r"the batches of an epoch(.|\n)*try: steps_per_epoch=10"):
             model.fit(X, Y, batch_size=BATCH, verbose=0)
         for one, other in zip(before, model.variables, strict=True):
             np.testing.assert_array_equal(one, np.asarray(other))
