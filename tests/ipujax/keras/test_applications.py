@@ -41,6 +41,23 @@ NETWORKS = {
 }
 
 
+def joining() -> tuple[Any, np.ndarray]:
+    """A small one as DenseNet: the channels of each layer are joined to all before, and halved behind a block."""
+    layers, growth = keras.layers, 8
+
+    def activated(x: Any) -> Any:
+        return layers.ReLU()(layers.BatchNormalization()(x))
+
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(2 * growth, 3, strides=2, padding="same", use_bias=False)(inputs)
+    for number in (2, 1):
+        for _ in range(number):
+            x = layers.Concatenate()([x, layers.Conv2D(growth, 3, padding="same", use_bias=False)(activated(x))])
+        x = layers.AveragePooling2D(2)(layers.Conv2D(x.shape[-1] // 2, 1, use_bias=False)(x))
+    outputs = layers.Dense(CLASSES, activation="softmax")(layers.GlobalAveragePooling2D()(activated(x)))
+    return keras.Model(inputs, outputs), np.random.default_rng(0).random((EXAMPLES, 16, 16, 3), np.float32)
+
+
 def encoder(length: int = 32, width: int = 64, words: int = 200) -> tuple[Any, np.ndarray]:
     """Two layers as BERT's, and the classes of sequences."""
     layers = keras.layers
@@ -79,6 +96,11 @@ def test_a_network_predicts_as_stock_keras() -> None:
     with ipu.IPUStrategy(ipu.IPUConfig()).scope():
         got = model.predict(x, batch_size=EXAMPLES, verbose=0)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-6)
+    assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
+
+
+def test_a_training_step_with_joined_channels_is_that_of_stock_keras() -> None:
+    model = assert_as_stock(joining)
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
 
 
