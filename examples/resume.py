@@ -1,13 +1,14 @@
 """Trains in epochs that survive a kill: checkpoints by Orbax, metrics as JSON lines, and a run that goes on.
 
-    python examples/resume.py --folder /tmp/spirals --stop-after 3
-    python examples/resume.py --folder /tmp/spirals
+    python examples/resume.py --stop-after 3
+    python examples/resume.py
 
-The first command ends its process after the third epoch, as a kill would. The second goes on with the fourth, and its
-losses are those of a run that was not killed, to the last bit: all that a step depends on is in the checkpoint
-(parameters, the optimiser's state, the random key), and an epoch shuffles by its number. An epoch writes its metrics
-ahead of its checkpoint; a line whose checkpoint is missing is dropped, and its epoch comes again. `ipu.prefetch`
-prepares batches while the device works. Orbax is optional for ipujax, but not here: `pip install orbax-checkpoint`.
+The run is in the folder `spirals`, or in another by `--folder`. The first command ends its process after the third
+epoch, as a kill would. The second goes on with the fourth, and its losses are those of a run that was not killed, to
+the last bit: all that a step depends on is in the checkpoint (parameters, the optimiser's state, the random key), and
+an epoch shuffles by its number. An epoch writes its metrics ahead of its checkpoint; a line whose checkpoint is missing
+is dropped, and its epoch comes again. `ipu.prefetch` prepares batches while the device works. Orbax is optional for
+ipujax, but not here: `pip install orbax-checkpoint`.
 
 Task: two spirals, to be told apart (Lang and Witbrock, Learning to Tell Two Spirals Apart, 1988); generated.
 """
@@ -123,7 +124,9 @@ def train(args: argparse.Namespace) -> list[float]:
         if args.stop_after is not None and args.stop_after <= done:
             sys.exit(f"--stop-after {args.stop_after}: the run in {folder} has {done} epochs already")
         rewrite(metrics, lines)
-        if done:
+        if done >= args.epochs:
+            print(f"the run in {folder} has {done} epochs already; --epochs for more, or another --folder")
+        elif done:
             state = manager.restore(done, args=ocp.args.StandardRestore(state))
             print(f"goes on after epoch {done}")
         for epoch in range(done + 1, args.epochs + 1):
@@ -145,7 +148,7 @@ def train(args: argparse.Namespace) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Runs the example; returns the mean loss of each epoch of the run, in whichever process it was."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="of the run: its checkpoints and metrics.jsonl")
+    parser.add_argument("--folder", type=Path, default=Path("spirals"), help="of the run: checkpoints, metrics.jsonl")
     parser.add_argument("--device", choices=["cpu", "mk1", "mk2", "bow"], default="mk2")
     parser.add_argument("--tiles", type=int, default=0, help="tiles of the IPU; all that it has by default")
     parser.add_argument("--epochs", type=int, default=10)

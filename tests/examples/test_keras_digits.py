@@ -18,6 +18,7 @@ def test_it_learns_and_knows_its_cycles(keras_digits: ModuleType, capsys: pytest
     assert history["loss"][1] < history["loss"][0] and history["val_accuracy"][1] > 0.6
     cycles, again = history["ipu_cycles"]
     assert cycles == again and f"10 batches of 50: {cycles:,} cycles" in text
+    assert re.search(r"^this host prepares them in [\d,]+ µs: the (host|IPU) is slower$", text, re.MULTILINE)
     losses = re.findall(r"^epoch \d: loss ([\d.]+), test accuracy", text, re.MULTILINE)
     assert losses == [f"{loss:.4f}" for loss in history["loss"]]
     without = re.search(r"^without the strategy: test accuracy ([\d.]+)$", text, re.MULTILINE)

@@ -59,6 +59,8 @@ def test_a_killed_run_goes_on_with_the_same_losses(
     assert capsys.readouterr().out == "goes on after epoch 2\n" + "".join(printed[2:])
     assert (tmp_path / "metrics.jsonl").read_text() == metrics
 
+    assert resume.main([*ON_IPU, "--folder", str(tmp_path)]) == losses
+    assert "has 4 epochs already; --epochs for more" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r'was begun with \{"width": 16, "batch": 128\}'):
         resume.main([*ON_IPU, "--width", "8", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"--stop-after 2: .* has 4 epochs already"):
