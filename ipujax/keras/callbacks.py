@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
 import keras
 
 from ipujax.runtime.host import HostData
+from ipujax.runtime.logs import Log
 
-_LOG = logging.getLogger("ipujax.keras")
+_LOG = Log("keras")
 
 
 class ProfileLogger(keras.callbacks.Callback):
