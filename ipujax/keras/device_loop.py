@@ -27,6 +27,7 @@ from ipujax.keras.fit_time import FitTime
 from ipujax.keras.layer_stages import has_stages, num_stages
 from ipujax.keras.memory_ways import in_words_of_keras
 from ipujax.keras.model_steps import Step, first_of
+from ipujax.keras.named_state import Named, StateNames
 from ipujax.keras.settings import ModelSettings, settings_of
 from ipujax.lowering.replicas import AXIS
 from ipujax.runtime.errors import ArgumentError, TileMemoryError
@@ -68,6 +69,7 @@ class Execution:
             shared = self._batches // settings.replicas if self._has_stages else 1
             self.settings = replace(settings, accumulation=max(1, shared))
         self._check()
+        self._names = StateNames(model, kind)
         self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
         self._profiles: dict[Any, Profile] = {}  # of the programs there are, by the shapes of their batches
         self.time_of_fit: FitTime | None = None  # of the one that runs
@@ -112,30 +114,35 @@ class Execution:
         """
         outputs, time = [], self.time_of_fit
         reader = iterator if time is None else time.reader(iterator)
+        named = self._names_of(state).named(state)
         try:
             batches = list(islice(reader, self._batches))
             parts = [part for _, alike in groupby(batches, _shapes) for part in self._parts(list(alike))]
-            compiled = [self._compiled(state, part) for part in parts]  # all of them before any takes the state
+            compiled = [self._compiled(named, part) for part in parts]  # all of them before any takes the state
             for function, stacked in compiled:
-                out, state = function(state, stacked)
+                out, named = function(named, stacked)
                 outputs.append(out)
         except BaseException:
-            self._give_back(state)
+            self._give_back(named)
             raise
         if not outputs:
             raise StopIteration
         if time is not None:
             self._count(time, parts)
-        return self._together(outputs), state
+        return self._together(outputs), self._names.listed(named)
 
-    def _give_back(self, state: Any) -> None:
+    def _names_of(self, state: Any) -> StateNames:
+        """The names of the state's variables, as many as there are now."""
+        if self._names.sizes != [len(values) for values in state]:
+            self._names = StateNames(self._model, self.kind)
+            self._functions.clear()
+            self._profiles.clear()
+        return self._names
+
+    def _give_back(self, named: Named) -> None:
         """Gives the model its state, which Keras takes from it while a loop runs."""
-        model = self._model
-        variables = [model.trainable_variables, model.non_trainable_variables]
-        variables += [model.optimizer.variables] if self.kind == "train" else []
-        variables += [model.metrics_variables] if self.kind != "predict" else []
-        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
-            for own, values in zip(variables, state, strict=True):
+        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(named)):
+            for own, values in zip(self._names.variables.values(), self._names.listed(named), strict=True):
                 for variable, value in zip(own, values, strict=True):
                     variable.assign(value)
 
@@ -177,7 +184,7 @@ class Execution:
 
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
         if settings not in self._functions:
-            run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed)
+            run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed, self._names)
             run.__name__ = f"{self._model.name}_{self.kind}"
             shared: dict[str, Any] = {}
             if settings.replicas > 1:
@@ -218,11 +225,11 @@ def made_for(model: Any, device: IPUModel, options: Options) -> tuple[Any, ...]:
     return settings_of(model), device, *(getattr(options, field.name) for field in fields(options))
 
 
-def _loop(step: Step, kind: str, outfeed: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+def _loop(step: Step, kind: str, outfeed: str, names: StateNames) -> Callable[[Any, Any], tuple[Any, Any]]:
     """The steps of an execution in one replica: of a state and batches [1, updates, accumulation, batch, …]."""
 
-    def run(state: Any, batches: Any) -> tuple[Any, Any]:
-        batches = first_of(batches)
+    def run(model: Named, batches: Any) -> tuple[Any, Named]:
+        state, batches = names.listed(model), first_of(batches)
         updates = jax.tree.leaves(batches)[0].shape[0]
         if updates == 1:
             out, state = step(state, first_of(batches))
@@ -230,8 +237,8 @@ def _loop(step: Step, kind: str, outfeed: str) -> Callable[[Any, Any], tuple[Any
         else:
             state, outs = lax.scan(lambda state, each: step(state, each)[::-1], state, batches)
         if kind == "predict":
-            return jax.tree.map(lambda x: x[None], outs), state  # of this replica
-        return outs if outfeed == "all" else jax.tree.map(lambda x: x[-1], outs), state
+            return jax.tree.map(lambda x: x[None], outs), names.named(state)  # of this replica
+        return outs if outfeed == "all" else jax.tree.map(lambda x: x[-1], outs), names.named(state)
 
     return run
 

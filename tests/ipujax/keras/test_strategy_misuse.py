@@ -248,6 +248,7 @@ def test_what_does_not_fit_proposes_what_can_be_set_in_keras() -> None:
     assert "config.allow_recompute = True" in error.hint and "PipelineStage" in error.hint
     assert "config.ipu_model.tiles_per_ipu = 0, for all 1,472 tiles" in error.hint
     assert not [word for word in OWN_WORDS if word in str(error)]
+    assert "argument model['trainable']['sequential" in str(error) and "/dense" in str(error)
     assert "allow_recompute" not in refusal(recomputing).hint
     assert "steps_per_execution=1): all 4 batches" in refusal(steps_per_execution=4).hint
 
