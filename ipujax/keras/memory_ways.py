@@ -18,6 +18,7 @@ from ipujax.runtime.target import preset
 # In place of each way of `ipu.jit`; {} is that way in its own words, "" leaves it out.
 _IN_KERAS = {
     "batch": "{}; model.set_gradient_accumulation_options(…) lets an update have as many examples as before",
+    "code": "fewer different steps on each IPU: fewer layers, or layers in stages",
     "float16": "{}: dtype of layers, or keras.config.set_dtype_policy",
     "checkpoint": "",  # all gradients are recomputed by the way below
     "recompute": "config.allow_recompute = True, which keeps less of what gradients need",
