@@ -68,12 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.print_usage(sys.stderr)
         print(f"{command.prog}: error: " + "\n".join(rows), file=sys.stderr)
         return 2
-    except OSError as error:  # standard output cannot be written, as in `ipujax … | head`, or on a disk that is full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to write is lost, quietly
-        if isinstance(error, BrokenPipeError):
-            return _BROKEN_PIPE
+    except BrokenPipeError:  # as in `ipujax … | head`
+        _drop_output()
+        return _BROKEN_PIPE
+    except OSError as error:  # as on a disk that is full
         print(f"{command.prog}: error: {error}", file=sys.stderr)
+        _drop_output()
         return 2
+
+
+def _drop_output() -> None:
+    """Loses what is left to write, if it cannot be: Python writes it at its end, and would complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

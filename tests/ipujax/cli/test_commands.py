@@ -220,12 +220,23 @@ class Full:
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")
 
+    def flush(self) -> None:
+        self.write("")
+
 
 def test_a_full_disk_is_one_error(tmp_path: Path, monkeypatch, capsys: Capture) -> None:
     with open(tmp_path / "out", "w", encoding="utf-8") as file:
         monkeypatch.setattr(sys, "stdout", Full(file.fileno()))
         assert main(["primitives"]) == 2
     assert capsys.readouterr().err == "ipujax primitives: error: [Errno 28] No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_leaves_the_output_open(capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setattr("ipujax.cli.info_command._version", lambda name: os.stat(f"/no/such/folder/{name}"))
+    assert main(["info"]) == 2
+    assert capfd.readouterr().err.startswith("ipujax info: error: [Errno 2] No such file or directory: '/no/such")
+    print("still here", flush=True)
+    assert capfd.readouterr().out == "still here\n"
 
 
 # --- colours ----------------------------------------------------------------------------------------------------------
