@@ -359,21 +359,25 @@ def with_weak_type(x: jax.Array, weak_type: bool) -> jax.Array:
 def source_line(eqn: JaxprEqn) -> str:
     """The user's line an equation comes from, `file.py:12 (loss)`, or "" when JAX does not know.
 
-    A function inside another goes by its own name, as in `runtime.errors.user_line`.
-
-    That is the innermost frame outside installed packages, so that an optimiser's equations belong to the line that
-    calls it. A traceback goes no further out than the function that was traced: if that is a library's, no line is the
-    user's.
+    A function inside another goes by its own name, as in `runtime.errors.user_line`. That is the innermost frame
+    outside installed packages, so that an optimiser's equations belong to the line that calls it. A traceback goes no
+    further out than the function that was traced: if that is a library's, no line is the user's.
     """
-    return _shown(next((frame for frame in _frames(eqn) if not is_installed(frame.file_name)), None))
+    return _shown(_user_frame(eqn))
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
     innermost = next((frame for frame in _frames(eqn) if is_of_user(frame.file_name)), None)
-    line, library = source_line(eqn), _shown(innermost)
-    library = library if line else library or outer.library
-    return Origin(line or outer.line, name_stack(eqn) or outer.path, "" if library == line else library)
+    frame, library, path = _user_frame(eqn), _shown(innermost), name_stack(eqn) or outer.path
+    if frame is None:
+        return Origin(outer.line, path, library or outer.library, outer.file)
+    return Origin(_shown(frame), path, "" if library == _shown(frame) else library, frame.file_name)
+
+
+def _user_frame(eqn: JaxprEqn) -> Any:
+    """The innermost frame of an equation outside installed packages; None when there is none."""
+    return next((frame for frame in _frames(eqn) if not is_installed(frame.file_name)), None)
 
 
 def _frames(eqn: JaxprEqn) -> Sequence[Any]:

@@ -60,8 +60,9 @@ from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
-from ipujax.runtime.timeline import ClockStep, Recording, Timeline
+from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
+from ipujax.runtime.timeline.spans import spans_of
 from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
@@ -126,6 +127,19 @@ class Executable:
         """
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
         return timeline(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
+
+    def spans_of(self, recording: Recording | None, most_steps: int = MOST_STEPS) -> Spans:
+        """What each IPU does when in a recorded run, or the static one, iterations of loops shown where they fit.
+
+        Args:
+            recording: as of `timeline_of`.
+            most_steps: about how many steps to show.
+
+        Raises:
+            ProfileError: as `timeline_of`.
+        """
+        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
+        return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, most_steps)
 
 
 def compile(

@@ -46,9 +46,10 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
+    "runtime.sources": "runtime.tensor",
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.target"
-        " runtime.tensor runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
+        " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.report": "runtime.host runtime.memory runtime.profile runtime.signatures runtime.target runtime.tensor",
     "runtime": "",

@@ -19,7 +19,7 @@ import numpy as np
 
 from ipujax.poplar.types import BOOL, INT, UNSIGNED_INT, DataStream, RemoteBuffer
 from ipujax.public import public_names
-from ipujax.runtime.errors import GraphError, user_line
+from ipujax.runtime.errors import GraphError, user_line, user_place
 from ipujax.runtime.graph import (
     Call as Call,
     Execute as Execute,
@@ -67,7 +67,7 @@ class AbortStream(HostStream):
 
 
 def _here() -> Origin:
-    return Origin(user_line() or "")
+    return Origin.at(user_place())
 
 
 def Copy(source: Place, destination: Place, offset: Tensor | None = None, name: str = "copy") -> Program:

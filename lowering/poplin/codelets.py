@@ -26,6 +26,7 @@ from ipujax.runtime.tensor import dtype_name
 # Assumed: size of one assembly codelet and of its vertex state with the pointers to its edges.
 _CODE_BYTES = 1500
 _STATE_BYTES = 48
+_MULTIPLY_ADD = 2  # operations
 _MOST_ONE_BY_ONE = 16  # convolutions of replicas; assumed: what XLA still compiles in little time
 
 
@@ -100,7 +101,9 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         return np.asarray(block_cycles(kind, spec, block, target))
 
     fields = (Field("a", "in", spec.lhs_dtype), Field("b", "in", spec.rhs_dtype), _result(kind, out_dtype))
-    return Codelet(_title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES)
+    return Codelet(
+        _title(kind, spec, out_dtype), fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, flops=_MULTIPLY_ADD
+    )
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -164,7 +167,7 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
 
     fields = (Field("x", "in", spec.lhs_dtype), Field("w", "in", spec.rhs_dtype), _result(kind, out_dtype))
     name = _title(kind, spec, out_dtype)
-    return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",))
+    return Codelet(name, fields, compute, cycles, _STATE_BYTES, _CODE_BYTES, takes=("pads",), flops=_MULTIPLY_ADD)
 
 
 def _one_by_one(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:

@@ -62,6 +62,8 @@ class Codelet:
             "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
             "shapes": `shapes=`, per field written the shape of its block.
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
+        flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add.
+            Only reports use it.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Codelet:
     supervisor: bool = True
     takes: tuple[Extras, ...] = ()
     moves: bool = False
+    flops: int = 1
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -7,14 +7,15 @@ from ipujax.runtime.memory.always_live import (
     code_of_exchanges as code_of_exchanges,
     exchange_code_bytes as exchange_code_bytes,
 )
+from ipujax.runtime.memory.contents import TileContents as TileContents
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, changes as changes
+from ipujax.runtime.memory.live_item import LiveItem as LiveItem
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
     fits as fits,
 )
 from ipujax.runtime.memory.report import (
-    LiveItem as LiveItem,
     MemoryReport as MemoryReport,
     memory_report as memory_report,
 )

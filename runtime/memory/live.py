@@ -16,7 +16,7 @@ Limits: copies and streams write to where the data belongs, without a message bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,11 @@ class Borrowed:
 
 @dataclass(slots=True)
 class Peak:
-    """The peak of each tile over a frame, and what it is made of, int64[num_tiles] each."""
+    """The peak of each tile over a frame, what it is made of, and the position of its step; int64[num_tiles] each."""
 
     total: np.ndarray
     layers: dict[str, np.ndarray]
+    position: np.ndarray
 
 
 class Occupancy:
@@ -154,8 +155,8 @@ class Occupancy:
 
     def _find_peak(self, owner: Owner, frame: Liveness) -> Peak:
         tiles = self.target.num_tiles
-        held, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
-        layers = {name: np.zeros(tiles, np.int64) for name in LIVE}
+        held, total = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
+        peak = Peak(total, {name: np.zeros(tiles, np.int64) for name in LIVE}, np.zeros(tiles, np.int64))
         starts, ends = changes(frame)
         for position, step in enumerate(frame.steps):
             for variable in ends[position]:
@@ -167,22 +168,12 @@ class Occupancy:
             changed += [(first, first + len(values)) for _, first, values in extra]
             if changed:
                 window = slice(min(first for first, _ in changed), max(stop for _, stop in changed))
-                _raise_peak(window, held, extra, peak, layers)
-        return Peak(peak, layers)
+                _raise_peak(window, position, held, extra, peak)
+        return peak
 
     def fullest_step(self, owner: Owner, tile: int) -> int | None:
         """The position of the step of a frame at which one tile is fullest, None in a frame without steps."""
-        frame = self.frames.of[owner]
-        starts, ends = changes(frame)
-        held, best, found = 0, -1, None
-        for position, step in enumerate(frame.steps):
-            held += sum(self.on_tile(v, tile) for v in starts[position])
-            held -= sum(self.on_tile(v, tile) for v in ends[position])
-            need = held + sum(size for _, size in self.buffers_on(step, tile))
-            need += sum(int(self.peak(f).total[tile]) for f in self.frames.during(owner, step))
-            if need > best:
-                best, found = need, position
-        return found
+        return int(self.peak(owner).position[tile]) if self.frames.of[owner].steps else None
 
 
 def _at(tile: int, first: int, values: np.ndarray) -> int:
@@ -199,20 +190,18 @@ def changes(frame: Liveness) -> tuple[list[list[Variable]], list[list[Variable]]
     return starts, ends
 
 
-def _raise_peak(
-    window: slice, held: np.ndarray, extra: Iterable[Layer], peak: np.ndarray, layers: Mapping[str, np.ndarray]
-) -> None:
+def _raise_peak(window: slice, position: int, held: np.ndarray, extra: Iterable[Layer], peak: Peak) -> None:
     """Notes, in place, the tiles of a window that are fuller than ever."""
     total = held[window].copy()
     for _, first, values in extra:
         total[first - window.start : first - window.start + len(values)] += values
-    fuller = np.flatnonzero(total > peak[window])
+    fuller = np.flatnonzero(total > peak.total[window])
     if not len(fuller):
         return
-    peak[window][fuller] = total[fuller]
+    peak.total[window][fuller], peak.position[window][fuller] = total[fuller], position
     here = {"variable": held[window].copy()}
     for name, first, values in extra:
         part = here.setdefault(name, np.zeros(len(total), np.int64))
         part[first - window.start : first - window.start + len(values)] += values
-    for name, layer in layers.items():
+    for name, layer in peak.layers.items():
         layer[window][fuller] = here[name][fuller] if name in here else 0

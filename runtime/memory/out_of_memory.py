@@ -14,7 +14,8 @@ import numpy as np
 
 from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.memory.always_live import CODE
-from ipujax.runtime.memory.report import LiveItem, MemoryReport
+from ipujax.runtime.memory.live_item import LiveItem
+from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.tensor import Origin, is_key_dtype
 
 _LISTED = 5  # largest things on the worst tile, and worst tiles

@@ -1,7 +1,6 @@
 """The memory of every tile, by what it is used for.
 
-Input: a graph, a program, its effects and the costs of its leaves. Output: `MemoryReport`; `LiveItem` is one thing in
-the memory of a tile, as profiles and errors name it.
+Input: a graph, a program, its effects and the costs of its leaves. Output: `MemoryReport`.
 Three parts make up a tile's memory: what is there during the whole program (`memory.always_live`), what variables and
 buffers share, packed so that what never lives at one time may lie in one place (`memory.live`, `packing`,
 `memory.arena`), and gaps. Categories bear the names of Poplar's profile. What overlaps in time (`LIVE`) is reported as
@@ -28,23 +27,19 @@ import numpy as np
 from ipujax.runtime.analysis import EffectsOf, Step, constants
 from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.graph import (
-    Call,
     Graph,
-    If,
     Program,
     RemoteIn,
-    RepeatWhile,
     StreamIn,
-    Switch,
-    leaf_name,
-    leaf_origin,
     leaves,
 )
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
 from ipujax.runtime.memory.arena import arena, stacked
 from ipujax.runtime.memory.chip import Arena
+from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
+from ipujax.runtime.memory.live_item import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, frozen
@@ -111,6 +106,16 @@ class MemoryReport:
     def largest(self) -> tuple[LiveItem, ...]:
         """What the worst tile holds at its peak, largest first."""
         return self._worst[2]
+
+    @cached_property
+    def contents(self) -> TileContents:
+        """The largest things on each tile at its own peak; of very many tiles, on the fullest."""
+        return tile_contents(self.occupancy, self.constants, self._unnamed, self.tile_bytes)
+
+    @property
+    def _unnamed(self) -> dict[str, np.ndarray]:
+        """What is there all the time and is no variable, and gaps, by category, int64[num_tiles] each."""
+        return {name: self.by_category[name] for name in ("gap", *FIXED) if name != "constant"}
 
     @property
     def borrowed(self) -> tuple[Borrowed, ...]:
@@ -209,8 +214,7 @@ class MemoryReport:
         """
         step, items = _at_peak(None, tile, self.occupancy)
         items += [LiveItem.of(v, size, "constant") for v in self.constants if (size := self.occupancy.on_tile(v, tile))]
-        rest = [name for name in ("gap", *FIXED) if name != "constant"]
-        items += [LiveItem(name, size, name) for name in rest if (size := int(self.by_category[name][tile]))]
+        items += [LiveItem(name, size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
         return *step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name)))
 
 
@@ -249,49 +253,3 @@ def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None
         inner, more = _at_peak(function, tile, occupancy)
         step, items = inner or step, items + more
     return step, items
-
-
-@dataclass(frozen=True, slots=True)
-class LiveItem:
-    """Something in the memory of one tile.
-
-    Args:
-        name: debug name, with dtype and shape for a variable.
-        num_bytes: its bytes on that tile.
-        category: one of `memory.CATEGORIES`.
-        origin: where it comes from.
-        variable: what it is, if it is a variable.
-    """
-
-    name: str
-    num_bytes: int
-    category: str
-    origin: Origin = Origin()
-    variable: Variable | None = None
-
-    @classmethod
-    def of(cls, variable: Variable, num_bytes: int, category: str) -> LiveItem:
-        """A variable."""
-        return cls(repr(variable), num_bytes, category, variable.origin, variable)
-
-    @classmethod
-    def buffer(cls, step: Step, num_bytes: int, category: str) -> LiveItem:
-        """A buffer of a step."""
-        name, origin = step_name(step)
-        return cls(f"<{category}:{name}>", num_bytes, category, origin)
-
-    def __str__(self) -> str:
-        place = f", {self.origin}" if self.origin != Origin() else ""
-        return f"{self.num_bytes:>12,} B  {self.name} ({self.category}){place}"
-
-
-def step_name(step: Step | None) -> tuple[str, Origin]:
-    """The name of a step, and where it comes from."""
-    match step:
-        case None:
-            return "nothing", Origin()
-        case If() | Switch() | RepeatWhile():
-            return "a decision", step.origin
-        case Call(function):
-            return function.name, Origin()
-    return leaf_name(step), leaf_origin(step)

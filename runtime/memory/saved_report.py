@@ -1,7 +1,7 @@
 """The memory report of a profile that was saved: arrays by tile, and what is on the fullest tile.
 
 Input: `memory_data` of a report, JSON-able. Output: a `MemoryReport` with the same figures.
-Limits: of other tiles than the fullest it is not known what they hold.
+Limits: of other tiles than the fullest only the largest things are known, by `contents`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory.always_live import FIXED
+from ipujax.runtime.memory.contents import TileContents
 from ipujax.runtime.memory.live import Borrowed
-from ipujax.runtime.memory.report import LiveItem, MemoryReport
+from ipujax.runtime.memory.live_item import LiveItem
+from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, frozen
 
@@ -31,6 +33,7 @@ def memory_data(memory: MemoryReport) -> dict[str, Any]:
         "isFromTop": np.flatnonzero(memory.is_from_top).tolist(),
         "peak": {"step": step, "origin": _place(origin)},
         "items": [[item.name, item.num_bytes, item.category, _place(item.origin)] for item in items],
+        "contents": memory.contents.data(),
         "borrowed": [[b.name, b.tile, b.num_bytes, b.num_tiles, _place(b.origin)] for b in memory.borrowed],
     }
 
@@ -80,6 +83,18 @@ class SavedMemory(MemoryReport):
         """As `MemoryReport.borrowed`."""
         return self._saved.borrowed
 
+    @property
+    def contents(self) -> TileContents:
+        """As `MemoryReport.contents`.
+
+        Raises:
+            ProfileError: it was saved by an older version.
+        """
+        if self._saved.contents is None:
+            what = "the profile was saved by an older ipujax, without what is on each tile"
+            raise ProfileError(what, hint="save the profile again with this ipujax")
+        return self._saved.contents
+
     def _fits_unpacked(self) -> bool:
         return False  # what is packed is known
 
@@ -107,6 +122,7 @@ class _Saved:
     from_top: np.ndarray
     borrowed: tuple[Borrowed, ...]
     peak: tuple[str, Origin, tuple[LiveItem, ...]]
+    contents: TileContents | None
 
     @classmethod
     def of(cls, target: Target, layers: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
@@ -116,7 +132,8 @@ class _Saved:
         )
         from_top = frozen(np.isin(np.arange(target.num_tiles), data["isFromTop"]), np.bool_)
         peak = data["peak"]["step"], Origin(*data["peak"]["origin"]), items
-        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak)
+        contents = TileContents.of_data(data["contents"]) if "contents" in data else None
+        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents)
 
 
 def _by_tile(values: Sequence[int], target: Target) -> np.ndarray:

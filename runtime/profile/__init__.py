@@ -1,6 +1,12 @@
 """The figures of a run: graph and execution reports under Poplar's names, as data and in files."""
 
-from ipujax.runtime.profile.figures import Figures as Figures
+from ipujax.runtime.profile.execution_trace import (
+    TRACE_PHASES as TRACE_PHASES,
+    ExecutionTrace as ExecutionTrace,
+    slices as slices,
+)
+from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation
+from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
 from ipujax.runtime.profile.serialise import Where as Where, write_cbor as write_cbor, write_json as write_json
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
 from ipujax.runtime.profile.text import (

@@ -9,7 +9,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -25,14 +25,17 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
+from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace
 from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.profile.ids import Numbering
 from ipujax.runtime.profile.liveness import liveness_section
 from ipujax.runtime.profile.memory import region_bytes, vertex_type_bytes
+from ipujax.runtime.profile.program_costs import ProgramNode, program_costs
 from ipujax.runtime.profile.programs import active_cycles, numbering
 from ipujax.runtime.profile.step_costs import StepCost, place, step_costs
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.profile.trace import program_trace
+from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import PHASES, Recording, Timeline
@@ -103,8 +106,12 @@ class Figures:
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
         """
-        executable = self.executable if self.ran is None else replace(self.executable, program=self.ran)
-        return executable.timeline_of(self.recording)
+        return self._ran.timeline_of(self.recording)
+
+    @property
+    def _ran(self) -> Executable:
+        """The executable, of the part that ran."""
+        return self.executable if self.ran is None else replace(self.executable, program=self.ran)
 
     @property
     def target(self) -> Target:
@@ -350,6 +357,31 @@ class Figures:
         """What is live at every step, JSON-able, as in `graph()`."""
         return liveness_section(self.executable, self.numbering)
 
+    @cached_property
+    def execution_trace(self) -> ExecutionTrace:
+        """When each IPU does what, as columns; what timelines are made from.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        spans = self._ran.spans_of(self.recording)
+        return execution_trace(self.executable, spans, self.timeline.clocks)
+
+    @cached_property
+    def program_costs(self) -> ProgramNode:
+        """The program tree with the cycles of each part.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        return program_costs(self.executable, self._ran.program, self.numbering, self.timeline)
+
+    @cached_property
+    def sources(self) -> Mapping[str, list[str]]:
+        """The lines of the source files that the program comes from, by path."""
+        places = [place(node)[0] for node in self.executable.steps]
+        return source_texts([*places, *(variable.origin for variable in self.executable.graph.variables)])
+
     def graph(self) -> dict[str, Any]:
         """The graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
         return graph_report(self.executable, self.numbering)
@@ -364,8 +396,7 @@ class Figures:
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
         """
-        program = self.executable.program if self.ran is None else self.ran
         trip_counts = self.executable.options.trip_counts
-        trace, length = program_trace(program, self.numbering, self.timeline, trip_counts, self.recording)
+        trace, length = program_trace(self._ran.program, self.numbering, self.timeline, trip_counts, self.recording)
         report = execution_report(self.executable, self.numbering, self.timeline, trace, length)
         return report | self._host_report

@@ -2,7 +2,8 @@
 
 Input: `Figures`, as JSON-able data of `saved_data`. Output: `SavedFigures`, which answer as the original does. What is
 kept are the answers themselves: both reports, memory by tile, and the rows of the texts.
-Limits: the executable and the steps of the timeline, which hold the program, are not kept.
+Limits: the executable and the steps of the timeline, which hold the program, are not kept. A file of an older version
+lacks some answers; asking for one says so.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
 from ipujax.runtime.profile.emulated import Emulated
+from ipujax.runtime.profile.execution_trace import ExecutionTrace
 from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
 from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.step_costs import StepCost
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
@@ -39,6 +42,7 @@ def saved_data(figures: Figures) -> Json:
         "host": None if figures.host is None else figures.host.to_data(),
         "run": _run(figures),
         "graph": figures.graph(),
+        "sources": dict(figures.sources),
     }
 
 
@@ -60,6 +64,7 @@ _GRAPH = (
     "vertex_type_bytes",
     "compute_set_vertices",
 )
+_SINCE_3 = {"execution_trace": "trace", "program_costs": "programs"}  # of a run; older files have none
 _ANSWERS = ("memory", *_LISTS, *_GRAPH)
 
 
@@ -76,6 +81,8 @@ def _run(figures: Figures) -> Json:
             "operations": {lines: _rows(figures.operations(lines=lines)) for lines in LINES},
             "step_costs": _rows(figures.step_costs),
             "execution": figures.execution(),
+            "trace": figures.execution_trace.data(),
+            "programs": figures.program_costs.data(),
         }
     except ProfileError as error:
         where, expected, got = (None if x is None else str(x) for x in (error.where, error.expected, error.got))
@@ -107,6 +114,7 @@ class SavedFigures(Figures):
         if "unknown" not in data["run"]:
             answers += [*_RUN, "step_costs", "vertex_type_cycles", "_lines"]
             self._known["execution"]["simulation"]
+            answers += [name for name, key in _SINCE_3.items() if key in self._known]
         for name in answers:
             getattr(self, name)
 
@@ -126,6 +134,13 @@ class SavedFigures(Figures):
         raise ProfileError(
             f"a saved profile has no {what}", hint="the profile that was saved has it, before it is saved"
         )
+
+    def _recent(self, section: Json, key: str, what: str) -> Any:
+        """Part of a section that files of older versions lack."""
+        if key not in section:
+            hint = "save the profile again with this ipujax"
+            raise ProfileError(f"the profile was saved by an older ipujax, without its {what}", hint=hint)
+        return section[key]
 
     @property
     def executable(self) -> Executable:
@@ -250,6 +265,36 @@ class SavedFigures(Figures):
 
     def _operations(self, lines: str) -> tuple[Operation, ...]:
         return self._lines[lines]
+
+    # --- what files of older versions lack ---
+
+    @cached_property
+    def execution_trace(self) -> ExecutionTrace:
+        """As `Figures.execution_trace`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return ExecutionTrace.of_data(self._recent(self._known, "trace", "execution trace"))
+
+    @cached_property
+    def program_costs(self) -> ProgramNode:
+        """As `Figures.program_costs`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return ProgramNode.of_data(self._recent(self._known, "programs", "program tree"))
+
+    @property
+    def sources(self) -> Mapping[str, list[str]]:
+        """As `Figures.sources`, as they were then.
+
+        Raises:
+            ProfileError: it was saved by an older version.
+        """
+        texts: Mapping[str, list[str]] = self._recent(self._data, "sources", "source files")
+        return texts
 
     # --- what the graph profile says ---
 

@@ -2,10 +2,12 @@
 
 Input: JSON-able data. Output: a file, or bytes in a file that is open. CBOR is what RFC 8949 says; the package `cbor2`
 writes it, which the extra `profile` installs. A saved profile is JSON compressed by gzip, with the name and the version
-of the format; another version is refused, for what it says of a program this version would say otherwise. So are
-figures that differ from those that were saved, by a checksum of their JSON without spaces:
+of the format. Files of older versions, from `OLDEST` on, are read, and lack what was added since; newer ones are
+refused. So are figures that differ from those that were saved, by a checksum of their JSON without spaces:
 
-    {"format": "ipujax profile", "version": 2, "sha256": …, "profile": …}
+    {"format": "ipujax profile", "version": 3, "sha256": …, "profile": …}
+
+Version 3 added the execution trace, the program tree, what is on each tile, and texts of source files.
 
 Source: Poplar & PopLibs user guide, "Profiling": `serializeToJSON`, `serializeToCBOR`.
 """
@@ -25,7 +27,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
-VERSION = 2  # of saved profiles
+VERSION, OLDEST = 3, 2  # of saved profiles: that which is written, and the first that can be read
 _FORMAT = "ipujax profile"
 _LEVEL = 6  # of compression, gzip's own default
 _NO_SPACES = (",", ":")
@@ -165,16 +167,20 @@ def read_profile(path: FilePath) -> Any:
         raise not_a_profile(path) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise not_a_profile(path)
-    if data.get("version") != VERSION:
-        got = f"version {data.get('version')!r}"
-        hint = "save it again with this ipujax"
-        raise ProfileError(
-            f"the profile {name} is of another version", expected=f"version {VERSION}", got=got, hint=hint
-        )
+    _check_version(name, data.get("version"))
     if data.get("sha256") != found:
         what = f"the profile {name} is damaged: its figures are not those that were saved"
         raise ProfileError(what, hint="save or copy it again")
     return data.get("profile")
+
+
+def _check_version(name: str, version: Any) -> None:
+    """Refuses versions that this ipujax cannot read."""
+    if not isinstance(version, int) or not OLDEST <= version <= VERSION:
+        is_newer = isinstance(version, int) and version > VERSION
+        hint = "read it with a newer ipujax" if is_newer else "save it again with this ipujax"
+        expected, got = f"version {OLDEST} to {VERSION}", f"version {version!r}"
+        raise ProfileError(f"the profile {name} is of another version", expected=expected, got=got, hint=hint)
 
 
 def not_a_profile(path: FilePath) -> ProfileError:

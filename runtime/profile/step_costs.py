@@ -3,19 +3,36 @@
 Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: one row for each line and name; a variable
 belongs to the operation of its own name, which is that of its result, or is a row of its own.
 Limits: exchange code is that of the tile that has most of it for this row; other rows may have theirs elsewhere.
+Operations are counted as codelets say; those of a fallback, and of user codelets that do not say, count one a point.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.compile import Cost, Executable
-from ipujax.runtime.graph import Execute, If, Leaf, Program, RepeatWhile, Switch, is_free, leaf_name, leaf_origin
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import (
+    Execute,
+    If,
+    Leaf,
+    Program,
+    RepeatWhile,
+    Switch,
+    VertexGroup,
+    is_free,
+    leaf_name,
+    leaf_origin,
+)
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype
 from ipujax.runtime.timeline import Timeline
 
 
@@ -30,6 +47,10 @@ class StepCost:
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
         exchange_code_bytes: code of their exchanges, on the tile that has most of it.
+        flops: operations on floating-point numbers, all runs together; None in profiles that were saved without.
+        precision: the dtype whose peak rate is theirs to reach: "float16" when all they read of numbers is half.
+        tile_balance: mean share of their compute phases in which a tile computes, as `Figures.tile_balance`; None where
+            nothing is computed.
     """
 
     origin: Origin
@@ -38,6 +59,9 @@ class StepCost:
     moved_bytes: int = 0
     variable_bytes: int = 0
     exchange_code_bytes: int = 0
+    flops: int | None = None
+    precision: str = "float32"
+    tile_balance: float | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +74,39 @@ class _Sum:
     moved_bytes: int = 0
     variable_bytes: int = 0
     costs: dict[object, Cost] = field(default_factory=dict)
+    flops: int = 0
+    reads: set[str] = field(default_factory=set)
+    busy: int = 0  # cycles of tiles in compute phases, and all that they could compute in
+    spent: int = 0
+
+    def add_vertices(self, executable: Executable, node: Execute, cost: ComputeSetCost, runs: int) -> None:
+        """Adds the arithmetic of a compute set."""
+        tiles = executable.target.tiles_per_ipu
+        self.busy += runs * int(cost.compute_cycles.sum())
+        self.spent += runs * tiles * int(cost.compute_cycles.reshape(-1, tiles).max(1).sum())
+        for group in executable.graph.groups[node.compute_set]:
+            if (flops := _flops(group)) > 0:
+                self.flops += runs * flops
+                self.reads |= {dtype_name(f.dtype) for f in group.codelet.fields if f.is_read and _is_float(f.dtype)}
+
+    def row(self, target: Target) -> StepCost:
+        """The sum."""
+        code = int(code_of_exchanges(self.costs.values(), target).max()) if self.costs else 0
+        precision = "float16" if self.reads == {"float16"} else "float32"
+        balance = self.busy / self.spent if self.spent else None
+        figures = int(np.max(self.work)), self.moved_bytes, self.variable_bytes, code, self.flops, precision, balance
+        return StepCost(self.origin, self.name, *figures)
+
+
+def _flops(group: VertexGroup) -> int:
+    """Operations on floating-point numbers of all vertices of a group."""
+    codelet = group.codelet
+    computes = not codelet.moves and any(_is_float(field.dtype) for field in codelet.fields)
+    return codelet.flops * prod(axis.extent for axis in group.axes) if computes else 0
+
+
+def _is_float(dtype: Any) -> bool:
+    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def step_costs(executable: Executable, ids: Numbering, timeline: Timeline) -> tuple[StepCost, ...]:
@@ -70,20 +127,13 @@ def step_costs(executable: Executable, ids: Numbering, timeline: Timeline) -> tu
         one.work = one.work + step.work.sum(1) * runs
         one.moved_bytes += runs * sum(activity.moved_bytes for _, activity in ids.activities.get(node, ()))
         if isinstance(node, Leaf) and not is_free(node):
-            one.costs[node.compute_set if isinstance(node, Execute) else node] = executable.costs[node]
+            cost = executable.costs[node]
+            one.costs[node.compute_set if isinstance(node, Execute) else node] = cost
+            if isinstance(node, Execute) and isinstance(cost, ComputeSetCost):
+                one.add_vertices(executable, node, cost, runs)
     for variable in executable.graph.variables:
         row(variable.origin, variable.name).variable_bytes += variable.num_bytes
-    return tuple(
-        StepCost(
-            one.origin,
-            one.name,
-            int(np.max(one.work)),
-            one.moved_bytes,
-            one.variable_bytes,
-            int(code_of_exchanges(one.costs.values(), executable.target).max()) if one.costs else 0,
-        )
-        for one in sums.values()
-    )
+    return tuple(one.row(executable.target) for one in sums.values())
 
 
 def place(node: Program) -> tuple[Origin, str]:

@@ -128,7 +128,7 @@ def timeline(
     Raises:
         ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
     """
-    walker = _Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
+    walker = Walker(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
     return walker.run(program)
 
 
@@ -144,8 +144,8 @@ class _Test(Program):
         return (self.loop.condition,)
 
 
-class _Walker:
-    """One walk; owns what the walk mutates."""
+class Walker:
+    """One walk; owns what the walk mutates. `spans` walks likewise, and notes more."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from ipujax.poplar.graph.host_side import HostSide
 from ipujax.poplar.graph.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
 from ipujax.poplar.graph.replica_tensors import all_replicas, in_each_replica, share_of_ipus
 from ipujax.poplar.vertex import FieldRef, Vertex, VertexRef, VertexStore, codelets_in, field_number
-from ipujax.runtime.errors import GraphError, MappingError, user_line, user_place
+from ipujax.runtime.errors import GraphError, MappingError, user_place
 from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group
 from ipujax.runtime.target import Target as RuntimeTarget, nearest
 from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
@@ -75,7 +75,7 @@ class GraphBase(HostSide):
     @property
     def origin(self) -> Origin:
         """The origin of additions: set by `debug_origin`, else the user's current line."""
-        return self._origin if self._origin != Origin() else Origin(user_line() or "")
+        return self._origin if self._origin != Origin() else Origin.at(user_place())
 
     # --- variables ---
 

@@ -304,7 +304,7 @@ class VertexStore:
         if not self._estimates.keys().isdisjoint(vertices):
             cycles = np.array([self._estimates.get(v, -1) for v in vertices], np.int64)
             codelet = with_cycles(codelet, cycles.reshape(tile.shape))
-        origin = Origin(self._where(vertices[0]) or "")
+        origin = Origin.at(self._places[vertices[0]])
         return VertexGroup(codelet, tuple(axes), tuple(accesses), tile, ("vertex",) if state else (), origin)
 
     def _stacked(self, field: VertexField, tensors: list[Tensor], vertices: list[int]) -> Tensor:

@@ -193,6 +193,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
     fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
+    computing = [step for step in kernel.steps if kind_of(step.op.name) != "move"]
     code = _CODE_BYTES + _CODE_BYTES_PER_STEP * max(0, len(kernel.steps) - 1)
     return Codelet(
         _title(kernel, counts),
@@ -202,7 +203,8 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _USUAL_FIELDS),
         code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
         takes=() if whole else ("shapes",),
-        moves=not kernel.reductions and all(kind_of(step.op.name) == "move" for step in kernel.steps),
+        moves=not kernel.reductions and not computing,
+        flops=len(computing) + len(kernel.reductions),
     )
 
 

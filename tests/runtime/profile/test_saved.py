@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,7 +130,7 @@ def test_files_are_small_and_plain(tmp_path):
     content = (tmp_path / "saved").read_bytes()
     assert len(content) < 10_000
     data = json.loads(gzip.decompress(content))
-    assert (data["format"], data["version"]) == ("ipujax profile", 2)
+    assert (data["format"], data["version"]) == ("ipujax profile", 3)
 
 
 def test_targets_as_data():
@@ -166,7 +167,11 @@ DAMAGED = {
     "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is no profile"),
     "another version": (
         lambda content: edited(content, lambda data: data.update(version=1)),
-        r"of another version(.|\n)*expected: version 2(.|\n)*got: version 1",
+        r"of another version(.|\n)*expected: version 2 to 3(.|\n)*got: version 1(.|\n)*save it again",
+    ),
+    "a newer version": (
+        lambda content: edited(content, lambda data: data.update(version=4)),
+        r"of another version(.|\n)*got: version 4(.|\n)*newer ipujax",
     ),
     "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is damaged"),
     "no checksum": (lambda content: edited(content, lambda data: data.pop("sha256")), "is damaged"),
@@ -235,3 +240,43 @@ def test_paths_that_no_system_has(name, tmp_path):
     with pytest.raises(ProfileError, match=r"(?s)cannot be read.*got: \S"):
         Profile.load(path)
     assert not list(tmp_path.iterdir())
+
+
+# --- what was added to the format -------------------------------------------------------------------------------------
+
+OLD = Path(__file__).resolve().parents[2] / "data" / "two_ipus.version2.profile"  # written by the code of version 2
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_reports_have_the_data_of_the_original(name, tmp_path):
+    original = PROFILES[name]()
+    loaded = again(original, tmp_path)
+    assert loaded.execution_trace.data() == original.execution_trace.data()
+    assert loaded.program_costs == original.program_costs and loaded.sources == original.sources
+    assert loaded.memory.contents.data() == original.memory.contents.data()
+
+
+def test_files_of_the_version_before_are_read():
+    old, new = Profile.load(OLD), PROFILES["two IPUs"]()
+    assert (old.cycles, old.phase_cycles, old.critical_ipu) == (27480, new.phase_cycles, 1)
+    assert old.memory.max_tile_bytes == new.memory.max_tile_bytes and "second" in old.summary()
+    assert [row.name for row in old.step_costs] == [row.name for row in new.step_costs]
+    assert {row.flops for row in old.step_costs} == {None}
+
+
+def test_what_files_of_the_version_before_lack_is_said():
+    old = Profile.load(OLD)
+    asks = (lambda: old.execution_trace, lambda: old.program_costs, lambda: old.sources, lambda: old.memory.contents)
+    for ask in asks:
+        with pytest.raises(ProfileError, match=r"saved by an older ipujax, without(.|\n)*save the profile again"):
+            ask()
+
+
+def test_program_costs_add_up():
+    profile = PROFILES["trained"]()
+    root = profile.program_costs
+    assert root.cycles == profile.cycles  # on one IPU, which never waits
+    (loop,) = [node for node in root.walk() if node.type == "Repeat"]
+    assert loop.name == "10 times" and [child.runs for child in loop.children] == [10, 10]
+    assert loop.cycles == sum(child.cycles for child in loop.children)
+    assert [child.line for child in loop.children] == ["model.py:3 (forward)", "model.py:9 (loss)"]

@@ -1,0 +1,57 @@
+"""One thing in the memory of a tile, as profiles and errors name it: a variable, or a buffer of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipujax.runtime.analysis import Step
+from ipujax.runtime.graph import Call, If, RepeatWhile, Switch, WriteUndef, leaf_name, leaf_origin
+from ipujax.runtime.tensor import Origin, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class LiveItem:
+    """Something in the memory of one tile.
+
+    Args:
+        name: debug name, with dtype and shape for a variable.
+        num_bytes: its bytes on that tile.
+        category: one of `memory.CATEGORIES`.
+        origin: where it comes from.
+        variable: what it is, if it is a variable.
+    """
+
+    name: str
+    num_bytes: int
+    category: str
+    origin: Origin = Origin()
+    variable: Variable | None = None
+
+    @classmethod
+    def of(cls, variable: Variable, num_bytes: int, category: str) -> LiveItem:
+        """A variable."""
+        return cls(repr(variable), num_bytes, category, variable.origin, variable)
+
+    @classmethod
+    def buffer(cls, step: Step, num_bytes: int, category: str) -> LiveItem:
+        """A buffer of a step."""
+        name, origin = step_name(step)
+        return cls(f"<{category}:{name}>", num_bytes, category, origin)
+
+    def __str__(self) -> str:
+        place = f", {self.origin}" if self.origin != Origin() else ""
+        return f"{self.num_bytes:>12,} B  {self.name} ({self.category}){place}"
+
+
+def step_name(step: Step | None) -> tuple[str, Origin]:
+    """The name of a step, and where it comes from."""
+    match step:
+        case None:
+            return "nothing", Origin()
+        case If() | Switch() | RepeatWhile():
+            return "a decision", step.origin
+        case WriteUndef():
+            return "a write of undefined values", Origin()
+        case Call(function):
+            return function.name, Origin()
+    return leaf_name(step), leaf_origin(step)

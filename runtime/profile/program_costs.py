@@ -1,0 +1,159 @@
+"""The program tree with what each part of it costs.
+
+Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: `ProgramNode`s: plain values, which also
+make JSON-able data and are made of it. What takes no time is left out; sequences in sequences are one.
+Limits: a step that several calls run is shown at each, with its share of the cycles by how often they run it, decisions
+that are data apart. When the tree would pass `MOST_NODES`, functions show what is in them at one call only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence as Rows
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.graph import Call, Collective, Function, If, Leaf, Program, Repeat, RepeatWhile, Sequence, Switch
+from ipujax.runtime.profile.ids import Numbering
+from ipujax.runtime.profile.step_costs import place
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.timeline import Timeline
+
+MOST_NODES = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramNode:
+    """One node of the tree.
+
+    Args:
+        type: its tag, as in the graph profile.
+        name: its debug name, or what it does.
+        line: the line of source it comes from, empty when none is known.
+        cycles: on the IPU that spends most on it, all runs together; idle time left out.
+        runs: how often it runs.
+        children: what is in it.
+    """
+
+    type: str
+    name: str
+    line: str
+    cycles: int
+    runs: int
+    children: tuple[ProgramNode, ...] = ()
+
+    def walk(self) -> Iterator[ProgramNode]:
+        """This node and all inside it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def data(self) -> list[Any]:
+        """The tree as JSON-able data."""
+        return [self.type, self.name, self.line, self.cycles, self.runs, [child.data() for child in self.children]]
+
+    @classmethod
+    def of_data(cls, data: Rows[Any]) -> ProgramNode:
+        """The tree of such data.
+
+        Args:
+            data: as `data` makes it.
+
+        Raises:
+            TypeError, ValueError: data of something else.
+        """
+        kind, name, line, cycles, runs, children = data
+        return cls(str(kind), str(name), str(line), int(cycles), int(runs), tuple(map(cls.of_data, children)))
+
+
+def program_costs(executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> ProgramNode:
+    """The tree of a run.
+
+    Args:
+        executable: what ran.
+        program: the part of it that ran.
+        ids: its numbering.
+        timeline: the run.
+    """
+    return _Tree(executable, program, ids, timeline).root()
+
+
+class _Tree:
+    """One walk; owns what it has met."""
+
+    def __init__(self, executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> None:
+        self.executable, self.program, self.ids, self.runs = executable, program, ids, timeline.executions
+        self.weights: Counter[Program] = Counter()
+        self.weigh(program, 1)
+        self.is_large = self.size(program, {}) > MOST_NODES
+        self.shown: set[Function] = set()
+
+    def weigh(self, node: Program, times: int) -> None:
+        """Counts how often each step would run if all decisions were taken once."""
+        self.weights[node] += times
+        times *= node.count if isinstance(node, Repeat) else 1
+        for child in node.children():
+            self.weigh(child, times)
+
+    def size(self, node: Program, known: dict[Program, int]) -> int:
+        """Nodes of the tree, functions at each of their calls."""
+        if node not in known:
+            known[node] = 1 + sum(self.size(child, known) for child in node.children())
+        return known[node]
+
+    def root(self) -> ProgramNode:
+        found = self.nodes(self.program, 1)
+        if len(found) == 1:
+            return found[0][0]
+        cycles = self.total(found)
+        return ProgramNode("Sequence", "the whole program", "", int(cycles.max()), 1, tuple(one for one, _ in found))
+
+    def total(self, found: Rows[tuple[ProgramNode, np.ndarray]]) -> np.ndarray:
+        """Cycles on each IPU of some nodes, int64[num_ipus]."""
+        none = np.zeros(self.executable.target.num_ipus, np.int64)
+        return np.asarray(sum((cycles for _, cycles in found), none))
+
+    def nodes(self, node: Program, times: int) -> list[tuple[ProgramNode, np.ndarray]]:
+        """What stands for a node in its parent, each with its cycles on each IPU; nothing for what takes no time."""
+        if isinstance(node, Sequence) and not isinstance(node, Collective):
+            return [found for child in node.children() for found in self.nodes(child, times)]
+        if not self.ids.programs_of(node):
+            return []
+        inner = times * (node.count if isinstance(node, Repeat) else 1)
+        children = [found for child in node.children() for found in self.nodes(child, inner)]
+        cycles, runs, (name, line) = self.total(children), times, _label(node)
+        if node in self.executable.steps:
+            all_runs = self.runs.get(node, 0)
+            runs = round(all_runs * times / max(1, self.weights[node]))
+            own = self.executable.steps[node].work.sum(1) * all_runs
+            cycles = cycles + own * times // max(1, self.weights[node])
+        if isinstance(node, Call):
+            if self.is_large and node.function in self.shown:
+                children, name = [], f"{name} (shown at its first call)"
+            self.shown.add(node.function)
+        kind, inside = self.ids.type_of(node), tuple(one for one, _ in children)
+        return [(ProgramNode(kind, name, line, int(cycles.max()), runs, inside), cycles)]
+
+
+def _label(node: Program) -> tuple[str, str]:
+    """What a node is called, and its line."""
+    match node:
+        case Repeat(count=count):
+            return f"{count:,} times", _line(node.origin)
+        case Call(function):
+            return function.name, ""
+        case Collective():
+            return node.name, _line(node.origin)
+        case RepeatWhile() | If() | Switch():
+            return "decided by data", _line(node.origin)
+    if isinstance(node, Leaf):
+        origin, name = place(node)
+        return name, _line(origin)
+    return "", ""
+
+
+def _line(origin: Origin) -> str:
+    return "" if origin == Origin() else str(origin)

@@ -1,0 +1,97 @@
+"""Spans and their phases add up to the timeline, whatever is shown of loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.compile import compile
+from ipujax.runtime.options import Options
+from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace, slices
+from ipujax.runtime.report import Profile
+from tests.runtime.profile.profile_helpers import looping, trained_program, two_ipus
+from tests.runtime.profile.test_reports import everything
+
+
+def recorded():
+    graph, program, loop, decide = looping()
+    return Profile(compile(graph, program), {loop: [3], decide: [1, 0, 1]})
+
+
+def counted():
+    graph, program, _, _ = looping()
+    return Profile(compile(graph, program, options=Options(trip_counts={"while[0]": 60})))
+
+
+PROFILES = {
+    "trained": lambda: Profile(trained_program()),
+    "two IPUs": lambda: Profile(two_ipus()),
+    "everything": lambda: Profile(everything()),
+    "recorded": recorded,
+    "counted": counted,
+}
+
+
+def phases(trace, ipu):
+    cut = slices(trace)
+    mine = cut.ipu == ipu
+    return {name: int(cut.cycles[mine & (cut.phase == k)].sum()) for k, name in enumerate(TRACE_PHASES)}
+
+
+@pytest.mark.parametrize("most_steps", [1, 3, 8, 4000])
+@pytest.mark.parametrize("name", PROFILES)
+def test_phases_add_up_to_the_cycle(name, most_steps):
+    profile = PROFILES[name]()
+    spans = profile.executable.spans_of(profile.recording, most_steps)
+    trace = execution_trace(profile.executable, spans, profile.timeline.clocks)
+    assert trace.work.sum() == profile.timeline.work.sum()
+    for ipu in range(profile.target.num_ipus):
+        assert phases(trace, ipu) == profile.timeline.phase_cycles(ipu)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_slices_of_an_ipu_follow_each_other(name):
+    profile = PROFILES[name]()
+    cut = slices(profile.execution_trace)
+    assert (cut.cycles > 0).all()
+    for ipu in range(profile.target.num_ipus):
+        mine = cut.ipu == ipu
+        np.testing.assert_array_equal(cut.start[mine][1:], (cut.start + cut.cycles)[mine][:-1])
+        assert cut.start[mine][0] == 0
+        assert (cut.start + cut.cycles)[mine][-1] == profile.timeline.clocks[ipu]
+
+
+def test_iterations_are_shown_where_they_fit_and_folded_elsewhere():
+    executable = trained_program()
+    clocks = Profile(executable).timeline.clocks
+    whole = execution_trace(executable, executable.spans_of(None), clocks)
+    assert len(whole.name) == 2 * 10 + 1 and not whole.is_folded.any()
+    few = execution_trace(executable, executable.spans_of(None, 8), clocks)
+    labels = [few.label(step) for step in range(len(few.name))]
+    assert labels[:2] == ["popops::Cheap/compute", "popops::Dear/compute"]
+    assert labels[-2] == "7 iterations of a loop, folded" and few.is_folded.sum() == 1
+    # Those that are shown are where they are when all are shown.
+    np.testing.assert_array_equal(few.start[:6], whole.start[:6])
+    np.testing.assert_array_equal(few.end[-1:], whole.end[-1:])
+
+
+def test_long_programs_have_steps_joined():
+    executable = trained_program()
+    trace = execution_trace(executable, executable.spans_of(None, 2), Profile(executable).timeline.clocks)
+    assert len(trace.name) == 2 and trace.joined.sum() == 4
+    assert trace.label(0) == "2 steps, folded; the dearest is popops::Dear/compute"
+
+
+def test_a_trace_is_data_and_again_a_trace():
+    trace = Profile(two_ipus()).execution_trace
+    again = ExecutionTrace.of_data(trace.data())
+    assert again.data() == trace.data() and again.work.shape == trace.work.shape
+    with pytest.raises(ValueError, match="differ in length"):
+        ExecutionTrace.of_data(trace.data() | {"ipu": [0]})
+
+
+def test_live_bytes_are_those_of_the_liveness_report():
+    profile = Profile(trained_program())
+    live, always = profile.liveness, profile.liveness["alwaysLiveBytes"]
+    assert profile.execution_trace.live_bytes.max() <= live["maxLiveBytes"]
+    assert profile.execution_trace.live_bytes.min() >= always
