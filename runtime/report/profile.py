@@ -7,6 +7,7 @@ Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,11 +24,13 @@ from ipujax.runtime.profile.serialise import (
     not_a_profile,
     read_profile,
     write_cbor,
+    write_file,
     write_json,
     write_profile,
 )
 from ipujax.runtime.profile.text import coloured, wants_colours
 from ipujax.runtime.report import summary as sections
+from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.signatures import checking_calls
 
 
@@ -108,6 +111,20 @@ class Profile(Figures):
             ProfileError: as `execution()`, or the extra `profile` is not installed; nothing is written then.
         """
         write_cbor(self._both(), where)
+
+    def to_perfetto(self, path: FilePath) -> None:
+        """Writes when each IPU does what as a trace, which https://ui.perfetto.dev and chrome://tracing show.
+
+        Args:
+            path: the file, JSON of the trace event format; one that exists is replaced.
+
+        Raises:
+            ArgumentTypeError: something that is no path.
+            ProfileError: as `execution()`, a profile saved by an older version, or a path that cannot be written.
+        """
+        write_file(
+            path, json.dumps(perfetto(self), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        )
 
     def _both(self) -> dict[str, Any]:
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}
