@@ -93,6 +93,13 @@ def test_step_costs_add_up():
     )
 
 
+def test_step_costs_count_operations():
+    rows = {row.name: row for row in Profile(trained_program()).step_costs}
+    # Ten runs of 16 elements, which four tiles share; the machine has no other tiles.
+    assert rows["popops::Dear/compute"].flops == 10 * SIZE and rows["popops::Dear/compute"].tile_balance == 1.0
+    assert (rows["out"].flops, rows["out"].tile_balance) == (0, None)
+
+
 def test_something_else_than_profiles():
     profile = profile_of(50, 1)
     for pair in ((profile, profile.executable), (3, profile)):

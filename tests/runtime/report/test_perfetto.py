@@ -102,7 +102,7 @@ def test_saved_profiles_have_the_same_trace(tmp_path):
 
 def test_long_runs_are_folded_and_say_so(tmp_path):
     graph, program, loop, decide = looping()
-    profile = Profile(compile(graph, program), {loop: [20_000], decide: [1, 0] * 10_000})
+    profile = Profile(compile(graph, program), {loop: [5_000], decide: [1, 0] * 2_500})
     data = written(profile, tmp_path)
     assert (
         os.path.getsize(tmp_path / "trace.json") < 6_000_000
@@ -110,9 +110,9 @@ def test_long_runs_are_folded_and_say_so(tmp_path):
     )
     (folded,) = [event for event in of_phase(data, "X") if "iterations" in event["args"]]
     assert folded["name"] == f"{folded['args']['iterations']:,} iterations of the loop of model.py:18 (decode), folded"
-    assert folded["args"]["iterations"] > 10_000
+    assert folded["args"]["iterations"] > 2_500
     sums = Counter(event["cat"] for event in of_phase(data, "X"))
-    assert sums["step"] < 5_000
+    assert 1_000 < sums["step"] < 5_000
 
 
 def test_what_cannot_be_written_is_said(tmp_path):
