@@ -51,7 +51,10 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.report": "runtime.host runtime.memory runtime.profile runtime.signatures runtime.target runtime.tensor",
+    "runtime.report": (
+        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.signatures runtime.target"
+        " runtime.tensor"
+    ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "runtime.tensor",

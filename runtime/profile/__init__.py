@@ -7,7 +7,13 @@ from ipujax.runtime.profile.execution_trace import (
 )
 from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation
 from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
-from ipujax.runtime.profile.serialise import Where as Where, write_cbor as write_cbor, write_json as write_json
+from ipujax.runtime.profile.serialise import (
+    FilePath as FilePath,
+    Where as Where,
+    write_cbor as write_cbor,
+    write_file as write_file,
+    write_json as write_json,
+)
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
 from ipujax.runtime.profile.text import (
     coloured as coloured,

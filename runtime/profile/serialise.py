@@ -97,6 +97,19 @@ def _name(path: Any) -> str:
     return repr(os.fspath(path))
 
 
+def checked_path(path: FilePath) -> FilePath:
+    """A path, if it is one.
+
+    Args:
+        path: of a file.
+
+    Raises:
+        ArgumentTypeError: something else.
+    """
+    _name(path)
+    return path
+
+
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 

@@ -10,12 +10,14 @@ Limits: operations are matched by line and name. Code that has moved to another 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.runtime.markup import table
 from ipujax.runtime.memory import EXCHANGE_CODE
-from ipujax.runtime.profile import Figures, StepCost
+from ipujax.runtime.page import ComparedFigures, comparison_page
+from ipujax.runtime.profile import Figures, FilePath, StepCost, write_file
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.tensor import Origin
 
@@ -54,6 +56,11 @@ class Change:
         return int(getattr(self.after, figure)) - int(getattr(self.before, figure))
 
     @property
+    def figures(self) -> dict[str, tuple[float, float]]:
+        """Before and after, by name."""
+        return {name: (float(getattr(self.before, name)), float(getattr(self.after, name))) for name in FIGURES}
+
+    @property
     def _weight(self) -> tuple[int, ...]:
         return tuple(-abs(self.difference(name)) for name in FIGURES)
 
@@ -66,10 +73,16 @@ class Comparison:
         totals: figures of the whole runs, first and second: "cycles", "seconds", "moved_bytes", "variable_bytes", and,
             of the tile that has most of it, "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
         changes: the operations that differ, largest change of cycles first.
+        phases: cycles of each phase of the critical IPU, first and second.
+        categories: bytes of each memory category on all tiles, first and second.
+        titles: what both profiles are, in a line each.
     """
 
     totals: dict[str, tuple[float, float]]
     changes: tuple[Change, ...]
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict)
+    categories: dict[str, tuple[int, int]] = field(default_factory=dict)
+    titles: tuple[str, str] = ("", "")
 
     def text(self, n: int | None = _SHOWN) -> str:
         """Totals and changes as text.
@@ -91,6 +104,25 @@ class Comparison:
             lines.append(f"  {figures}  {change.origin}  [{change.name}]")
         rest = len(self.changes) - len(self.changes[:n])
         return "\n".join([*lines, *([f"  … and {rest:,} more"] if rest else [])])
+
+    def to_html(self, path: FilePath) -> None:
+        """Writes a page of what changed, in the look of `profile.to_html`.
+
+        Args:
+            path: the file; one that exists is replaced.
+
+        Raises:
+            ArgumentTypeError: something that is no path.
+            ProfileError: a path that cannot be written.
+        """
+        rows = [ComparedFigures(change.name, str(change.origin), change.figures) for change in self.changes]
+        page = comparison_page(self.titles, self.totals, self.phases, self.categories, rows)
+        write_file(path, page.encode())
+
+    def _repr_html_(self) -> str:
+        head = ("Figure", "Before", "After", "Change")
+        rows = ((name, f"{a:,.6g}", f"{b:,.6g}", _ratio(a, b)) for name, (a, b) in self.totals.items())
+        return table(head, rows, f"What changed; {len(self.changes):,} operations differ")
 
     def __str__(self) -> str:
         return self.text()
@@ -131,7 +163,10 @@ def compare(before: Figures, after: Figures) -> Comparison:
             changes.append(change)
     changes.sort(key=lambda change: change._weight)
     totals = {name: (float(figure(before)), float(figure(after))) for name, figure in _TOTALS.items()}
-    return Comparison(totals, tuple(changes))
+    phases = {name: (cycles, after.phase_cycles[name]) for name, cycles in before.phase_cycles.items()}
+    first_memory, second_memory = (each.memory.by_category for each in (before, after))
+    categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
+    return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief))
 
 
 def _exchange_code_bytes(profile: Figures) -> int:

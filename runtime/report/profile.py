@@ -7,7 +7,6 @@ Source: Poplar & PopLibs user guide, "Profiling" and "Profile summary output".
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,11 +15,13 @@ from typing import Any, Self
 
 from ipujax.runtime.errors import ArgumentError, IpuError, shortened
 from ipujax.runtime.host import HostData
+from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import (
     FilePath,
     Where,
+    checked_path,
     not_a_profile,
     read_profile,
     write_cbor,
@@ -122,9 +123,19 @@ class Profile(Figures):
             ArgumentTypeError: something that is no path.
             ProfileError: as `execution()`, a profile saved by an older version, or a path that cannot be written.
         """
-        write_file(
-            path, json.dumps(perfetto(self), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        )
+        write_json(perfetto(self), checked_path(path))
+
+    def to_html(self, path: FilePath) -> None:
+        """Writes a page that answers what limits the program, and shows time, memory, operations and source.
+
+        Args:
+            path: the file; one that exists is replaced. It holds all it needs, and opens without network.
+
+        Raises:
+            ArgumentTypeError: something that is no path.
+            ProfileError: a path that cannot be written, or the extra `report` is not installed.
+        """
+        write_file(path, profile_page(self).encode())
 
     def _both(self) -> dict[str, Any]:
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}

@@ -62,7 +62,7 @@ def test_import_in_hostile_folder(hostile: Path):
 
 
 def test_import_brings_no_framework(tmp_path: Path):
-    frameworks = {"equinox", "flax", "haiku", "keras", "optax", "orbax", "tensorflow", "torch"}
+    frameworks = {"bokeh", "equinox", "flax", "haiku", "keras", "optax", "orbax", "tensorflow", "torch"}
     code = f"import sys, ipujax; print(*sorted({frameworks}.intersection(sys.modules)), ipujax.__file__)"
     assert run_python(code, tmp_path, ROOT) == str(ROOT / "ipujax" / "__init__.py")
 
@@ -77,7 +77,8 @@ def source_modules() -> set[str]:
         for path in folder.rglob("*.py")
         if links.isdisjoint(path.parents)
     }
-    return modules | {"ipujax/py.typed"}
+    page = {f"ipujax/runtime/page/page.{kind}" for kind in ("css", "js")}
+    return modules | page | {"ipujax/py.typed"}
 
 
 def copy_of_checkout(tmp_path: Path) -> Path:

@@ -33,9 +33,9 @@ def codelet(name, cycles, state_bytes=16, code_bytes=256):
     return Codelet(name, fields, lambda x: x, lambda shapes, _: cycles * shapes[1][0], state_bytes, code_bytes)
 
 
-def apply(graph, code, x, y, blocks, line=""):
+def apply(graph, code, x, y, blocks, line="", file=""):
     """Executes a codelet from x to y, both of SIZE floats, on the first `blocks` tiles."""
-    with graph.debug_origin(Origin(line)):
+    with graph.debug_origin(Origin(line, file=str(file))):
         compute_set = graph.add_compute_set(f"{code.name}/compute")
     cuts = grid((SIZE,), (blocks,)).cuts[0]
     accesses = tuple(Access(tensor, (element(0),)) for tensor in (x, y))

@@ -1,0 +1,74 @@
+"""HTML from values: text is always escaped, so that no name can become markup.
+
+Input: values. Output: `Markup`, a string that is HTML already; whatever is no `Markup` is escaped when it is put in.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+_VOID = frozenset({"br", "hr", "img", "input", "meta"})  # elements without content and end
+
+
+class Markup(str):
+    """HTML; joined and formatted by the functions of this module only."""
+
+    __slots__ = ()
+
+
+def escaped(value: object) -> Markup:
+    """A value as HTML: markup as it is, all else as text.
+
+    Args:
+        value: anything.
+    """
+    return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
+
+
+def joined(parts: Iterable[object], separator: str = "") -> Markup:
+    """Parts after each other.
+
+    Args:
+        parts: markup, or values that are escaped.
+        separator: HTML between them.
+    """
+    return Markup(separator.join(map(escaped, parts)))
+
+
+def tag(name: str, *content: object, **attributes: object) -> Markup:
+    """An element.
+
+    Args:
+        name: `div`.
+        content: what is in it.
+        attributes: with underscores for hyphens, and one at the end of a Python keyword; None and False leave one out,
+            True is one without value.
+    """
+    shown = [
+        key.rstrip("_").replace("_", "-") + ("" if value is True else f'="{html.escape(str(value), quote=True)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    ]
+    start = f"<{' '.join([name, *shown])}>"
+    return Markup(start if name in _VOID else f"{start}{joined(content)}</{name}>")
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> Markup:
+    """A plain table; numbers are aligned right.
+
+    Args:
+        head: of the columns; no head when empty.
+        rows: cells, as many as the head has, or two where there is none.
+        caption: above it; none when empty.
+    """
+    top = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if head else ""
+    body = tag("tbody", *(tag("tr", *(_cell(n, cell) for n, cell in enumerate(row))) for row in rows))
+    return tag("table", tag("caption", caption) if caption else "", top, body)
+
+
+def _cell(column: int, value: object) -> Markup:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if column == 0:
+        return tag("th", value, scope="row", style="text-align:left")
+    return tag("td", f"{value:,}" if is_number else value, style="text-align:right" if is_number else None)

@@ -1,0 +1,135 @@
+"""The page of what changed between two profiles.
+
+Input: figures of both and the operations that differ, as plain values. Output: HTML in the look of a profile's page,
+without charts, and so without Bokeh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.charts import ACCENT, SECOND
+from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.memory_charts import bar
+
+Pairs = Mapping[str, tuple[float, float]]
+MOST_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigures:
+    """One operation of one line, before and after.
+
+    Args:
+        name: of the operation.
+        line: of source.
+        figures: before and after, by name.
+    """
+
+    name: str
+    line: str
+    figures: Pairs
+
+
+def comparison_page(
+    titles: tuple[str, str], totals: Pairs, phases: Pairs, categories: Pairs, rows: Sequence[ComparedFigures]
+) -> str:
+    """The page.
+
+    Args:
+        titles: what both profiles are, in a line each.
+        totals: figures of the whole runs.
+        phases: cycles of each phase of the critical IPUs.
+        categories: bytes of each category on all tiles.
+        rows: the operations that differ, largest change first.
+    """
+    before, after = titles
+    intro = joined([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
+    sections = [
+        Section("summary", "Summary", joined([intro, _verdict(totals, rows), _pairs("Figure", totals)])),
+        Section("phases", "Phases", joined([sentence("Cycles of the critical IPU."), _pairs("Phase", phases)])),
+        Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
+        Section("operations", "Operations", _operations(rows)),
+    ]
+    return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
+
+
+def _verdict(totals: Pairs, rows: Sequence[ComparedFigures]) -> Markup:
+    """The change in sentences."""
+    before, after = totals["cycles"]
+    word = "as long as" if before == after else "shorter than" if after < before else "longer than"
+    text = f"The second run is {word} the first: {before:,.0f} → {after:,.0f} cycles ({_ratio(before, after)})."
+    tile = totals["tile_bytes"]
+    text += f" Its fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
+    moved = [row for row in rows if row.figures["cycles"][0] != row.figures["cycles"][1]]
+    if moved:
+        first = moved[0]
+        one, two = first.figures["cycles"]
+        text += f" Most of it is {first.name} at {first.line}: {two - one:+,.0f} cycles."
+    return tag("div", tag("article", tag("h3", "What changed most?"), tag("p", text)), class_="answers")
+
+
+def _ratio(before: float, after: float) -> str:
+    return "same" if before == after else f"{after / before - 1:+.1%}" if before else "new"
+
+
+def _pairs(head: str, pairs: Pairs) -> Markup:
+    """A row a figure, with a bar for each profile."""
+    rows = [
+        tag(
+            "tr",
+            tag("th", name.replace("_", " "), scope="row"),
+            *(tag("td", _shown(name, value), class_="number") for value in (before, after)),
+            tag("td", _ratio(before, after), class_="number"),
+            tag("td", bar(before, max(before, after), SECOND), bar(after, max(before, after), ACCENT)),
+        )
+        for name, (before, after) in pairs.items()
+        if before or after
+    ]
+    heads = (tag("th", text, scope="col") for text in (head, "Before", "After", "Change", "Both"))
+    return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_price" else f"{value:,.0f}"
+
+
+def _operations(rows: Sequence[ComparedFigures]) -> Markup:
+    """A sortable table of what differs."""
+    if not rows:
+        return sentence("No operation differs.")
+    names = list(rows[0].figures)
+    heads = ["Operation", "Line", *(name.replace("_", " ") for name in names)]
+    head = (
+        tag(
+            "th",
+            tag("button", text, type="button", data_sort=n),
+            scope="col",
+            aria_sort="descending" if n == 2 else None,
+        )
+        for n, text in enumerate(heads)
+    )
+    body = tag("tbody", *(_row(row) for row in rows[:MOST_ROWS]))
+    listing = tag("table", tag("thead", tag("tr", *head)), body, class_="sortable", id="operations-table")
+    rest = f" {len(rows) - MOST_ROWS:,} smaller changes are left out." if len(rows) > MOST_ROWS else ""
+    return joined(
+        [
+            sentence(f"Second minus first, and both; operations are matched by line and name.{rest}"),
+            tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),
+        ]
+    )
+
+
+def _row(row: ComparedFigures) -> Markup:
+    texts = (tag("td", text, data_value=text, class_="text") for text in (row.name, row.line))
+    cells = (_change(*pair) for pair in row.figures.values())
+    return tag("tr", *texts, *cells)
+
+
+def _change(before: float, after: float) -> Markup:
+    if before == after:
+        return tag("td", "–", data_value=0, class_="number")
+    both = tag("span", f"{before:,.0f} → {after:,.0f}", class_="line")
+    return tag("td", f"{after - before:+,.0f} ", both, data_value=abs(after - before), class_="number")

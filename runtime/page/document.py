@@ -1,0 +1,145 @@
+"""One page of HTML that needs no network: head, styles, charts, sections, scripts.
+
+Input: sections of markup, charts of Bokeh, and data for scripts. Output: the text of a page. Charts are drawn by
+BokehJS, which is in the page, as are `page.css` and `page.js`.
+Limits: without charts there is no Bokeh in the page, and none is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.markup import Markup, escaped, joined, tag
+
+_JS_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a page.
+
+    Args:
+        key: its id.
+        title: its heading.
+        body: what is in it.
+        charts: its charts by name; `chart_place` puts one into the body.
+        data: by name, JSON-able, for `page.js`.
+    """
+
+    key: str
+    title: str
+    body: Markup
+    charts: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def bokeh(module: str) -> Any:
+    """A module of Bokeh.
+
+    Args:
+        module: its name inside `bokeh`.
+
+    Raises:
+        ProfileError: Bokeh is not installed.
+    """
+    try:
+        return import_module(f"bokeh.{module}")
+    except ImportError:
+        hint = "pip install 'ipujax[report]'; profile.summary() needs nothing"
+        raise ProfileError("pages need the package bokeh, which is not installed", hint=hint) from None
+
+
+def chart_place(name: str, describes: str) -> Markup:
+    """Where a chart goes.
+
+    Args:
+        name: of the chart.
+        describes: what it shows, for those who cannot see it.
+    """
+    return tag("div", _placeholder(name), class_="chart", id=f"chart-{name}", role="figure", aria_label=describes)
+
+
+def _placeholder(name: str) -> Markup:
+    return Markup(f"<!--chart:{name}-->")
+
+
+def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The text of a page.
+
+    Args:
+        title: its heading.
+        subtitle: a line under it.
+        sections: its parts, in order.
+
+    Raises:
+        ProfileError: there are charts, and Bokeh is not installed.
+    """
+    charts = {name: chart for section in sections for name, chart in section.charts.items()}
+    data = {name: value for section in sections for name, value in section.data.items()}
+    resources, places, drawing = _with_bokeh(charts) if charts else (Markup(), {}, Markup())
+    links = (tag("a", section.title, href=f"#{section.key}") for section in sections)
+    head = joined(
+        [
+            Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+            tag("title", title),
+            tag("style", Markup(_file("page.css"))),
+        ]
+    )
+    body = joined(
+        [
+            tag("a", "Skip to the report", href="#main", class_="skip"),
+            tag("header", tag("h1", title), tag("p", subtitle), _switches()),
+            tag("nav", *links, aria_label="Sections"),
+            tag("main", *map(_section, sections), id="main"),
+            Markup(f'<script type="application/json" id="page-data">{_json(data)}</script>'),
+            resources,
+            drawing,
+            Markup(f"<script>{_file('page.js')}</script>"),
+        ]
+    )
+    for name, place in places.items():
+        body = Markup(body.replace(_placeholder(name), place))
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
+
+
+def _switches() -> Markup:
+    return tag("button", "Dark", type="button", id="theme", aria_pressed="false", title="Light or dark")
+
+
+def _section(section: Section) -> Markup:
+    heading = tag("h2", section.title, id=f"{section.key}-title")
+    return tag("section", heading, section.body, id=section.key, aria_labelledby=f"{section.key}-title")
+
+
+def _with_bokeh(charts: Mapping[str, Any]) -> tuple[Markup, Mapping[str, str], Markup]:
+    """BokehJS, the places of the charts, and what draws them there."""
+    resources = bokeh("resources").Resources(mode="inline", components=["bokeh"])
+    script, places = bokeh("embed").components(dict(charts))
+    return Markup(resources.render()), places, Markup(script)
+
+
+def _json(data: Any) -> str:
+    """JSON that can stand in a script of a page."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    for character, code in _JS_ESCAPES.items():
+        text = text.replace(character, code)
+    return text
+
+
+def _file(name: str) -> str:
+    return (files("ipujax.runtime.page") / name).read_text(encoding="utf-8")
+
+
+def sentence(text: object) -> Markup:
+    """A paragraph of plain text.
+
+    Args:
+        text: of it.
+    """
+    return tag("p", escaped(text))

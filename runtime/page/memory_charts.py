@@ -1,0 +1,221 @@
+"""The memory section of a page: chips as heat maps, tiles in order of size, categories, and what is on a tile.
+
+Input: `MemoryView`, `LivenessView`. Output: sections.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.charts import ACCENT, AMOUNTS, SECOND, bytes_axis, chart, with_separators, zoom_buttons
+from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.profile.text import size
+from ipujax.runtime.views import LivenessView, MemoryView
+
+_MOST_ALWAYS = 12  # rows of what is always live
+
+
+def memory_section(view: MemoryView) -> Section:
+    """Bytes of all tiles.
+
+    Args:
+        view: of a profile.
+    """
+    worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
+    body = joined(
+        [
+            sentence(
+                f"{len(view.tile_bytes):,} tiles of {size(view.bytes_per_tile)}; the fullest is tile {worst:,} with "
+                f"{size(used)}, the mean is {size(float(view.tile_bytes.mean()))}, gaps included."
+            ),
+            tag("h3", "Bytes by tile"),
+            sentence(
+                "Click a tile, or give its number below. Tile 0 is at the upper left; numbers go on to the right."
+            ),
+            chart_place("chip", f"Heat map of the bytes of each tile; the fullest is tile {worst} with {size(used)}"),
+            chart_place("sorted", "Bytes of tiles, the fullest first, and what a tile has"),
+            tag("h3", "What is on a tile"),
+            _tile_chooser(view, worst),
+            tag("h3", "By category"),
+            _categories(view, worst),
+        ]
+    )
+    charts = {"chip": _chips(view), "sorted": _sorted(view)}
+    return Section("memory", "Memory", body, charts, {"memory": _data(view)})
+
+
+def _tile_chooser(view: MemoryView, worst: int) -> Markup:
+    """A field for the number of a tile; `page.js` fills the table."""
+    last = len(view.tile_bytes) - 1
+    number = tag("input", type="number", id="tile", min=0, max=last, value=worst, inputmode="numeric")
+    note = f"Known of the {len(view.listed):,} fullest tiles." if len(view.listed) < last + 1 else ""
+    return joined(
+        [
+            tag("p", tag("label", f"Tile (0 to {last:,}) ", number), " ", tag("output", id="tile-total"), for_=None),
+            tag("div", id="tile-contents", aria_live="polite"),
+            sentence(f"{note} {view.missing}") if note or view.missing else "",
+        ]
+    )
+
+
+def _categories(view: MemoryView, worst: int) -> Markup:
+    head = ("Category", "When", f"Fullest tile ({worst:,})", "", "Most on a tile", "All tiles")
+    most = max((row.fullest for row in view.categories), default=0)
+    rows = (
+        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.most), size(row.total))
+        for row in view.categories
+    )
+    return table(head, rows)
+
+
+def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
+    """A horizontal bar, for a cell.
+
+    Args:
+        part: its length.
+        whole: that of a full one.
+        colour: of it.
+    """
+    width = 100 * part / whole if whole else 0
+    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")
+
+
+def _data(view: MemoryView) -> dict[str, Any]:
+    """What `page.js` needs to say what is on a tile."""
+    data: dict[str, Any] = {
+        "have": view.bytes_per_tile,
+        "tileBytes": view.tile_bytes.tolist(),
+        "categories": [[row.name, row.when] for row in view.categories],
+        "listed": view.listed.tolist(),
+        "byCategory": view.by_category.tolist(),
+        "chips": [view.chip_origin(ipu) for ipu in range(view.num_ipus)],
+        "grid": [view.columns, view.rows],
+        "perIpu": len(view.tile_bytes) // view.num_ipus,
+    }
+    found = view.contents
+    if found is not None:
+        first = np.searchsorted(found.tile, found.tiles).tolist()
+        data["contents"] = {
+            "items": [list(item) for item in found.items],
+            "steps": list(found.steps),
+            "tiles": found.tiles.tolist(),
+            "peak": found.peak.tolist(),
+            "first": [*first, len(found.tile)],
+            "item": found.item.tolist(),
+            "bytes": found.num_bytes.tolist(),
+        }
+    return data
+
+
+def _chips(view: MemoryView) -> Any:
+    """All chips of a replica as one picture, numbered if there are several."""
+    models = bokeh("models")
+    height = 60 + 11 * max(view.chip_origin(ipu)[1] + view.rows + 3 for ipu in range(view.num_ipus))
+    figure = chart("chip", "", "", min(900, max(180, height)), "hover,tap,pan,wheel_zoom")
+    mapper = models.LinearColorMapper(AMOUNTS, low=0, high=max(1, int(view.tile_bytes.max())))
+    mapper.nan_color = "rgba(0, 0, 0, 0)"
+    grids = [view.chip(ipu) for ipu in range(view.num_ipus)]
+    origins = [view.chip_origin(ipu) for ipu in range(view.num_ipus)]
+    source = {
+        "image": [sizes for _, sizes in grids],
+        "tile": [numbers for numbers, _ in grids],
+        "x": [column for column, _ in origins],
+        "y": [-row - view.rows for _, row in origins],
+    }
+    drawn = figure.image("image", x="x", y="y", dw=view.columns, dh=view.rows, color_mapper=mapper, source=source)
+    figure.hover.renderers, figure.hover.tooltips = [drawn], [("tile", "@tile{0,0}"), ("bytes", "@image{0,0}")]
+    if view.num_ipus > 1:
+        names = models.ColumnDataSource(
+            {"x": source["x"], "y": [-row + 0.3 for _, row in origins], "text": [f"IPU {n}" for n in range(len(grids))]}
+        )
+        figure.text("x", "y", "text", source=names, text_font_size="11px", name="labels")
+    scale = models.ColorBar(color_mapper=mapper, title="bytes", width=12, formatter=_separators())
+    scale.background_fill_color = None
+    figure.add_layout(scale, "right")
+    figure.axis.visible, figure.grid.visible = False, False
+    code = "window.ipujaxPage.tileAt(cb_obj.x, cb_obj.y)"
+    figure.js_on_event("tap", models.CustomJS(code=code))
+    return figure
+
+
+def _separators() -> Any:
+    return bokeh("models").NumeralTickFormatter(format="0,0")
+
+
+def _sorted(view: MemoryView) -> Any:
+    """Tiles in order of size."""
+    order = np.sort(view.tile_bytes)[::-1]
+    corners = np.flatnonzero(np.diff(order, prepend=-1, append=-1))  # of a staircase: runs of equal tiles
+    points = np.unique(np.concatenate([np.minimum(corners, len(order) - 1), np.maximum(corners - 1, 0)]))
+    points = points[:: max(1, len(points) // 2_000)]
+    figure = chart("sorted", "tiles, fullest first", "bytes of a tile", 240)
+    figure.line(points, order[points], line_width=2, color=ACCENT)
+    figure.line(
+        [0, len(order) - 1], [view.bytes_per_tile] * 2, line_dash="dashed", color=SECOND, legend_label="there is"
+    )
+    figure.y_range.start = 0
+    figure.legend.location = "bottom_left"
+    with_separators(figure, "x")
+    bytes_axis(figure)
+    return figure
+
+
+def liveness_section(view: LivenessView) -> Section:
+    """What is live at each step.
+
+    Args:
+        view: of a profile.
+    """
+    peak = int(view.live_bytes.argmax()) if len(view.live_bytes) else 0
+    most = int(view.live_bytes.max(initial=view.always_bytes))
+    last = max(0, len(view.names) - 1)
+    name = view.names[peak] if view.names else "nothing"
+    slider = tag("input", type="range", id="step", min=0, max=last, value=peak, aria_label="Step of the program")
+    shown = f" (of {view.shown_of:,}; of neighbours the one with most)" if view.shown_of > len(view.names) else ""
+    body = joined(
+        [
+            sentence(
+                f"At most {size(most)} live on all tiles together, at {name}; {size(view.always_bytes)} of it always. "
+                f"{len(view.names):,} steps of the program in its order{shown}."
+            ),
+            chart_place("liveness", f"Live bytes at each step; most at {name} with {size(most)}"),
+            zoom_buttons("liveness", "steps of the program"),
+            tag("p", tag("label", "Step ", slider), " ", tag("output", id="step-name"), class_="wide"),
+            tag("div", id="step-variables", aria_live="polite"),
+            tag(
+                "details",
+                tag("summary", f"Always live: {len(view.always):,} things, {size(view.always_bytes)}"),
+                table(("Name", "Bytes", "Line"), ((n, size(b), line) for n, b, line in view.always[:_MOST_ALWAYS])),
+                sentence(f"… and {len(view.always) - _MOST_ALWAYS:,} more") if len(view.always) > _MOST_ALWAYS else "",
+            ),
+        ]
+    )
+    data = {
+        "names": list(view.names),
+        "bytes": view.live_bytes.tolist(),
+        "variables": [list(variable) for variable in view.variables],
+        "largest": [list(numbers) for numbers in view.largest],
+    }
+    return Section("liveness", "Liveness", body, {"liveness": _liveness(view)}, {"liveness": data})
+
+
+def _liveness(view: LivenessView) -> Any:
+    models = bokeh("models")
+    steps = np.arange(len(view.live_bytes))
+    figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
+    figure.varea_step(
+        steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"
+    )
+    figure.line(
+        [0, max(1, len(steps) - 1)], [view.always_bytes] * 2, color=SECOND, line_dash="dashed", legend_label="always"
+    )
+    cursor = models.Span(location=0, dimension="height", line_color=SECOND, line_width=2, name="cursor")
+    figure.add_layout(cursor)
+    figure.y_range.start = 0
+    with_separators(figure, "x")
+    bytes_axis(figure)
+    figure.js_on_event("mousemove", models.CustomJS(code="window.ipujaxPage.stepAt(cb_obj.x)"))
+    return figure

@@ -1,0 +1,228 @@
+// What a page does: light and dark, sorting, folding, zooming, what is on a tile, what is live at a step.
+"use strict";
+window.ipujaxPage = (() => {
+  const data = JSON.parse(document.getElementById("page-data").textContent);
+  const byId = (id) => document.getElementById(id);
+  const number = (value) => Math.round(value).toLocaleString("en-US");
+
+  function size(bytes) {
+    for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+      if (Math.abs(bytes) >= factor) return (bytes / factor).toLocaleString("en-US", { maximumFractionDigits: 1 }) + " " + unit;
+    }
+    return number(bytes) + " B";
+  }
+
+  // Rows of plain text; names are never markup.
+  function table(heads, rows) {
+    const made = document.createElement("table");
+    const head = made.createTHead().insertRow();
+    for (const text of heads) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = text;
+      head.append(cell);
+    }
+    const body = made.createTBody();
+    for (const row of rows) {
+      const line = body.insertRow();
+      for (const text of row) line.insertCell().textContent = text;
+    }
+    return made;
+  }
+
+  // --- charts -------------------------------------------------------------------------------------------------------
+
+  const charts = () => (window.Bokeh ? window.Bokeh.documents.flatMap((one) => one.roots()) : []);
+  const chart = (name) => charts().find((figure) => figure.name === name);
+
+  function colours() {
+    const style = getComputedStyle(document.documentElement);
+    return Object.fromEntries(["front", "quiet", "line", "back"].map((name) => [name, style.getPropertyValue("--" + name).trim()]));
+  }
+
+  function paint() {
+    const { front, quiet, line, back } = colours();
+    for (const figure of charts()) {
+      const parts = [...figure.left, ...figure.below, ...figure.right, ...figure.above, ...figure.center];
+      for (const part of parts) {
+        if (part.major_tick_line_color !== undefined && part.axis_label !== undefined) {
+          part.setv({
+            axis_label_text_color: front, major_label_text_color: front, axis_line_color: quiet,
+            major_tick_line_color: quiet, minor_tick_line_color: quiet,
+          });
+        } else if (part.grid_line_color !== undefined) {
+          part.setv({ grid_line_color: line, grid_line_alpha: 0.7 });
+        } else if (part.label_text_color !== undefined) {
+          part.setv({ label_text_color: front, background_fill_color: back, background_fill_alpha: 0.8, border_line_color: line });
+        } else if (part.color_mapper !== undefined) {
+          part.setv({ major_label_text_color: front, title_text_color: front, major_tick_line_color: quiet });
+        }
+      }
+      for (const drawn of figure.renderers) {
+        if (drawn.name === "labels") drawn.glyph.setv({ text_color: { value: front } });
+      }
+    }
+  }
+
+  function theme(name) {
+    document.documentElement.dataset.theme = name;
+    byId("theme").textContent = name === "dark" ? "Light" : "Dark";
+    byId("theme").setAttribute("aria-pressed", String(name === "dark"));
+    paint();
+  }
+
+  function isDark() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
+  }
+
+  const whole = new Map(); // the range that a chart shows at first, by its name
+
+  function zoom(name, step) {
+    const range = chart(name).x_range;
+    if (!whole.has(name)) whole.set(name, [range.start, range.end]);
+    const [first, last] = whole.get(name);
+    const width = range.end - range.start;
+    const middle = (range.start + range.end) / 2;
+    const moves = {
+      in: [middle - width / 4, middle + width / 4],
+      out: [middle - width, middle + width],
+      left: [range.start - width / 4, range.end - width / 4],
+      right: [range.start + width / 4, range.end + width / 4],
+      all: [first, last],
+    };
+    let [start, end] = moves[step];
+    const wanted = Math.min(end - start, last - first);
+    start = Math.min(Math.max(start, first), last - wanted);
+    range.setv({ start, end: start + wanted });
+  }
+
+  // --- tables and trees -----------------------------------------------------------------------------------------------
+
+  function sort(button) {
+    const head = button.closest("th");
+    const list = head.closest("table").tBodies[0];
+    const column = Number(button.dataset.sort);
+    const down = head.getAttribute("aria-sort") !== "descending";
+    for (const other of head.parentElement.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const value = (row) => row.cells[column].dataset.value;
+    const isText = column < 2;
+    const order = (a, b) => (isText ? value(b).localeCompare(value(a)) : Number(value(b)) - Number(value(a)));
+    const rows = [...list.rows].sort((a, b) => (down ? order(a, b) : order(b, a)));
+    list.append(...rows);
+  }
+
+  function fold(open) {
+    for (const part of byId("tree").querySelectorAll("details")) part.open = open;
+  }
+
+  // --- what is on a tile ----------------------------------------------------------------------------------------------
+
+  function showTile(tile) {
+    const memory = data.memory;
+    if (!(tile >= 0 && tile < memory.tileBytes.length)) return;
+    byId("tile").value = tile;
+    const used = memory.tileBytes[tile];
+    byId("tile-total").textContent = `${size(used)} of ${size(memory.have)} (${((100 * used) / memory.have).toFixed(1)} %)`;
+    const parts = [];
+    const place = memory.listed.indexOf(tile);
+    const named = memory.contents;
+    const at = named ? named.tiles.indexOf(tile) : -1;
+    if (at >= 0) {
+      const rows = [];
+      let sum = 0;
+      for (let row = named.first[at]; row < named.first[at + 1]; row++) {
+        const [name, category, line] = named.items[named.item[row]];
+        sum += named.bytes[row];
+        rows.push([size(named.bytes[row]), name, category, line === "unknown" ? "" : line]);
+      }
+      if (used > sum) rows.push([size(used - sum), "other things", "", ""]);
+      parts.push(paragraph(`Fullest at ${named.steps[named.peak[at]]}. The largest things then:`));
+      parts.push(table(["Bytes", "Name", "Category", "Line"], rows));
+    }
+    if (place >= 0) {
+      const rows = memory.categories.map(([name, when], n) => [name, when, memory.byCategory[n][place]]);
+      const shown = rows.filter((row) => row[2] > 0).sort((a, b) => b[2] - a[2]);
+      parts.push(table(["Bytes", "Category", "When"], shown.map(([name, when, bytes]) => [size(bytes), name, when])));
+    }
+    if (!parts.length) parts.push(paragraph("Only the total of this tile is known."));
+    byId("tile-contents").replaceChildren(...parts);
+  }
+
+  function paragraph(text) {
+    const made = document.createElement("p");
+    made.textContent = text;
+    return made;
+  }
+
+  function tileAt(x, y) {
+    const { chips, grid, perIpu } = data.memory;
+    const [columns, rows] = grid;
+    chips.forEach(([left, top], ipu) => {
+      const column = Math.floor(x - left);
+      const row = Math.floor(-y - top); // the first tile is at the upper left
+      const tile = row * columns + column;
+      if (column >= 0 && column < columns && row >= 0 && row < rows && tile < perIpu) showTile(ipu * perIpu + tile);
+    });
+  }
+
+  // --- what is live at a step -------------------------------------------------------------------------------------------
+
+  function showStep(step) {
+    const live = data.liveness;
+    if (!(step >= 0 && step < live.names.length)) return;
+    byId("step").value = step;
+    byId("step-name").textContent = `${number(step)}: ${live.names[step]}, ${size(live.bytes[step])} live`;
+    const rows = live.largest[step].map((n) => live.variables[n]).map(([name, bytes, line]) => [size(bytes), name, line]);
+    byId("step-variables").replaceChildren(table(["Bytes", "Largest that are not always live", "Line"], rows));
+    const figure = chart("liveness");
+    const cursor = figure && figure.center.find((part) => part.name === "cursor");
+    if (cursor) cursor.setv({ location: step });
+  }
+
+  // --- start ------------------------------------------------------------------------------------------------------------
+
+  function start() {
+    byId("theme").addEventListener("click", () => theme(isDark() ? "light" : "dark"));
+    byId("theme").textContent = isDark() ? "Light" : "Dark";
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
+    for (const button of document.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
+    for (const button of document.querySelectorAll("[data-fold]")) {
+      button.addEventListener("click", () => fold(button.dataset.fold === "open"));
+    }
+    for (const button of document.querySelectorAll("[data-zoom]")) {
+      button.addEventListener("click", () => zoom(button.dataset.zoom, button.dataset.step));
+    }
+    if (data.memory && byId("tile")) {
+      byId("tile").addEventListener("input", (event) => showTile(Number(event.target.value)));
+      showTile(Number(byId("tile").value));
+    }
+    if (data.liveness && byId("step")) {
+      byId("step").addEventListener("input", (event) => showStep(Number(event.target.value)));
+      showStep(Number(byId("step").value));
+    }
+    for (const line of document.querySelectorAll("tr[data-dearest]")) {
+      const region = line.closest(".scroll");
+      const see = () => (region.scrollTop = line.offsetTop - region.clientHeight / 2);
+      region.closest("details").addEventListener("toggle", see);
+      see();
+    }
+    waitForCharts(50);
+  }
+
+  // BokehJS draws after the page has loaded; its figures get the colours of the page then.
+  function waitForCharts(left) {
+    const expected = document.querySelectorAll(".chart").length;
+    if (charts().length >= expected) {
+      paint();
+      if (data.liveness && byId("step")) showStep(Number(byId("step").value));
+      document.documentElement.dataset.ready = "true";
+    } else if (left) {
+      setTimeout(() => waitForCharts(left - 1), 100);
+    }
+  }
+
+  document.addEventListener("DOMContentLoaded", start);
+  return { size, tileAt, label: (n) => data.labels[n], stepAt: (x) => showStep(Math.round(x)), showTile, zoom, chart };
+})();

@@ -1,0 +1,126 @@
+"""The page of one profile.
+
+Input: `Figures`. Output: HTML. A section whose figures are not known, because a trip count is data or the file is of an
+older version, says so in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph import of_replicas
+from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.memory_charts import liveness_section, memory_section
+from ipujax.runtime.page.operation_table import operations_section
+from ipujax.runtime.page.program_tree import program_section
+from ipujax.runtime.page.source_listing import source_section
+from ipujax.runtime.page.time_charts import trace_section
+from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.views import Answer, answers, liveness_view, memory_view, operation_rows, source_view, trace_view
+
+
+def profile_page(profile: Figures) -> str:
+    """The page.
+
+    Args:
+        profile: of a run.
+
+    Raises:
+        ProfileError: Bokeh is not installed.
+    """
+    machine = of_replicas(profile.target, profile.replicas)
+    title = f"Profile: {machine.num_ipus} × {machine.name}"
+    return document(title, profile.brief, [_section(name, make, profile) for name, make in SECTIONS.items()])
+
+
+def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:
+    """A section, or why there is none."""
+    try:
+        return make(profile)
+    except ProfileError as error:
+        if "bokeh" in error.what:
+            raise
+        return Section(*name, tag("p", f"Not known: {error.what}. {error.hint or ''}", class_="missing"))
+
+
+def _summary(profile: Figures) -> Section:
+    return Section(
+        "summary", "Summary", joined([tag("div", *map(_answer, answers(profile)), class_="answers"), _totals(profile)])
+    )
+
+
+def _answer(answer: Answer) -> Markup:
+    more = tag("a", "Show", href=f"#{answer.section}") if answer.section else ""
+    hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
+    return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, more)
+
+
+def _totals(profile: Figures) -> Markup:
+    """Machine, time and memory in figures."""
+    one, memory = profile.target, profile.memory
+    rows = [
+        ("Machine", f"{one.num_ipus:,} × {one.name}, {one.num_tiles:,} tiles of {size(one.bytes_per_tile)}"),
+        ("Replicas", f"{profile.replicas:,}; figures are per replica" if profile.replicas > 1 else "1"),
+    ]
+    try:
+        rows += [("Cycles", f"{profile.cycles:,}"), ("Estimated time", duration(profile.seconds))]
+        whole = max(1, profile.cycles)
+        rows += [
+            (n.replace("_", " ").capitalize(), f"{c:,} ({c / whole:.1%})") for n, c in profile.phase_cycles.items()
+        ]
+    except ProfileError as error:
+        rows.append(("Cycles", f"unknown: {error.what}"))
+    counts = profile.graph_counts
+    rows += [
+        ("Fullest tile", f"{memory.worst_tile:,}, {size(memory.max_tile_bytes)} of {size(one.bytes_per_tile)}"),
+        ("All tiles", size(memory.total_bytes)),
+        ("Streaming memory", size(profile.streaming_memory_bytes)),
+        (
+            "Compute sets, variables, vertices",
+            ", ".join(f"{counts[n]:,}" for n in ("numComputeSets", "numVars", "numVertices")),
+        ),
+    ]
+    return table((), rows, "In figures; the phases are those of the critical IPU")
+
+
+def _warnings(profile: Figures) -> Section:
+    """Fallbacks, foreign dtypes, bounds that are not met, and what does not fit."""
+    fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, str(f.origin)) for f in profile.fallbacks]
+    emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, str(e.origin)) for e in profile.emulated]
+    unmet = [(str(bound), str(bound.origin)) for bound in profile.unmet_bounds]
+    over = int((profile.memory.overflowed_bytes > 0).sum())
+    parts: list[object] = []
+    if over:
+        most = size(int(profile.memory.overflowed_bytes.max()))
+        parts.append(
+            tag("p", f"Out of memory: {over:,} tiles need more than they have, the worst {most} more.", class_="alarm")
+        )
+    if len(profile.byte_prices) > 1:
+        tried = ", ".join(f"{price:g}" for price in profile.byte_prices)
+        parts.append(sentence(f"It was planned again until it fitted: prices of a byte tried, in cycles: {tried}."))
+    if fallbacks:
+        head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
+        parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))
+    if emulated:
+        parts.append(
+            table(("Dtype", "Codelets", "Cycles", "Line"), emulated, "Arithmetic in dtypes that the machine lacks")
+        )
+    if unmet:
+        parts.append(table(("Operation", "Line"), unmet, "Planned with more memory than the available proportion"))
+    return Section("warnings", "Fallbacks and warnings", joined(parts or [sentence("None.")]))
+
+
+# Id and heading of each section, and what makes it, in the order of the page.
+SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
+    ("summary", "Summary"): _summary,
+    ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
+    ("trace", "Execution trace"): lambda profile: trace_section(trace_view(profile)),
+    ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),
+    ("liveness", "Liveness"): lambda profile: liveness_section(liveness_view(profile)),
+    ("program", "Program"): lambda profile: program_section(profile.program_costs),
+    ("source", "Source"): lambda profile: source_section(source_view(profile)),
+    ("warnings", "Fallbacks and warnings"): _warnings,
+}

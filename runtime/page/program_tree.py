@@ -1,0 +1,59 @@
+"""The program tree of a page, which folds and unfolds.
+
+Input: `ProgramNode`. Output: a section.
+"""
+
+from __future__ import annotations
+
+from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.document import Section, sentence
+from ipujax.runtime.page.memory_charts import bar
+from ipujax.runtime.profile import ProgramNode
+
+MOST_CHILDREN = 1_500
+_OPEN_LEVELS = 2
+
+
+def program_section(root: ProgramNode) -> Section:
+    """The tree.
+
+    Args:
+        root: of it.
+    """
+    buttons = tag(
+        "div",
+        tag("button", "Unfold all", type="button", data_fold="open"),
+        tag("button", "Fold all", type="button", data_fold="closed"),
+        class_="zoom",
+    )
+    intro = (
+        "Cycles of each part, their share, its kind, name and line. They are those of all runs, on the IPU that spends "
+        "most; idle time is left out."
+    )
+    tree = tag("div", _node(root, root.cycles, 0), class_="tree scroll", id="tree", tabindex=0, role="region")
+    body = joined([sentence(intro), buttons, tree])
+    return Section("program", "Program", body)
+
+
+def _node(node: ProgramNode, total: int, level: int) -> Markup:
+    label = joined(
+        [
+            tag("span", f"{node.cycles:,}", class_="cycles"),
+            tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),
+            tag("span", bar(node.cycles, total), class_="track"),
+            tag("span", node.type, class_="kind"),
+            " ",
+            tag("span", node.name, class_="name"),
+            " ",
+            tag("span", node.line, class_="line") if node.line else "",
+            f" {node.runs:,} ×" if node.runs != 1 else "",
+        ]
+    )
+    if not node.children:
+        return tag("div", label, class_="leaf")
+    shown = [_node(child, total, level + 1) for child in node.children[:MOST_CHILDREN]]
+    rest = node.children[MOST_CHILDREN:]
+    if rest:
+        cycles = sum(child.cycles for child in rest)
+        shown.append(tag("div", f"… {len(rest):,} more steps, {cycles:,} cycles", class_="leaf"))
+    return tag("details", tag("summary", label), *shown, open=level < _OPEN_LEVELS)

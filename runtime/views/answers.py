@@ -1,0 +1,231 @@
+"""What a profile says to someone who asks what to change, in sentences with numbers.
+
+Input: `Figures`. Output: an `Answer` for each question: which operation limits the model, which tile is fullest and
+with what, which IPU waits and when, and which line of source to change. Each says what it is about in `subject` and how
+large it is in `share`, so that it can be checked without reading the sentence.
+Limits: hints are rules of thumb, in the tables below; nothing is tried out (`ipu.advise` does that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.memory import EXCHANGE_CODE
+from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
+from ipujax.runtime.profile.text import size
+from ipujax.runtime.views.operation_view import OperationRow, operation_rows, peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one question.
+
+    Args:
+        question: what was asked.
+        sentence: the answer.
+        hint: what to try; empty when nothing is to be gained.
+        subject: what it is about: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
+        share: how much of the whole that is, 0 to 1.
+        section: the part of the report that shows more.
+    """
+
+    question: str
+    sentence: str
+    hint: str = ""
+    subject: str = ""
+    share: float = 0.0
+    section: str = ""
+
+
+def answers(profile: Figures) -> tuple[Answer, ...]:
+    """All answers, in the order in which they are of use; where something is not known, the answer says what.
+
+    Args:
+        profile: of a run.
+    """
+    return tuple(_known(question, find, profile) for question, find in QUESTIONS.items())
+
+
+def _known(question: str, find: Callable[[Figures], Answer], profile: Figures) -> Answer:
+    try:
+        return find(profile)
+    except ProfileError as error:  # an unknown trip count, or a file of an older version
+        return Answer(question, f"Not known: {error.what}.", error.hint or "")
+
+
+LIMITS = "Which operation limits this model?"
+FULLEST = "Which tile is fullest, and with what?"
+WAITS = "Where does an IPU wait?"
+LINE = "Which line should change?"
+
+# What to try when most of the time goes to a phase.
+PHASE_HINTS = {
+    "compute": "half precision, fewer or smaller products, or more replicas make it shorter",
+    "exchange": "fewer, larger operations move less between tiles; so does float16",
+    "global_exchange": "cut stages where less is handed on, or use fewer replicas",
+    "host_exchange": "donate what comes back changed (donate_argnums), or overlap transfers (Options(io_tiles=…))",
+    "sync": "many short steps: a larger batch, or fewer and larger operations",
+    "idle": "balance the stages, or use more micro-batches",
+}
+# What to try when most of a tile is of a category.
+CATEGORY_HINTS = {
+    "variable": "recompute activations (Options(recompute='auto')), a smaller batch, or offload_argnums",
+    "message": "operands arrive whole: a higher Options(byte_price=…) splits operations finer",
+    "rearrangement": "a higher Options(byte_price=…) avoids copies on tiles",
+    "outputEdge": "a higher Options(byte_price=…) splits results finer",
+    "borrowed": "an operation runs on one tile only, see the fallbacks",
+    "vertexInstanceState": "fewer, larger operations need fewer vertices",
+    "vertexCode": "fewer kinds of operations need less code",
+    "controlCode": "repeated layers in lax.scan share their code",
+} | dict.fromkeys(EXCHANGE_CODE, "repeated layers in lax.scan share their code; a higher Options(byte_price=…) helps")
+_CROWDED = 0.75  # of a tile; less is no reason to change anything
+_SLOW = 0.5  # of the peak rate
+_UNEVEN = 0.6  # tile balance
+_SHORT = 0.02  # share of a run that is not worth a change
+
+
+def limiting_operation(profile: Figures) -> Answer:
+    """The operation that takes most time."""
+    rows = operation_rows(profile)
+    if not rows or not rows[0].cycles:
+        return Answer(LIMITS, "Nothing takes time.")
+    top, cycles = rows[0], profile.cycles
+    share = top.cycles / max(1, cycles)
+    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
+    hint = ""
+    if top.peak_share is not None and top.flops:
+        text += f" It computes {top.flops_per_second / 1e12:,.3g} TFLOP/s, {top.peak_share:.1%} of the machine's peak"
+        text += f" in {top.precision}."
+        text += f" {_roof(top, profile)}"
+        if top.balance is not None and top.balance < _UNEVEN:
+            hint = f"sizes that divide evenly over tiles: they compute in {top.balance:.0%} of its compute time"
+        elif top.peak_share > _SLOW:
+            hint = "less arithmetic, half precision or more replicas, for it is near the machine's limit"
+        else:
+            hint = "larger operations, or less that is exchanged, for it is far from the machine's limit"
+    elif top.moved_bytes:
+        text += f" It moves {size(top.moved_bytes)} and computes nothing."
+        hint = "move less, or move it more rarely"
+    return Answer(LIMITS, text, hint, top.name, share, "operations")
+
+
+def _roof(row: OperationRow, profile: Figures) -> str:
+    """What exchange allows an operation to compute, where that is less than the peak."""
+    rate, intensity = profile.target.exchange_bytes_per_second, row.intensity
+    if intensity is None or rate * intensity >= peaks(profile.target)[row.precision]:
+        return ""
+    return (
+        f"At its {intensity:,.1f} operations for each exchanged byte, exchange allows {rate * intensity / 1e12:,.3g}."
+    )
+
+
+def fullest_tile(profile: Figures) -> Answer:
+    """The tile that needs most memory, and what takes most of it."""
+    memory, have = profile.memory, profile.target.bytes_per_tile
+    tile, used = memory.worst_tile, memory.max_tile_bytes
+    categories = sorted(((int(x[tile]), name) for name, x in memory.by_category.items() if x[tile]), reverse=True)
+    text = f"Tile {tile:,}, with {size(used)} of {size(have)} ({used / have:.1%})"
+    if used > have:
+        text += f", {size(used - have)} more than it has"
+    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in categories[:3]) + "."
+    named = [item for item in memory.largest if item.name != item.category]
+    if named:
+        text += f" The largest thing with a name is {named[0].name}, {size(named[0].num_bytes)}, at {named[0].origin}."
+    is_crowded = used > _CROWDED * have
+    hint = CATEGORY_HINTS.get(categories[0][1], "") if is_crowded and categories else ""
+    return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
+
+
+def waiting_ipu(profile: Figures) -> Answer:
+    """The IPU that does nothing for longest, and when: before its first computation, after its last, or between."""
+    if profile.target.num_ipus == 1:
+        return Answer(WAITS, "There is one IPU; it waits for no other.", section="trace")
+    idle = idle_cycles(profile)
+    total, by_ipu = max(1, profile.cycles), idle.sum(1)
+    ipu = int(by_ipu.argmax())
+    share = float(by_ipu[ipu] / total)
+    if share < _SHORT:
+        return Answer(WAITS, f"No IPU waits for more than {share:.1%} of the run.", "", f"IPU {ipu}", share, "trace")
+    parts = dict(zip(("filling", "steady", "draining"), (idle[ipu] / total).tolist(), strict=True))
+    longest = max(parts, key=lambda name: parts[name])
+    text = (
+        f"IPU {ipu} does nothing for {share:.1%} of the run ({int(by_ipu[ipu]):,} of {total:,} cycles): "
+        f"{parts['filling']:.1%} before its first computation (filling), {parts['steady']:.1%} between its "
+        f"computations, {parts['draining']:.1%} after its last (draining). "
+        f"The mean of all IPUs is {by_ipu.mean() / total:.1%}."
+    )
+    if (awaited := _awaited_phase(profile, ipu)) is not None:
+        text += f" It waits most before {awaited}."
+    hint = {
+        "filling": "more micro-batches make filling and draining a smaller part",
+        "draining": "more micro-batches make filling and draining a smaller part",
+        "steady": "stages differ in length: move work from the slowest stage to this IPU",
+    }[longest]
+    return Answer(WAITS, text, hint, f"IPU {ipu}", share, "trace")
+
+
+def idle_cycles(profile: Figures) -> np.ndarray:
+    """Cycles in which each IPU does nothing, from the start to the end of the whole run.
+
+    Args:
+        profile: of a run.
+
+    Returns:
+        int64[ipus, 3]: before its first computation, between computations, after its last.
+    """
+    trace, cut = profile.execution_trace, slices(profile.execution_trace)
+    idle = np.zeros((len(trace.clocks), 3), np.int64)
+    is_idle, is_compute = (cut.phase == TRACE_PHASES.index(name) for name in ("idle", "compute"))
+    for ipu, clock in enumerate(trace.clocks.tolist()):
+        mine = cut.ipu == ipu
+        computing = cut.start[mine & is_compute]
+        first, last = (int(computing.min()), int(computing.max())) if len(computing) else (profile.cycles, 0)
+        waits, start = cut.cycles[mine & is_idle], cut.start[mine & is_idle]
+        part = np.where(start < first, 0, np.where(start > last, 2, 1))
+        idle[ipu] = np.bincount(part, waits, 3).astype(np.int64)
+        idle[ipu, 2] += profile.cycles - clock
+    return idle
+
+
+def _awaited_phase(profile: Figures, ipu: int) -> str | None:
+    """What an IPU waits for longest: the first phase of the step after each wait; None when it never waits."""
+    cut = slices(profile.execution_trace)
+    mine = np.flatnonzero(cut.ipu == ipu)
+    waits = mine[:-1][cut.phase[mine[:-1]] == TRACE_PHASES.index("idle")]
+    if not len(waits):
+        return None
+    work = profile.execution_trace.work[cut.span[waits]]
+    after = np.where(work[:, 2] > 0, 2, np.where(work[:, 3] > 0, 3, work.argmax(1)))  # exchanges are what is met for
+    cycles = np.bincount(after, cut.cycles[waits], len(TRACE_PHASES))
+    return TRACE_PHASES[int(cycles.argmax())].replace("_", " ")
+
+
+def line_to_change(profile: Figures) -> Answer:
+    """The line of the user's source that costs most."""
+    lines = profile.operations()
+    known = [row for row in lines if row.origin.line]
+    if not known:
+        return Answer(LINE, "No line of source is known for what takes time.", section="source")
+    top = known[0]
+    text = f"{top.origin.line}: {top.share:.1%} of the run, {top.cycles:,} cycles, mostly {_spoken(top.dominant)}"
+    text += f" ({top.phases[top.dominant] / max(1, top.cycles):.0%} of them)."
+    lost = [item for item in profile.fallbacks if item.cycles > _SHORT * profile.cycles]
+    if lost:
+        text += f" {lost[0].operation} at {lost[0].origin} runs on one tile only, {lost[0].cycles:,} cycles each time."
+    return Answer(LINE, text, PHASE_HINTS[top.dominant], top.origin.line, top.share, "source")
+
+
+def _spoken(phase: str) -> str:
+    return phase.replace("_", " ")
+
+
+QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
+    LIMITS: limiting_operation,
+    LINE: line_to_change,
+    FULLEST: fullest_tile,
+    WAITS: waiting_ipu,
+}

@@ -1,0 +1,131 @@
+"""The memory of all tiles, as a report shows it: chips as grids, categories, and what is on each tile.
+
+Input: `Figures`. Output: `MemoryView`, arrays and texts.
+Limits: neighbours in a grid have neighbouring numbers, which is not how tiles lie on a real chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.memory import FIXED, TileContents
+from ipujax.runtime.profile import Figures
+
+MOST_TILES = 4_096  # whose categories are listed
+_ASPECT = 2.5  # columns to rows of one chip
+_CHIPS_BESIDE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryRow:
+    """What bytes are for.
+
+    Args:
+        name: of the category.
+        when: "always", "at the peak" or "unused".
+        fullest: bytes on the fullest tile.
+        total: bytes on all tiles.
+        most: bytes on the tile that has most of it.
+    """
+
+    name: str
+    when: str
+    fullest: int
+    total: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryView:
+    """The memory of one replica.
+
+    Args:
+        tile_bytes: bytes of each tile, int64[tiles].
+        bytes_per_tile: what a tile has.
+        num_ipus: chips.
+        columns: of the grid of one chip.
+        rows: of the grid of one chip.
+        categories: what bytes are for, most on the fullest tile first.
+        listed: the tiles that `by_category` and `contents` know, int64[listed].
+        by_category: bytes of each category on these tiles, in the order of `categories`, int64[categories, listed].
+        contents: the largest things on tiles; None where a saved profile does not have them.
+        missing: why there are no contents.
+    """
+
+    tile_bytes: np.ndarray
+    bytes_per_tile: int
+    num_ipus: int
+    columns: int
+    rows: int
+    categories: tuple[CategoryRow, ...]
+    listed: np.ndarray
+    by_category: np.ndarray
+    contents: TileContents | None
+    missing: str
+
+    def chip_origin(self, ipu: int) -> tuple[int, int]:
+        """Column and row of the first tile of a chip, in cells.
+
+        Args:
+            ipu: its number.
+        """
+        down, beside = divmod(ipu, _CHIPS_BESIDE)
+        return beside * (self.columns + 2), down * (self.rows + 3)
+
+    def chip(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tile numbers and bytes of one chip as grids, the first tile in the last row; −1 and NaN where none is.
+
+        Args:
+            ipu: its number.
+
+        Returns:
+            int32[rows, columns], float32[rows, columns].
+        """
+        per_ipu, cells = len(self.tile_bytes) // self.num_ipus, self.rows * self.columns
+        numbers, sizes = np.full(cells, -1, np.int32), np.full(cells, np.nan, np.float32)
+        numbers[:per_ipu] = np.arange(ipu * per_ipu, (ipu + 1) * per_ipu)
+        sizes[:per_ipu] = self.tile_bytes[ipu * per_ipu : (ipu + 1) * per_ipu]
+        return numbers.reshape(self.rows, self.columns)[::-1], sizes.reshape(self.rows, self.columns)[::-1]
+
+
+def memory_view(profile: Figures) -> MemoryView:
+    """The memory of a profile.
+
+    Args:
+        profile: of a run.
+    """
+    memory, target = profile.memory, profile.target
+    worst = memory.worst_tile
+    rows = [
+        CategoryRow(name, _when(name), int(layer[worst]), int(layer.sum()), int(layer.max()))
+        for name, layer in memory.by_category.items()
+        if layer.any()
+    ]
+    rows.sort(key=lambda row: (-row.fullest, -row.total))
+    listed = np.sort(np.argsort(-memory.tile_bytes, kind="stable")[:MOST_TILES])
+    columns = min(target.tiles_per_ipu, round((target.tiles_per_ipu * _ASPECT) ** 0.5))
+    try:
+        contents, missing = memory.contents, ""
+    except ProfileError as error:
+        contents, missing = None, error.what
+    return MemoryView(
+        memory.tile_bytes,
+        target.bytes_per_tile,
+        target.num_ipus,
+        columns,
+        -(-target.tiles_per_ipu // columns),
+        tuple(rows),
+        listed,
+        np.array([memory.by_category[row.name][listed] for row in rows], np.int64).reshape(len(rows), -1),
+        contents,
+        missing,
+    )
+
+
+def _when(category: str) -> str:
+    if category == "gap":
+        return "unused"
+    return "always" if category in FIXED else "at the peak"

@@ -1,0 +1,95 @@
+"""What each IPU does when, as a chart of bounded size.
+
+Input: `Figures`. Output: `TraceView`: slices of phases, with what they belong to. Where there are too many slices, time
+is cut into equal parts, and each part shows how much of it each phase takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
+
+MOST_SLICES = 30_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceView:
+    """Slices of all IPUs; arrays are int64[slices].
+
+    Args:
+        num_ipus: IPUs of one replica.
+        cycles: length of the run.
+        ipu: whose slice.
+        start: cycle at which it begins.
+        end: cycle at which it ends.
+        phase: number of its phase in `TRACE_PHASES`.
+        label: number of what it belongs to in `labels`.
+        labels: texts.
+        moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
+        is_cut: whether slices are shares of equal parts of time.
+        is_folded: whether some iterations of loops are one slice.
+    """
+
+    num_ipus: int
+    cycles: int
+    ipu: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    phase: np.ndarray
+    label: np.ndarray
+    labels: tuple[str, ...]
+    moved: np.ndarray
+    is_cut: bool
+    is_folded: bool
+
+
+def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
+    """The trace of a profile.
+
+    Args:
+        profile: of a run.
+        most_slices: about how many slices to make.
+
+    Raises:
+        ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no timeline.
+    """
+    trace, num_ipus = profile.execution_trace, profile.target.num_ipus
+    cut = slices(trace)
+    rows = np.flatnonzero(trace.moved)
+    length = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
+    moved = np.stack([trace.ipu[rows], trace.start[rows], length, trace.step[rows]], 1)[:most_slices]
+    labels = tuple(trace.label(step) for step in range(len(trace.name)))
+    columns: tuple[np.ndarray, ...] = cut.ipu, cut.start, cut.start + cut.cycles, cut.phase, trace.step[cut.span]
+    is_cut = len(cut.ipu) > most_slices
+    if is_cut:
+        bins = max(1, most_slices // (num_ipus * len(TRACE_PHASES)))
+        columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
+        labels = (*labels, "several steps")
+    ipu, start, end, phase, label = columns
+    is_folded = bool(trace.is_folded.any())
+    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, moved, is_cut, is_folded)
+
+
+def _shares(
+    columns: tuple[np.ndarray, ...], num_ipus: int, cycles: int, bins: int, label: int
+) -> tuple[np.ndarray, ...]:
+    """Slices that show how much of each part of time each phase takes, one after the other."""
+    ipu, start, end, phase, _ = columns
+    edges = np.linspace(0, cycles, bins + 1).astype(np.int64)
+    found: list[np.ndarray] = []
+    for which in range(num_ipus):
+        for number in range(len(TRACE_PHASES)):
+            mine = (ipu == which) & (phase == number)
+            times = np.stack([start[mine], end[mine]], 1).ravel()
+            done = np.stack([np.zeros(mine.sum(), np.int64), end[mine] - start[mine]], 1).ravel().cumsum()
+            at_edges = np.interp(edges, times, done) if len(times) else np.zeros(bins + 1)
+            found.append(np.diff(at_edges))
+    spent = np.stack(found).reshape(num_ipus, len(TRACE_PHASES), bins).transpose(0, 2, 1)
+    stops = edges[:-1, None] + spent.cumsum(2)
+    there = np.nonzero(spent > 0)
+    stop = stops[there]
+    begin = stop - spent[there]
+    return there[0], begin.astype(np.int64), stop.astype(np.int64), there[2], np.full(len(stop), label)

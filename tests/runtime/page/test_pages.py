@@ -1,0 +1,189 @@
+"""Pages are whole without network, hold every section, and let no name become markup."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.compile import compile
+from ipujax.runtime.errors import ArgumentTypeError, ProfileError
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Repeat, Sequence
+from ipujax.runtime.markup import Markup, escaped, table, tag
+from ipujax.runtime.page.profile_page import SECTIONS
+from ipujax.runtime.report import Profile
+from tests.runtime.profile.profile_helpers import (
+    F32,
+    TARGET,
+    apply,
+    codelet,
+    grid,
+    inputs,
+    looping,
+    output,
+    trained_program,
+    two_ipus,
+)
+from tests.runtime.profile.test_reports import everything
+from tests.runtime.profile.test_saved import OLD, too_large
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+VOID = {"meta", "input", "img", "br", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """The elements of a page; fails where they are not nested."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.tags, self.ids, self.links, self.texts = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.stack, self.stack
+
+    def handle_starttag(self, name, attributes):
+        found = dict(attributes)
+        self.tags.append((name, found))
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found[key] for key in ("src", "href") if key in found]
+        if name not in VOID:
+            self.stack.append(name)
+
+    def handle_endtag(self, name):
+        assert self.stack.pop() == name
+
+    def handle_data(self, data):
+        if "script" not in self.stack and "style" not in self.stack:
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+
+def page_of(made, tmp_path):
+    made.to_html(tmp_path / "page.html")
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def evil_profile():
+    graph = Graph(TARGET)
+    a, b = (graph.add_variable((16,), F32, EVIL, grid((16,), (4,))) for _ in range(2))
+    step = apply(graph, codelet(EVIL, 30), a, b, 4, f"{EVIL}:3 ({EVIL})")
+    graph.fallbacks[step.compute_set] = EVIL
+    return Profile(compile(graph, Sequence(*inputs(a), Repeat(3, step), output(b))))
+
+
+PROFILES = {
+    "trained": lambda: Profile(trained_program()),
+    "two IPUs": lambda: Profile(two_ipus()),
+    "everything": lambda: Profile(everything()),
+    "too large": too_large,
+    "names that are markup": evil_profile,
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
+    page = Page(page_of(PROFILES[name](), tmp_path))
+    sections = [found["id"] for kind, found in page.tags if kind == "section"]
+    assert sections == [key for key, _ in SECTIONS]
+    assert len(page.ids) == len(set(page.ids))
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert "Not known" not in page.text
+    for question in ("limits this model", "line should change", "tile is fullest", "IPU wait"):
+        assert question in page.text
+
+
+def test_figures_of_the_page_are_those_of_the_profile(tmp_path):
+    profile = Profile(two_ipus())
+    text = Page(page_of(profile, tmp_path)).text
+    assert f"{profile.cycles:,}" in text and f"Tile {profile.memory.worst_tile}" in text
+    for name, cycles in profile.phase_cycles.items():
+        assert f"{cycles:,} ({cycles / profile.cycles:.1%})" in text, name
+
+
+def test_names_are_never_markup(tmp_path):
+    profile = evil_profile()
+    profile.save(tmp_path / "saved")
+    for each in (page_of(profile, tmp_path), page_of(ipu.compare(profile, Profile(trained_program())), tmp_path)):
+        page = Page(each)
+        assert EVIL in page.text and "<script>alert" not in each and "<img" not in each
+        assert [found for kind, found in page.tags if kind == "img" or "onerror" in found] == []
+
+
+def test_a_saved_profile_has_the_same_page(tmp_path):
+    profile = Profile(two_ipus())
+    profile.save(tmp_path / "saved")
+    first, second = (Page(page_of(each, tmp_path)).text for each in (profile, Profile.load(tmp_path / "saved")))
+    assert first == second
+
+
+def test_sections_that_an_older_file_lacks_are_said_to_be_missing(tmp_path):
+    text = page_of(Profile.load(OLD), tmp_path)
+    missing = re.findall(r'<section id="(\w+)".{0,120}<p class="missing">Not known: ([^.]*)', text)
+    assert dict(missing).keys() == {"trace", "program", "source"}
+    assert all("saved by an older ipujax" in why for _, why in missing)
+    assert "without what is on each tile" in text and "27,480" in text
+
+
+def test_without_trip_counts_memory_is_shown(tmp_path):
+    graph, program, _, _ = looping()
+    page = Page(page_of(Profile(compile(graph, program)), tmp_path))
+    assert "the trip count of loop 'model.py:18 (decode)' is data" in page.text and "chart-chip" in page.ids
+
+
+def test_paths_that_cannot_be_written(tmp_path):
+    profile = Profile(trained_program())
+    for made in (profile, ipu.compare(profile, profile)):
+        with pytest.raises(ProfileError, match=r"cannot be written to(.|\n)*try: a path"):
+            made.to_html(tmp_path / "none" / "page.html")
+        with pytest.raises(ArgumentTypeError, match="needs a path"):
+            made.to_html(3)
+
+
+def test_without_bokeh_the_install_line_is_said(tmp_path, monkeypatch):
+    real = importlib.import_module
+
+    def no_bokeh(name, *rest):
+        if name.startswith("bokeh"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr("ipujax.runtime.page.document.import_module", no_bokeh)
+    profile = Profile(trained_program())
+    with pytest.raises(ProfileError, match=r"bokeh, which is not installed(.|\n)*pip install 'ipujax\[report\]'"):
+        profile.to_html(tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    ipu.compare(profile, profile).to_html(tmp_path / "page.html")  # which has no charts
+
+
+def test_ipujax_does_not_import_bokeh(monkeypatch):
+    real, seen = builtins.__import__, []
+    monkeypatch.setattr(builtins, "__import__", lambda name, *rest: seen.append(name) or real(name, *rest))
+    Profile(trained_program()).summary()
+    assert not [name for name in seen if name.startswith("bokeh")]
+
+
+def test_markup_is_put_in_and_text_is_escaped():
+    assert tag("p", "a < b", Markup("<b>c</b>"), class_="x", title='"', hidden=True, open=False) == Markup(
+        '<p class="x" title="&quot;" hidden>a &lt; b<b>c</b></p>'
+    )
+    assert escaped(Markup("<i>")) == "<i>" and escaped("<i>") == "&lt;i&gt;"
+    assert table(("a", "b"), [("x", 1_000)]).count("1,000") == 1
+
+
+def test_comparisons_have_pages(tmp_path):
+    before, after = Profile(trained_program()), Profile(two_ipus())
+    found = ipu.compare(before, after)
+    text = Page(page_of(found, tmp_path)).text
+    assert f"{before.cycles:,}" in text and f"{after.cycles:,}" in text
+    for change in found.changes:
+        assert change.name in text and str(change.origin) in text
+    same = Page(page_of(ipu.compare(before, before), tmp_path)).text
+    assert "No operation differs." in same and "as long as" in same

@@ -1,0 +1,145 @@
+"""Answers find what was planted: a bottleneck, a full tile, an IPU that waits, and the line to change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.compile import compile
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Copy, Execute, Repeat, Sequence
+from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
+from ipujax.runtime.options import Options
+from ipujax.runtime.report import Profile
+from ipujax.runtime.tensor.mapping import grid, on_one_tile
+from ipujax.runtime.views import answers
+from ipujax.runtime.views.answers import (
+    CATEGORY_HINTS,
+    PHASE_HINTS,
+    QUESTIONS,
+    fullest_tile,
+    idle_cycles,
+    limiting_operation,
+    line_to_change,
+    waiting_ipu,
+)
+from tests.runtime.profile.profile_helpers import (
+    F32,
+    SIZE,
+    TARGET,
+    apply,
+    codelet,
+    inputs,
+    looping,
+    output,
+    trained_program,
+    two_ipus,
+    variables,
+)
+from tests.runtime.profile.test_saved import OLD
+
+
+def steps(*cycles):
+    """A program of steps on four tiles, each on a line of its own."""
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    found = [
+        apply(graph, codelet(f"step{n}", each), *((a, b) if n % 2 == 0 else (b, a)), 4, f"model.py:{n} (loss)")
+        for n, each in enumerate(cycles)
+    ]
+    return Profile(compile(graph, Sequence(*inputs(a), *found)))
+
+
+@pytest.mark.parametrize("planted", range(5))
+def test_the_planted_bottleneck_limits_and_its_line_is_to_change(planted):
+    cycles = [20] * 5
+    cycles[planted] = 4_000
+    profile = steps(*cycles)
+    answer = limiting_operation(profile)
+    assert answer.subject == f"step{planted}/compute" and 0.95 < answer.share < 1
+    work = 4 * 4_000 + TARGET.internal_sync_cycles
+    assert f"{work:,} of {profile.cycles:,} cycles, at model.py:{planted} (loss)" in answer.sentence
+    line = line_to_change(profile)
+    assert line.subject == f"model.py:{planted} (loss)" and line.hint == PHASE_HINTS["compute"]
+    assert line.share == pytest.approx(work / profile.cycles)
+
+
+def test_what_is_busy_on_few_tiles_is_to_be_spread():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    alone = apply(graph, codelet("alone", 1_000), a, b, 1, "model.py:1 (loss)")
+    answer = limiting_operation(Profile(compile(graph, Sequence(*inputs(a), alone))))
+    assert answer.subject == "alone/compute" and "25% of its compute time" in answer.hint
+
+
+@pytest.mark.parametrize("planted", [1, 3])
+def test_the_planted_tile_is_fullest_with_what_was_put_there(planted):
+    graph = Graph(TARGET.replace(bytes_per_tile=64 * 1024))
+    large = graph.add_variable((12_800,), F32, "large", on_one_tile(12_800, planted))
+    small = graph.add_variable((SIZE,), F32, "small", grid((SIZE,), (4,)))
+    profile = Profile(compile(graph, Sequence(*inputs(large, small), output(large), output(small))))
+    answer = fullest_tile(profile)
+    assert answer.subject == f"tile {planted}" and 0.8 < answer.share < 1
+    assert "KiB variable" in answer.sentence and "Variable(large: float32[12800]), 50.0 KiB" in answer.sentence
+    assert answer.hint == CATEGORY_HINTS["variable"]
+
+
+def test_a_tile_that_overflows_says_by_how_much():
+    graph = Graph(TARGET.replace(bytes_per_tile=8192))
+    large = graph.add_variable((4096,), F32, "large", on_one_tile(4096, 2))
+    program = Sequence(*inputs(large), output(large))
+    answer = fullest_tile(Profile(compile(graph, program, options=Options(allow_out_of_memory=True))))
+    assert answer.subject == "tile 2" and answer.share > 2 and "more than it has" in answer.sentence
+
+
+def unequal_stages(cycles):
+    """Ten micro-batches through two IPUs, the second of which computes for so many cycles."""
+    graph = Graph(TARGET.replace(num_ipus=2))
+    a, b = (graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,))) for name in "ab")
+    c, d = (graph.add_variable((SIZE,), F32, name, grid((SIZE,), (4,), 4)) for name in "cd")
+    first = apply(graph, codelet("first", 100), a, b, 4)
+    compute_set = graph.add_compute_set("second")
+    accesses = tuple(Access(tensor, (element(0),)) for tensor in (c, d))
+    axis = Axis("i", grid((SIZE,), (4,)).cuts[0])
+    group = VertexGroup(codelet("second", cycles), (axis,), accesses, np.arange(4, 8, dtype=np.int32))
+    graph.add_vertices(compute_set, group)
+    body = Sequence(first, Copy(b, c), Execute(compute_set))
+    return Profile(compile(graph, Sequence(*inputs(a), Repeat(10, body), output(d))))
+
+
+def test_the_ipu_that_waits_is_found_and_how_long():
+    profile = unequal_stages(5_000)
+    idle, answer = idle_cycles(profile), waiting_ipu(profile)
+    # IPU 0 waits for IPU 1 in each round but the first, and from its last exchange to the end.
+    assert answer.subject == "IPU 0" and answer.share == pytest.approx(idle[0].sum() / profile.cycles)
+    work = profile.timeline.work.sum(1)
+    np.testing.assert_array_equal(idle.sum(1), profile.cycles - work)
+    assert idle[0, 1] > idle[0, 0] == 0 and "before global exchange" in answer.sentence
+    assert f"{idle[0].sum() / profile.cycles:.1%} of the run" in answer.sentence and "slowest stage" in answer.hint
+
+
+def test_filling_and_draining_are_told_from_what_is_between():
+    profile = Profile(two_ipus())  # IPU 0 only sends; IPU 1 computes 2,000 cycles five times
+    idle = idle_cycles(profile)
+    assert idle[1].tolist() == [0, 0, 0] and idle[0].sum() > 0.4 * profile.cycles
+    assert waiting_ipu(profile).subject == "IPU 0"
+
+
+def test_one_ipu_waits_for_no_other():
+    answer = waiting_ipu(Profile(trained_program()))
+    assert answer.share == 0 and "one IPU" in answer.sentence
+
+
+def test_what_is_not_known_is_said_for_each_question():
+    graph, program, _, _ = looping()
+    found = {answer.question: answer for answer in answers(Profile(compile(graph, program)))}
+    assert list(found) == list(QUESTIONS)
+    unknown = [answer for answer in found.values() if answer.sentence.startswith("Not known: the trip count of loop")]
+    assert len(unknown) == 2  # memory is known, and that one IPU waits for no other
+
+
+def test_files_of_the_version_before_answer_what_they_can():
+    found = {answer.question: answer for answer in answers(Profile.load(OLD))}
+    waits = found.pop("Where does an IPU wait?")
+    assert "saved by an older ipujax" in waits.sentence
+    assert not [answer for answer in found.values() if "Not known" in answer.sentence]

@@ -1,0 +1,106 @@
+"""What reports show is what the figures say, and is bounded."""
+
+from __future__ import annotations
+
+import linecache
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.compile import compile
+from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.graph.program import Sequence
+from ipujax.runtime.profile import TRACE_PHASES
+from ipujax.runtime.report import Profile
+from ipujax.runtime.views import liveness_view, memory_view, operation_rows, source_view, trace_view
+from tests.runtime.profile.profile_helpers import TARGET, apply, codelet, inputs, trained_program, two_ipus, variables
+from tests.runtime.profile.test_reports import everything
+
+PROGRAMS = [trained_program, two_ipus, everything]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("most", [20, 30_000])
+def test_slices_add_up_also_where_time_is_cut(program, most):
+    profile = Profile(program())
+    view = trace_view(profile, most)
+    assert len(view.ipu) <= max(most, len(TRACE_PHASES) * view.num_ipus) and (view.end >= view.start).all()
+    for ipu in range(view.num_ipus):
+        for number, name in enumerate(TRACE_PHASES):
+            mine = (view.ipu == ipu) & (view.phase == number)
+            spent, exact = int((view.end - view.start)[mine].sum()), profile.timeline.phase_cycles(ipu)[name]
+            # A part of time begins and ends at whole cycles.
+            assert spent == exact if not view.is_cut else abs(spent - exact) <= 2 * mine.sum() + 1
+    assert view.is_cut == (most == 20)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_memory_is_that_of_the_report(program):
+    memory = program().memory
+    view = memory_view(Profile(program()))
+    numbers, sizes = zip(*(view.chip(ipu) for ipu in range(view.num_ipus)), strict=True)
+    there = np.concatenate([each.ravel() for each in numbers])
+    found = np.concatenate([each.ravel() for each in sizes])
+    assert sorted(there[there >= 0].tolist()) == list(range(len(memory.tile_bytes)))
+    np.testing.assert_array_equal(found[there >= 0], memory.tile_bytes[there[there >= 0]])
+    assert np.isnan(found[there < 0]).all()
+    np.testing.assert_array_equal(view.by_category.sum(0), memory.tile_bytes[view.listed])
+    assert sum(row.fullest for row in view.categories) == memory.max_tile_bytes
+    assert sum(row.total for row in view.categories) == memory.total_bytes
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_liveness_is_that_of_the_report(program):
+    profile = Profile(program())
+    view, live = liveness_view(profile), profile.liveness
+    assert view.live_bytes.max() == live["maxLiveBytes"] and view.always_bytes == live["alwaysLiveBytes"]
+    assert len(view.names) == len(view.largest) == len(view.live_bytes) <= view.shown_of
+    for numbers, total in zip(view.largest, view.live_bytes.tolist(), strict=True):
+        sizes = [view.variables[n][1] for n in numbers]
+        assert sizes == sorted(sizes, reverse=True) and sum(sizes) <= total
+
+
+def test_operations_have_rates():
+    profile = Profile(trained_program())
+    rows = {row.name: row for row in operation_rows(profile)}
+    dear = rows["popops::Dear/compute"]
+    seconds = dear.cycles / TARGET.clock_hz
+    assert dear.flops == 160 and dear.flops_per_second == pytest.approx(160 / seconds)
+    assert dear.peak_share == pytest.approx(160 / seconds / TARGET.peak_fp32_flops) and dear.intensity is None
+    cycles = [row.cycles for row in operation_rows(profile)]
+    assert cycles == sorted(cycles, reverse=True) and sum(cycles) == profile.cycles
+
+
+def profile_of_file(path, lines):
+    """Steps that come from lines 2 and 4 of a file."""
+    path.write_text("".join(f"line {n}\n" for n in range(1, lines + 1)), encoding="utf-8")
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    found = [apply(graph, codelet(f"line{n}", n), a, b, 4, f"model.py:{n} (loss)", path) for n in (20, 40)]
+    return Profile(compile(graph, Sequence(*inputs(a), *found)))
+
+
+def test_source_lines_have_their_costs(tmp_path):
+    profile = profile_of_file(tmp_path / "model.py", 50)
+    profile.save(tmp_path / "saved")
+    (tmp_path / "model.py").unlink()
+    for each in (profile, Profile.load(tmp_path / "saved")):
+        (file,) = source_view(each)
+        assert file.path == str(tmp_path / "model.py") and file.lines[19] == "line 20" and len(file.lines) == 50
+        sync = TARGET.internal_sync_cycles
+        assert {n: cost.cycles for n, cost in file.costs.items() if cost.cycles} == {20: 80 + sync, 40: 160 + sync}
+        assert file.cycles == profile.cycles and sum(c.share for c in file.costs.values()) == pytest.approx(1)
+        assert file.shown() == list(range(1, 51))
+
+
+def test_of_long_files_what_is_near_a_cost_is_shown(tmp_path):
+    (file,) = source_view(profile_of_file(tmp_path / "model.py", 2_000))
+    assert file.shown() == [*range(14, 27), None, *range(34, 47)]
+
+
+def test_a_file_that_is_gone_has_its_lines_still(tmp_path):
+    profile = profile_of_file(tmp_path / "model.py", 50)
+    (tmp_path / "model.py").unlink()
+    linecache.clearcache()
+    (file,) = source_view(profile)
+    assert file.lines == () and file.shown() == [20, 40]
