@@ -35,6 +35,7 @@ from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.host import ALONE, CallStream, HostCalls
 from ipujax.runtime.logs import watching
+from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -323,6 +324,20 @@ class Lowered:
         """
         return self._compiled
 
+    def _repr_html_(self) -> str:
+        graph, listed = self.graph, f"{len(self._jaxprs)}: {', '.join(self._jaxprs)}"
+        vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
+        rows = [
+            ("Machine", f"{graph.target.num_ipus:,} × {graph.target.name}, {graph.replication_factor:,} replicas"),
+            ("Equations", len(self.jaxpr.eqns)),
+            ("Variables", len(graph.variables)),
+            ("Compute sets", len(graph.groups)),
+            ("Vertices", vertices),
+            ("Pipelines", len(self.pipelines)),
+            ("Texts, by as_text(after=…)", listed),
+        ]
+        return table((), rows, f"Lowered {self.name}")
+
     def __repr__(self) -> str:
         return f"Lowered({self.name}: {len(self.jaxpr.eqns)} equations)"
 
@@ -447,6 +462,9 @@ class Compiled:
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"
                 raise ArgumentTypeError(what, expected=aval.str_short(), got=found, hint=hint)
         return leaves
+
+    def _repr_html_(self) -> str:
+        return joined([tag("p", f"Compiled {self._lowered.name}"), Markup(self.profile._repr_html_())])
 
     def __repr__(self) -> str:
         return f"Compiled({self._lowered.name}: {self.profile.brief})"

@@ -31,7 +31,7 @@ ROOMS: dict[str, str] = {
     "runtime.target": "",
     "runtime.signatures": "runtime.target",
     "runtime.logs": "runtime.target",
-    "runtime.tensor": "",
+    "runtime.tensor": "runtime.markup",
     "runtime.graph": "runtime.target runtime.tensor",
     "runtime.exchange": "runtime.graph runtime.target runtime.tensor",
     "runtime.cost": "runtime.exchange runtime.graph runtime.target runtime.tensor",
@@ -51,6 +51,9 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
+    "runtime.markup": "",
+    "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
+    "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
         "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.signatures runtime.target"
         " runtime.tensor"
@@ -162,8 +165,8 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation runtime.compile runtime.engine"
-        " runtime.graph runtime.host runtime.logs runtime.memory runtime.options runtime.report runtime.signatures"
-        " runtime.target"
+        " runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options runtime.report"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps lowering.jax_compat"

@@ -13,8 +13,9 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from ipujax.runtime.errors import ArgumentError, IpuError, shortened
+from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError, shortened
 from ipujax.runtime.host import HostData
+from ipujax.runtime.markup import table
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
@@ -29,7 +30,7 @@ from ipujax.runtime.profile.serialise import (
     write_json,
     write_profile,
 )
-from ipujax.runtime.profile.text import coloured, wants_colours
+from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.signatures import checking_calls
@@ -60,6 +61,19 @@ class Profile(Figures):
         changed = copy.copy(self)  # with all that is computed already
         changed.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
         return changed
+
+    def _repr_html_(self) -> str:
+        """A short table for notebooks; `to_html` makes a whole page."""
+        memory, rows = self.memory, [("Machine", f"{self.target.num_ipus:,} × {self.target.name}")]
+        try:
+            rows += [("Cycles", f"{self.cycles:,}"), ("Estimated time", duration(self.seconds))]
+            spent = {name.replace("_", " "): cycles for name, cycles in self.phase_cycles.items() if cycles}
+            rows.append(("Phases", ", ".join(f"{name} {share(c, self.cycles).strip()}" for name, c in spent.items())))
+            rows += [("Most expensive line", f"{one.origin}, {one.share:.1%}") for one in self.operations(1)]
+        except ProfileError as error:
+            rows.append(("Cycles", f"unknown: {error.what}"))
+        full = f"{size(memory.max_tile_bytes)} of {size(self.target.bytes_per_tile)}"
+        return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], "Profile")
 
     def save(self, path: FilePath) -> None:
         """Writes all figures to a file, from which `load` makes a profile again, on any machine.

@@ -17,6 +17,7 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import MappingError
+from ipujax.runtime.markup import table
 
 MIN_BYTES_PER_TILE = 128  # poplibs TileMapping.cpp: smallest share that gets its own tile
 VECTOR_BYTES = 8  # data path width of a tile; one grain is one vector
@@ -82,6 +83,11 @@ class Blocked:
         lengths = np.broadcast_to(np.diff(cut), (len(rows), len(cut) - 1)).ravel()
         return (rows[:, None] + cut[:-1]).ravel(), lengths, tiles.ravel()
 
+    def _repr_html_(self) -> str:
+        return _as_html(
+            self, prod(self.shape), f"Tile mapping of {' × '.join(map(str, self.shape))} elements, in boxes"
+        )
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flat:
@@ -110,8 +116,24 @@ class Flat:
         """Flat intervals in rising order: starts int64[n], lengths int64[n], tiles int32[n]."""
         return self.starts, np.diff(np.append(self.starts, self.size)), self.tiles
 
+    def _repr_html_(self) -> str:
+        return _as_html(self, self.size, f"Tile mapping of {self.size:,} elements, in intervals")
+
 
 TileMapping = Blocked | Flat
+
+
+def _as_html(mapping: TileMapping, size: int, kind: str) -> str:
+    """A mapping for notebooks: how many elements lie on how many tiles, and which tile has most."""
+    tiles = int(mapping.tiles.max(initial=-1)) + 1
+    counts = mapping.elements_per_tile(tiles)
+    used = counts[counts > 0]
+    rows: list[tuple[str, object]] = [("Elements", size), ("Pieces", len(mapping.tiles)), ("Tiles", len(used))]
+    if len(used):
+        first, most = int(np.flatnonzero(counts)[0]), int(counts.argmax())
+        rows += [("First and last tile", f"{first:,} to {tiles - 1:,}"), ("Fewest elements of a tile", int(used.min()))]
+        rows.append(("Most elements of a tile", f"{counts[most]:,}, tile {most:,}"))
+    return table((), rows, kind)
 
 
 def blocked_mapping(cuts: Sequence[np.ndarray], tile: np.ndarray) -> Blocked:
