@@ -31,6 +31,7 @@ ROOMS: dict[str, str] = {
     "runtime.target": "",
     "runtime.signatures": "runtime.target",
     "runtime.logs": "runtime.target",
+    "runtime.markup": "",
     "runtime.tensor": "runtime.markup",
     "runtime.graph": "runtime.target runtime.tensor",
     "runtime.exchange": "runtime.graph runtime.target runtime.tensor",
@@ -51,7 +52,6 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.markup": "",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
