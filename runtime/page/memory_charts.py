@@ -154,10 +154,14 @@ def _sorted(view: MemoryView) -> Any:
     figure = chart("sorted", "tiles, fullest first", "bytes of a tile", 240)
     figure.line(points, order[points], line_width=2, color=ACCENT)
     figure.line(
-        [0, len(order) - 1], [view.bytes_per_tile] * 2, line_dash="dashed", color=SECOND, legend_label="there is"
+        [0, len(order) - 1],
+        [view.bytes_per_tile] * 2,
+        line_dash="dashed",
+        color=SECOND,
+        legend_label="memory of a tile",
     )
     figure.y_range.start = 0
-    figure.legend.location = "bottom_left"
+    figure.legend.location = "center_right"
     with_separators(figure, "x")
     bytes_axis(figure)
     return figure

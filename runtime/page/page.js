@@ -103,11 +103,12 @@ window.ipujaxPage = (() => {
     const head = button.closest("th");
     const list = head.closest("table").tBodies[0];
     const column = Number(button.dataset.sort);
-    const down = head.getAttribute("aria-sort") !== "descending";
+    const isText = column < 2;
+    const shown = head.getAttribute("aria-sort");
+    const down = shown ? shown === "ascending" : !isText; // numbers begin with the largest, names with A
     for (const other of head.parentElement.children) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const value = (row) => row.cells[column].dataset.value;
-    const isText = column < 2;
     const order = (a, b) => (isText ? value(b).localeCompare(value(a)) : Number(value(b)) - Number(value(a)));
     const rows = [...list.rows].sort((a, b) => (down ? order(a, b) : order(b, a)));
     list.append(...rows);

@@ -16,7 +16,19 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.graph import Call, Collective, Function, If, Leaf, Program, Repeat, RepeatWhile, Sequence, Switch
+from ipujax.runtime.graph import (
+    Call,
+    Collective,
+    Function,
+    If,
+    Leaf,
+    Program,
+    Repeat,
+    RepeatWhile,
+    Sequence,
+    Switch,
+    WriteUndef,
+)
 from ipujax.runtime.profile.ids import Numbering
 from ipujax.runtime.profile.step_costs import place
 from ipujax.runtime.tensor import Origin
@@ -120,7 +132,7 @@ class _Tree:
         """What stands for a node in its parent, each with its cycles on each IPU; nothing for what takes no time."""
         if isinstance(node, Sequence) and not isinstance(node, Collective):
             return [found for child in node.children() for found in self.nodes(child, times)]
-        if not self.ids.programs_of(node):
+        if not self.ids.programs_of(node) or isinstance(node, WriteUndef):
             return []
         inner = times * (node.count if isinstance(node, Repeat) else 1)
         children = [found for child in node.children() for found in self.nodes(child, inner)]

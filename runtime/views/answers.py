@@ -85,6 +85,7 @@ CATEGORY_HINTS = {
 _CROWDED = 0.75  # of a tile; less is no reason to change anything
 _SLOW = 0.5  # of the peak rate
 _UNEVEN = 0.6  # tile balance
+_BEGUN = 0.02  # of the computation of an IPU
 _SHORT = 0.02  # share of a run that is not worth a change
 
 
@@ -151,6 +152,7 @@ def waiting_ipu(profile: Figures) -> Answer:
     if share < _SHORT:
         return Answer(WAITS, f"No IPU waits for more than {share:.1%} of the run.", "", f"IPU {ipu}", share, "trace")
     parts = dict(zip(("filling", "steady", "draining"), (idle[ipu] / total).tolist(), strict=True))
+    busiest = int(by_ipu.argmin())
     longest = max(parts, key=lambda name: parts[name])
     text = (
         f"IPU {ipu} does nothing for {share:.1%} of the run ({int(by_ipu[ipu]):,} of {total:,} cycles): "
@@ -163,13 +165,16 @@ def waiting_ipu(profile: Figures) -> Answer:
     hint = {
         "filling": "more micro-batches make filling and draining a smaller part",
         "draining": "more micro-batches make filling and draining a smaller part",
-        "steady": "stages differ in length: move work from the slowest stage to this IPU",
+        "steady": f"move work to this IPU from IPU {busiest}, which works most",
     }[longest]
     return Answer(WAITS, text, hint, f"IPU {ipu}", share, "trace")
 
 
 def idle_cycles(profile: Figures) -> np.ndarray:
     """Cycles in which each IPU does nothing, from the start to the end of the whole run.
+
+    Computing begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
+    counter to zero does not end the filling of a pipeline.
 
     Args:
         profile: of a run.
@@ -182,13 +187,21 @@ def idle_cycles(profile: Figures) -> np.ndarray:
     is_idle, is_compute = (cut.phase == TRACE_PHASES.index(name) for name in ("idle", "compute"))
     for ipu, clock in enumerate(trace.clocks.tolist()):
         mine = cut.ipu == ipu
-        computing = cut.start[mine & is_compute]
-        first, last = (int(computing.min()), int(computing.max())) if len(computing) else (profile.cycles, 0)
+        first, last = _busy_period(cut.start[mine & is_compute], cut.cycles[mine & is_compute])
         waits, start = cut.cycles[mine & is_idle], cut.start[mine & is_idle]
         part = np.where(start < first, 0, np.where(start > last, 2, 1))
         idle[ipu] = np.bincount(part, waits, 3).astype(np.int64)
         idle[ipu, 2] += profile.cycles - clock
     return idle
+
+
+def _busy_period(start: np.ndarray, cycles: np.ndarray) -> tuple[int, int]:
+    """When computing begins and ends, by the starts of its slices; all waiting is filling where there is none."""
+    if not len(start):
+        return np.iinfo(np.int64).max, 0
+    done = cycles.cumsum()
+    first, last = np.searchsorted(done, [done[-1] * _BEGUN, done[-1] * (1 - _BEGUN)])
+    return int(start[first]), int(start[last])
 
 
 def _awaited_phase(profile: Figures, ipu: int) -> str | None:
