@@ -17,7 +17,7 @@ from ipujax.runtime.views import TraceView
 
 _HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
 _NOTES = {
-    "is_folded": "Later iterations of long loops are folded: inside what is folded phases are in no order of time.",
+    "is_folded": "Later iterations of long loops are folded: what repeats there has the right shares, in no order.",
     "is_cut": "There are too many steps to draw: each part of time shows how much of it every phase takes.",
 }
 
@@ -28,11 +28,10 @@ def trace_section(view: TraceView) -> Section:
     Args:
         view: of a profile.
     """
-    spent = phase_totals(view)
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
     rows = (
         (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))
-        for ipu, row in enumerate(spent.tolist())
+        for ipu, row in enumerate(view.spent.tolist())
     )
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
     body = joined(
@@ -47,18 +46,6 @@ def trace_section(view: TraceView) -> Section:
         ]
     )
     return Section("trace", "Execution trace", body, {"trace": _trace(view)}, {"labels": list(view.labels)})
-
-
-def phase_totals(view: TraceView) -> np.ndarray:
-    """Cycles of each phase of each IPU, int64[ipus, 6]; idle time up to the end of the whole run.
-
-    Args:
-        view: of a profile.
-    """
-    spent = np.zeros((view.num_ipus, len(TRACE_PHASES)), np.int64)
-    np.add.at(spent, (view.ipu, view.phase), view.end - view.start)
-    spent[:, -1] += view.cycles - spent.sum(1)
-    return spent
 
 
 def _trace(view: TraceView) -> Any:

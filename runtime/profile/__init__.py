@@ -3,6 +3,7 @@
 from ipujax.runtime.profile.execution_trace import (
     TRACE_PHASES as TRACE_PHASES,
     ExecutionTrace as ExecutionTrace,
+    Slices as Slices,
     slices as slices,
 )
 from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation

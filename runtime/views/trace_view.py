@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
+from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, Slices, slices
 
 MOST_SLICES = 30_000
+_MOST_REPEATS = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class TraceView:
         phase: number of its phase in `TRACE_PHASES`.
         label: number of what it belongs to in `labels`.
         labels: texts.
+        spent: cycles of each phase of each IPU, to the cycle; idle time up to the end of the run. int64[ipus, phases].
         moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
         is_cut: whether slices are shares of equal parts of time.
         is_folded: whether some iterations of loops are one slice.
@@ -41,6 +43,7 @@ class TraceView:
     phase: np.ndarray
     label: np.ndarray
     labels: tuple[str, ...]
+    spent: np.ndarray
     moved: np.ndarray
     is_cut: bool
     is_folded: bool
@@ -62,15 +65,34 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
     length = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
     moved = np.stack([trace.ipu[rows], trace.start[rows], length, trace.step[rows]], 1)[:most_slices]
     labels = tuple(trace.label(step) for step in range(len(trace.name)))
-    columns: tuple[np.ndarray, ...] = cut.ipu, cut.start, cut.start + cut.cycles, cut.phase, trace.step[cut.span]
-    is_cut = len(cut.ipu) > most_slices
+    columns = _repeated(trace, cut)
+    spent = np.zeros((num_ipus, len(TRACE_PHASES)), np.int64)
+    np.add.at(spent, (cut.ipu, cut.phase), cut.cycles)
+    spent[:, -1] += profile.cycles - spent.sum(1)
+    is_cut = len(columns[0]) > most_slices
     if is_cut:
         bins = max(1, most_slices // (num_ipus * len(TRACE_PHASES)))
         columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
         labels = (*labels, "several steps")
     ipu, start, end, phase, label = columns
     is_folded = bool(trace.is_folded.any())
-    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, moved, is_cut, is_folded)
+    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, spent, moved, is_cut, is_folded)
+
+
+def _repeated(trace: ExecutionTrace, cut: Slices) -> tuple[np.ndarray, ...]:
+    """Slices, those of folded iterations as a pattern that repeats, so that they do not look like long phases."""
+    step = trace.step[cut.span]
+    times = np.maximum(trace.iterations, trace.joined)[step]
+    first, last = trace.start[cut.span], trace.end[cut.span]
+    times = np.where(cut.start >= first, np.minimum(times, _MOST_REPEATS), 1)  # what is before is the wait for it
+    row = np.repeat(np.arange(len(step)), times)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+    origin, period = np.where(times > 1, first, cut.start)[row], np.where(times > 1, last - first, 0)[row]
+    offset = cut.start[row] - origin + number * period
+    start, end = (origin + each // times[row] for each in (offset, offset + cut.cycles[row]))
+    order = np.lexsort((start, cut.ipu[row]))
+    row, start, end = row[order], start[order], end[order]
+    return cut.ipu[row], start, end, cut.phase[row], step[row]
 
 
 def _shares(

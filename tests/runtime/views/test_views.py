@@ -9,7 +9,7 @@ import pytest
 
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Sequence
+from ipujax.runtime.graph.program import Repeat, Sequence
 from ipujax.runtime.profile import TRACE_PHASES
 from ipujax.runtime.report import Profile
 from ipujax.runtime.views import liveness_view, memory_view, operation_rows, source_view, trace_view
@@ -29,6 +29,8 @@ def test_slices_add_up_also_where_time_is_cut(program, most):
         for number, name in enumerate(TRACE_PHASES):
             mine = (view.ipu == ipu) & (view.phase == number)
             spent, exact = int((view.end - view.start)[mine].sum()), profile.timeline.phase_cycles(ipu)[name]
+            ended = profile.cycles - int(profile.timeline.clocks[ipu]) if name == "idle" else 0
+            assert view.spent[ipu, number] == exact + ended
             # A part of time begins and ends at whole cycles.
             assert spent == exact if not view.is_cut else abs(spent - exact) <= 2 * mine.sum() + 1
     assert view.is_cut == (most == 20)
@@ -104,3 +106,22 @@ def test_a_file_that_is_gone_has_its_lines_still(tmp_path):
     linecache.clearcache()
     (file,) = source_view(profile)
     assert file.lines == () and file.shown() == [20, 40]
+
+
+def test_folded_iterations_are_shown_as_a_pattern_that_repeats():
+    profile = profile_of_iterations(3_000)
+    view = trace_view(profile)
+    assert view.is_folded and not view.is_cut
+    folded = np.flatnonzero(["folded" in label for label in view.labels])
+    (here,) = np.nonzero(np.isin(view.label, folded))
+    assert 100 < len(here) < 400
+    np.testing.assert_array_equal(view.start[1:], view.end[:-1])  # one IPU, which never waits
+    assert view.end[-1] == view.spent.sum() == profile.cycles
+
+
+def profile_of_iterations(count):
+    """A loop of two steps."""
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    body = Sequence(apply(graph, codelet("one", 7), a, b, 4), apply(graph, codelet("two", 5), b, a, 4))
+    return Profile(compile(graph, Sequence(*inputs(a), Repeat(count, body))))
