@@ -100,7 +100,9 @@ def init(shapes: Sequence[tuple[int, ...]]) -> Params:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(model: Model, params: Params, data: list[np.ndarray], epochs: int, batch: int, profile: bool) -> float:
+def train(
+    model: Model, params: Params, data: list[np.ndarray], epochs: int, batch: int, profile: bool, page: str | None
+) -> float:
     """Trains, tests after each epoch, prints the machine's profile; returns the accuracy on the test images."""
     train_images, test_images, train_labels, test_labels = data
     steps = len(train_images) // batch
@@ -132,6 +134,8 @@ def train(model: Model, params: Params, data: list[np.ndarray], epochs: int, bat
     if profile:
         compiled = train_step.lower(params, opt_state, images, labels).compile()
         print("\nOne training step on the machine\n", compiled.profile.summary(), sep="\n")
+        if page:
+            compiled.profile.to_html(page)
     return right
 
 
@@ -142,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--device", choices=["cpu", "mk1", "mk2", "bow"], default="mk2")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64, help="images a step")
+    parser.add_argument("--html", metavar="PATH", help="write the profile as a page; needs the extra `report`")
     args = parser.parse_args(argv)
     data = load()
     if args.epochs < 1 or not 1 <= args.batch <= len(data[0]):
@@ -149,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     model, shapes = MODELS[args.model]
     on_ipu = args.device != "cpu"
     with ipu.default_device(ipu.IPUModel(num_ipus=1, arch=args.device) if on_ipu else ipu.CPU()):
-        return train(model, init(shapes), data, args.epochs, args.batch, profile=on_ipu)
+        return train(model, init(shapes), data, args.epochs, args.batch, on_ipu, args.html)
 
 
 if __name__ == "__main__":

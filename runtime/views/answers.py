@@ -82,6 +82,12 @@ CATEGORY_HINTS = {
     "vertexCode": "fewer kinds of operations need less code",
     "controlCode": "repeated layers in lax.scan share their code",
 } | dict.fromkeys(EXCHANGE_CODE, "repeated layers in lax.scan share their code; a higher Options(byte_price=…) helps")
+FEW_TILES = (
+    "compute scalars (learning-rate schedules, counters) on the host, or once for many steps: it computes on few "
+    "tiles, and the others wait"
+)
+_NAMES = 3  # of a line that are looked at
+_ALONE = 0.05  # tile balance
 _CROWDED = 0.75  # of a tile; less is no reason to change anything
 _SLOW = 0.5  # of the peak rate
 _UNEVEN = 0.6  # tile balance
@@ -96,13 +102,16 @@ def limiting_operation(profile: Figures) -> Answer:
         return Answer(LIMITS, "Nothing takes time.")
     top, cycles = rows[0], profile.cycles
     share = top.cycles / max(1, cycles)
-    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
+    where = f"{top.line}{_dearest_part(top, profile)}"
+    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
     hint = ""
     if top.peak_share is not None and top.flops:
-        text += f" It computes {top.flops_per_second / 1e12:,.3g} TFLOP/s, {top.peak_share:.1%} of the machine's peak"
+        text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of the machine's peak"
         text += f" in {top.precision}."
         text += f" {_roof(top, profile)}"
-        if top.balance is not None and top.balance < _UNEVEN:
+        if top.balance is not None and top.balance < _ALONE:
+            hint = FEW_TILES
+        elif top.balance is not None and top.balance < _UNEVEN:
             hint = f"sizes that divide evenly over tiles: they compute in {top.balance:.0%} of its compute time"
         elif top.peak_share > _SLOW:
             hint = "less arithmetic, half precision or more replicas, for it is near the machine's limit"
@@ -114,14 +123,28 @@ def limiting_operation(profile: Figures) -> Answer:
     return Answer(LIMITS, text, hint, top.name, share, "operations")
 
 
+def _dearest_part(row: OperationRow, profile: Figures) -> str:
+    """Of a step that runs several operations together, the line that most of its cycles are of, if it is another."""
+    together = (line for line in profile.operations() if any(name in row.name for name in line.names))
+    dearest = next(together, None) if ", " in row.name else None
+    return f", most of it of {dearest.origin}" if dearest and str(dearest.origin) != row.line else ""
+
+
 def _roof(row: OperationRow, profile: Figures) -> str:
     """What exchange allows an operation to compute, where that is less than the peak."""
     rate, intensity = profile.target.exchange_bytes_per_second, row.intensity
     if intensity is None or rate * intensity >= peaks(profile.target)[row.precision]:
         return ""
-    return (
-        f"At its {intensity:,.1f} operations for each exchanged byte, exchange allows {rate * intensity / 1e12:,.3g}."
-    )
+    allowed = _rate(rate * intensity)
+    return f"At its {intensity:,.1f} operations for each exchanged byte, exchange allows {allowed}."
+
+
+def _rate(flops_per_second: float) -> str:
+    """Operations a second in the largest unit that gives at least one."""
+    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if flops_per_second >= factor:
+            return f"{flops_per_second / factor:,.1f} {unit}FLOP/s"
+    return f"{flops_per_second:,.1f} FLOP/s"
 
 
 def fullest_tile(profile: Figures) -> Answer:
@@ -229,7 +252,17 @@ def line_to_change(profile: Figures) -> Answer:
     lost = [item for item in profile.fallbacks if item.cycles > _SHORT * profile.cycles]
     if lost:
         text += f" {lost[0].operation} at {lost[0].origin} runs on one tile only, {lost[0].cycles:,} cycles each time."
-    return Answer(LINE, text, PHASE_HINTS[top.dominant], top.origin.line, top.share, "source")
+    hint = PHASE_HINTS[top.dominant]
+    if top.dominant == "compute" and _is_alone(profile, top.names):
+        hint = FEW_TILES
+    return Answer(LINE, text, hint, top.origin.line, top.share, "source")
+
+
+def _is_alone(profile: Figures, names: tuple[str, ...]) -> bool:
+    """Whether the dearest step with one of the first names, also one that runs others too, computes on few tiles."""
+    rows = (row for row in operation_rows(profile) if any(name in row.name for name in names[:_NAMES]))
+    first = next(rows, None)
+    return first is not None and first.balance is not None and first.balance < _ALONE
 
 
 def _spoken(phase: str) -> str:

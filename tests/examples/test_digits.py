@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -42,8 +43,11 @@ def test_batches_have_one_size_and_no_image_twice(digits: ModuleType) -> None:
     assert any(not np.array_equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
 
 
-def test_mlp_learns_and_prints_its_profile(digits: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    accuracy = digits.main(["--model", "mlp", "--epochs", "3"])
+def test_mlp_learns_and_prints_its_profile(
+    digits: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    accuracy = digits.main(["--model", "mlp", "--epochs", "3", "--html", str(tmp_path / "page.html")])
+    assert "digits.py" in (tmp_path / "page.html").read_text(encoding="utf-8")
     text = capsys.readouterr().out
     losses, accuracies = zip(*epochs(text), strict=True)
     assert len(losses) == 3 and losses[2] < losses[1] < losses[0]

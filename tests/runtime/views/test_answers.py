@@ -15,9 +15,11 @@ from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
+from ipujax.runtime.tensor.variable import Origin
 from ipujax.runtime.views import answers
 from ipujax.runtime.views.answers import (
     CATEGORY_HINTS,
+    FEW_TILES,
     PHASE_HINTS,
     QUESTIONS,
     fullest_tile,
@@ -26,6 +28,7 @@ from ipujax.runtime.views.answers import (
     line_to_change,
     waiting_ipu,
 )
+from tests.runtime.helpers import machine
 from tests.runtime.profile.profile_helpers import (
     F32,
     SIZE,
@@ -129,6 +132,29 @@ def test_filling_and_draining_are_told_from_what_is_between():
     idle = idle_cycles(profile)
     assert idle[1].tolist() == [0, 0, 0] and idle[0].sum() > 0.4 * profile.cycles
     assert waiting_ipu(profile).subject == "IPU 0"
+
+
+def test_what_runs_on_one_tile_of_many_is_said_to():
+    graph = Graph(machine(64))
+    a, b = (graph.add_variable((SIZE,), F32, name, on_one_tile(SIZE, 3)) for name in "ab")
+    scalar = apply(graph, codelet("schedule", 1_000), a, b, 1, "model.py:7 (learning_rate)")
+    profile = Profile(compile(graph, Sequence(*inputs(a), scalar)))
+    assert limiting_operation(profile).hint == FEW_TILES == line_to_change(profile).hint
+
+
+def test_of_operations_that_run_together_the_dearest_line_is_named():
+    graph = Graph(TARGET)
+    a, b, c = variables(graph, "a", "b", "c")
+    together = graph.add_compute_set("cheap, dear")
+    for name, cycles, result, line in (("cheap", 5, b, 3), ("dear", 900, c, 9)):
+        accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, result))
+        axis, origin = Axis("i", grid((SIZE,), (4,)).cuts[0]), Origin(f"model.py:{line} (loss)")
+        tiles = np.arange(4, dtype=np.int32)
+        group = VertexGroup(codelet(name, cycles), (axis,), accesses, tiles, origin=origin, name=name)
+        graph.add_vertices(together, group)
+    profile = Profile(compile(graph, Sequence(*inputs(a), Execute(together))))
+    assert "most of it of model.py:9 (loss)" in limiting_operation(profile).sentence
+    assert line_to_change(profile).subject == "model.py:9 (loss)"
 
 
 def test_one_ipu_waits_for_no_other():
