@@ -94,7 +94,7 @@ def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     body = joined(
         [
             tag("a", "Skip to the report", href="#main", class_="skip"),
-            tag("header", tag("h1", title), tag("p", subtitle), _switches()),
+            tag("header", tag("h1", title), _theme_button(), tag("p", subtitle)),
             tag("nav", *links, aria_label="Sections"),
             tag("main", *map(_section, sections), id="main"),
             Markup(f'<script type="application/json" id="page-data">{_json(data)}</script>'),
@@ -108,7 +108,7 @@ def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
 
 
-def _switches() -> Markup:
+def _theme_button() -> Markup:
     return tag("button", "Dark", type="button", id="theme", aria_pressed="false", title="Light or dark")
 
 

@@ -15,6 +15,7 @@ from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LivenessView, MemoryView
 
+_LABEL = 2.0  # rows above a chip, for its name
 _MOST_ALWAYS = 12  # rows of what is always live
 
 
@@ -136,6 +137,8 @@ def _chips(view: MemoryView) -> Any:
     scale.background_fill_color = None
     figure.add_layout(scale, "right")
     figure.axis.visible, figure.grid.visible = False, False
+    lowest = max(row for _, row in origins) + view.rows
+    figure.y_range = models.Range1d(-lowest - 0.5, _LABEL if view.num_ipus > 1 else 0.5)
     code = "window.ipujaxPage.tileAt(cb_obj.x, cb_obj.y)"
     figure.js_on_event("tap", models.CustomJS(code=code))
     return figure
