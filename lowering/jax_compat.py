@@ -382,8 +382,7 @@ def _user_frame(eqn: JaxprEqn) -> Any:
 
 def _frames(eqn: JaxprEqn) -> Sequence[Any]:
     """The frames an equation was traced in, innermost first."""
-    traceback = eqn.source_info.traceback
-    return traceback.frames if traceback else ()
+    return eqn.source_info.traceback.frames if eqn.source_info.traceback else ()
 
 
 def _shown(frame: Any) -> str:
