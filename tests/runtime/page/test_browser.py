@@ -19,10 +19,7 @@ from tests.runtime.page.test_pages import evil_profile
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed")
 
 INSIDE = """
 const all = (node) => [...node.children, ...(node.shadowRoot?.children ?? [])].flatMap((part) => [part, ...all(part)]);
