@@ -119,6 +119,7 @@ def test_small_models_learn(name: str) -> None:
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
+@pytest.mark.slow
 def test_the_transformer_is_the_same_as_a_loop_and_as_a_scan() -> None:
     key, losses = jax.random.key(0), []
     params, _ = compiled(SMALL["transformer-loop"]().init, key)(key)
@@ -149,6 +150,7 @@ def test_layers_of_each_ipu() -> None:
     assert spread(24, 3) == (3, 7, 7, 7) and spread(12, 0) == (0, 4, 4, 4) and spread(12, 1) == (1, 4, 4, 3)
 
 
+@pytest.mark.slow
 def test_gpt2_in_parts_is_gpt2() -> None:
     """A table and heads in parts give the look-ups, the loss and the attention of the whole."""
     keys = jax.random.split(jax.random.key(0), 6)

@@ -32,6 +32,7 @@ def test_the_code_trains() -> None:
         np.testing.assert_allclose(got[name], params[name] - 0.1 * grads[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loop_over_layers_is_cut() -> None:
     (_, names), rng = run(PAGE), np.random.default_rng(0)
     params = {"layers": {"w": rng.normal(size=(6, 5, 5)).astype(np.float32) / 4}}

@@ -48,6 +48,7 @@ def test_it_compares_and_draws(pipelining: ModuleType, tmp_path: Path, capsys: p
         assert 0.2 < share < 0.95
 
 
+@pytest.mark.slow
 def test_it_trains(pipelining: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     loss = pipelining.main([*SMALL[:-4], "--schedules", "sequential", "--steps", "2"])
     assert 1.5 < loss < 4

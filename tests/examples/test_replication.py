@@ -19,6 +19,7 @@ ROW = re.compile(r"^ +(\d+) +(\d+) +([\d,]+) +([\d,]+) +([\d.]+)× +([\d.]+)% +(
 replication = example("replication", beside="digits")
 
 
+@pytest.mark.slow
 def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     tables = replication.main(["--model", "mlp", "--replicas", "2", "1", "--batch", "16", "--steps", "2"])
     text = capsys.readouterr().out

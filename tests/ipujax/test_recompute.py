@@ -343,6 +343,7 @@ def test_stages_that_are_found() -> None:
     assert_close(run(done["all"], args), quick_jit(piped(False, stages=2))(*args))
 
 
+@pytest.mark.slow
 def test_stages_are_found_for_more_than_can_be_kept() -> None:
     """Values that wait for gradients of all micro-batches are more than an IPU; "auto" keeps less of them."""
     args = WS[:3], X

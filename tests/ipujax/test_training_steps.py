@@ -21,7 +21,7 @@ FREE_RTOL = 1e-4  # of the loss after STEPS steps on their own
 STATE_RTOL = 1e-4  # of the distance of two new states, to the size of what the step changed in each array
 
 FEW, MK2 = 16, 1472
-FAST = {("plain-mlp_sgd", FEW), ("plain-lstm_rmsprop", FEW)}
+FAST = {("plain-mlp_sgd", FEW)}
 FAST_PROFILES = {name for name, _ in FAST} | {"plain-cnn_batch_norm_adam", "plain-transformer_adamw"}
 
 

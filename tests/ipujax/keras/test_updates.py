@@ -87,7 +87,7 @@ CASES: dict[str, Any] = {
 }
 
 
-QUICK = {"replicas in a loop", "replicas of stages"}
+QUICK = {"replicas of stages"}
 
 
 @pytest.mark.parametrize(

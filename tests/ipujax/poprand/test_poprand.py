@@ -64,6 +64,7 @@ def test_distributions():
     assert found["normal"].dtype == np.float16 and set(np.unique(found["bernoulli"])) == {0, 1}
 
 
+@pytest.mark.slow
 def test_shaped_dropout_and_the_interpreter():
     graph, prog = new_graph(), Sequence()
     seed, value = constant(graph, np.uint32([3, 4]), poplar.UNSIGNED_INT), np.arange(1.0, 97).reshape(8, 3, 4)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, jaxpr_as_fun, shape_of
@@ -40,6 +41,7 @@ def kept_bytes(jaxpr: ClosedJaxpr) -> int:
     return sum(aval.size * aval.dtype.itemsize for aval in found)
 
 
+@pytest.mark.slow
 def test_gradients_keep_the_narrow_form() -> None:
     wide = jax.make_jaxpr(jax.grad(loss))(W, X)
     slim = narrow(wide)

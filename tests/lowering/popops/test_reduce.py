@@ -142,7 +142,7 @@ STAGES = [(2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (300, 3)]
 
 
 COMBINATIONS = (reduce_partials, reduce_partials_in_place)
-QUICK = [*((15, 1, each) for each in COMBINATIONS), (125, 3, reduce_partials_in_place)]
+QUICK = [(15, 1, each) for each in COMBINATIONS]
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,8 @@ def test_a_schedule_of_one_s_own_is_one_method():
 
 
 def test_the_public_module_s_example_runs(capsys):
-    lines = schedules.__doc__.splitlines()
-    exec(textwrap.dedent("\n".join(lines[2:])), {"schedule_plan": schedules.schedule_plan})
+    _, example = schedules.__doc__.split("::\n")
+    exec(textwrap.dedent(example), {"schedule_plan": schedules.schedule_plan})
     assert capsys.readouterr().out.rstrip() == plan_of("gpipe", 4, 8).drawing()
 
 

@@ -467,7 +467,7 @@ def test_dilated_reads_see_fill_between(fill: float) -> None:
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_strided_offset_dilated_reads(data: st.DataObject) -> None:
     """Every index of the hull reads its element, or fill; split and unsplit, against plain Python."""
     n, size = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 9))

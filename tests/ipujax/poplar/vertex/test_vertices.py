@@ -104,7 +104,7 @@ def test_vertices_of_equal_shapes_are_one_group_whose_regions_are_affine():
     np.testing.assert_array_equal(got, (x @ w)[::-1])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_any_connections_compute_what_a_loop_does(data):
     """Rows of several lengths, strides and variables, views of any kind, on any tiles."""
