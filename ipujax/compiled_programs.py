@@ -1,4 +1,4 @@
-"""The programs that are compiled while some code runs, for those who look at that code from outside.
+"""Programs that have been compiled: their warnings, and a list for those who look at the code from outside.
 
 Input: code that compiles. Output: `CompiledProgram`, one for each: of `ipu.jit`, of Keras, of Poplar engines.
 Limits: what other threads compile is not among them, unless they run in a copy of the caller's context.
@@ -12,6 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ipujax.runtime.compile import Executable
+from ipujax.runtime.logs import Log
+
+_LOG = Log("poplin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,16 @@ def collected_programs() -> Iterator[list[CompiledProgram]]:
         _COLLECTED.reset(token)
 
 
-def collect(name: str, executable: Executable) -> None:
-    """Adds a program to the list of the code that runs, if there is one.
+def announce(name: str, executable: Executable) -> None:
+    """Warns of what a program could not meet, and adds it to the list of the code that runs, if there is one.
+
+    Plans of programs that did not fit are nobody's concern: this is called for what is taken.
 
     Args:
         name: of the function.
         executable: what it became.
     """
+    for line in dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds):
+        _LOG.warning("%s", line)
     if (found := _COLLECTED.get()) is not None:
         found.append(CompiledProgram(name, executable))

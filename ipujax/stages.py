@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
-from ipujax.compiled_programs import collect
+from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.dumps import LOWERED, intermediate_json, tile_map, write_json
@@ -309,7 +309,7 @@ class Lowered:
     def _compiled(self) -> Compiled:
         with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress):
             lowered, executable = compile_fitting(self, self._plan, self._options)
-        collect(self.name, executable)
+        announce(self.name, executable)
         return Compiled(lowered, executable)
 
     def compile(self) -> Compiled:

@@ -99,7 +99,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
-        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.graph runtime.logs"
+        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.graph"
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
@@ -153,7 +153,7 @@ ROOMS: dict[str, str] = {
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.public": "",
-    "ipujax.compiled_programs": "runtime.compile",
+    "ipujax.compiled_programs": "runtime.compile runtime.logs",
     "ipujax.distributed": (
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),

@@ -64,6 +64,24 @@ def test_a_bound_that_is_met_and_the_least_memory_are_not_reported(name, share, 
     assert "available proportion" not in profile.summary()
 
 
+def test_a_line_is_warned_of_once_and_only_for_the_program_that_is_taken(caplog):
+    def layers(x, w):
+        for _ in range(3):
+            x = x @ w
+        return x
+
+    def compiled(kib: int):
+        device = ipu.IPUModel(tiles_per_ipu=1, bytes_per_tile=kib * 1024, available_memory_proportion=0.1)
+        args = [jax.ShapeDtypeStruct((32, 64), FLOAT), jax.ShapeDtypeStruct((64, 64), FLOAT)]
+        return ipu.jit(layers, device=device).lower(*args).compile()
+
+    with pytest.raises(ipu.TileMemoryError, match="planned with a byte worth"):  # at every price, and never warned of
+        compiled(32)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(compiled(64).profile.unmet_bounds) == 3
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
 def test_what_is_reported_is_what_the_operands_and_results_take(caplog):
     """On one tile steps save nothing: both operands and the result."""
     (unmet,) = profile_of("matmul", 0.001, tiles=1).unmet_bounds
