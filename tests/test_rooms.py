@@ -244,8 +244,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit lowering.rules"
-        " lowering.rules.coverage runtime.profile runtime.report runtime.target"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit lowering.dumps"
+        " lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from ipujax.cli import (
     demo_command,
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"ipujax {version('ipujax')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in _ADD:
         add(commands)

@@ -23,7 +23,9 @@ from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.cli.terminal import Row, table
 from ipujax.compiled_programs import CompiledProgram, collected_programs
+from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError, ProfileError
+from ipujax.runtime.logs import check_environment
 from ipujax.runtime.profile import coloured, duration, size, wants_colours
 from ipujax.runtime.report import Profile
 
@@ -54,6 +56,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
+    check_environment()  # here a wrong level is an error of this command, in the script it is a traceback
+    DumpRequest.from_environment()
     command, folder = script_command(given), None if given.save is None else _folder(given.save)
     with collected_programs() as programs:
         code = _run_script(command)

@@ -4,5 +4,10 @@ step begins ──▶ progress line          step ends ──▶ its seconds, a 
 """
 
 from ipujax.runtime.logs.log import Log as Log
-from ipujax.runtime.logs.log_levels import DEBUG as DEBUG, INFO as INFO, TRACE as TRACE
+from ipujax.runtime.logs.log_levels import (
+    DEBUG as DEBUG,
+    INFO as INFO,
+    TRACE as TRACE,
+    check_environment as check_environment,
+)
 from ipujax.runtime.logs.step import step as step, subject as subject, watching as watching

@@ -55,6 +55,16 @@ def asked_level(module: str) -> int | None:
     return _OFF if config else None
 
 
+def check_environment() -> None:
+    """Looks at what the environment asks for, before anything is done.
+
+    Raises:
+        ArgumentError: as `asked_level`.
+    """
+    for module in MODULES:
+        asked_level(module)
+
+
 def write_line(line: str) -> None:
     """Writes a line to where the environment says.
 

@@ -213,9 +213,10 @@ def _liveness(view: LivenessView) -> Any:
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
-    figure.varea_step(
-        steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"
-    )
+    if len(steps):  # Bokeh 3.9 draws an area without points for ever
+        figure.varea_step(
+            steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"
+        )
     figure.line(
         [0, max(1, len(steps) - 1)], [view.always_bytes] * 2, color=SECOND, line_dash="dashed", legend_label="always"
     )

@@ -122,7 +122,11 @@ window.ipujaxPage = (() => {
 
   function showTile(tile) {
     const memory = data.memory;
-    if (!(tile >= 0 && tile < memory.tileBytes.length)) return;
+    if (!(Number.isInteger(tile) && tile >= 0 && tile < memory.tileBytes.length)) {
+      byId("tile-total").textContent = `There is no such tile: 0 to ${number(memory.tileBytes.length - 1)}`;
+      byId("tile-contents").replaceChildren();
+      return;
+    }
     byId("tile").value = tile;
     const used = memory.tileBytes[tile];
     byId("tile-total").textContent = `${size(used)} of ${size(memory.have)} (${((100 * used) / memory.have).toFixed(1)} %)`;
@@ -196,7 +200,7 @@ window.ipujaxPage = (() => {
       button.addEventListener("click", () => zoom(button.dataset.zoom, button.dataset.step));
     }
     if (data.memory && byId("tile")) {
-      byId("tile").addEventListener("input", (event) => showTile(Number(event.target.value)));
+      byId("tile").addEventListener("input", (event) => showTile(event.target.value ? Number(event.target.value) : NaN));
       showTile(Number(byId("tile").value));
     }
     if (data.liveness && byId("step")) {

@@ -54,13 +54,14 @@ class _Writer:
 
     def __init__(self, trace: ExecutionTrace, microseconds: float) -> None:
         self.trace, self.microseconds, self.cut = trace, microseconds, slices(trace)
-        self.num_ipus = len(trace.clocks)
+        self.num_ipus, self.end = len(trace.clocks), int(trace.clocks.max(initial=0))
         self.host, self.memory = self.num_ipus + 1, self.num_ipus + 2  # process ids; those of IPUs begin at 1
 
     def phase_cycles(self, ipu: int) -> dict[str, int]:
-        """Cycles of each phase of an IPU."""
+        """Cycles of each phase of an IPU; idle time up to the end of the run."""
         mine = self.cut.ipu == ipu
         cycles = np.bincount(self.cut.phase[mine], self.cut.cycles[mine], len(TRACE_PHASES)).astype(np.int64)
+        cycles[_IDLE] += self.end - self.trace.clocks[ipu]
         return dict(zip(TRACE_PHASES, cycles.tolist(), strict=True))
 
     def events(self) -> Iterator[Event]:
@@ -106,6 +107,11 @@ class _Writer:
             yield self.slice(name.replace("_", " "), name, ipu + 1, COMPUTE_TILES, start, cycles, **facts)
             if phase == _HOST_EXCHANGE:
                 yield self.slice(label, "host", self.host, ipu + 1, start, cycles)
+        for ipu in np.flatnonzero(self.trace.clocks < self.end).tolist():
+            clock = int(self.trace.clocks[ipu])
+            yield self.slice(
+                "idle", "idle", ipu + 1, COMPUTE_TILES, clock, self.end - clock, before="the end of the run"
+            )
 
     def transfers(self) -> Iterator[Event]:
         """What I/O tiles move while the others go on; inside what is folded it is not known when."""

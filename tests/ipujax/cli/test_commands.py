@@ -169,6 +169,7 @@ def test_a_file_that_is_no_profile_is_one_error(command: str, message: str, save
         (["primitives", "dot_generl"], r"no primitive is called 'dot_generl'(.|\n)*try: 'dot_general'"),
         (["profile"], "no script is given"),
         (["profile", "no_such.py"], "there is no file no_such.py"),
+        (["profile", str(Path(__file__).parent)], "is a folder without __main__.py"),
         (["profile", "-m", "no_such_module"], "there is no module no_such_module"),
         (["profile", "--save", "/dev/null/x", __file__], "--save cannot make the folder /dev/null/x"),
         (["profile", "python", "a.py"], r"ipujax profile \.\.\. train\.py"),
@@ -179,6 +180,18 @@ def test_wrong_arguments_are_one_error(arguments: list[str], message: str, capsy
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert not said.out and re.search(message, said.err) and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "nearest"),
+    [("IPUJAX_LOG_LEVEL", "INF", "INFO"), ("IPUJAX_DOT", "after:fus", "fuse"), ("IPUJAX_DUMP", "tile", "tiles")],
+)
+def test_the_environment_is_looked_at_before_a_script_runs(variable, value, nearest, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(variable, value)
+    (tmp_path / "train.py").write_text("print('it runs')")
+    assert main(["profile", str(tmp_path / "train.py")]) == 2
+    said = capsys.readouterr()
+    assert not said.out and variable in said.err and repr(nearest) in said.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["no_such"], ["report"], ["demo", "--arch", "mk9"], ["info", "--wrong"]])
@@ -254,3 +267,9 @@ def test_only_a_terminal_gets_colours(command, environment, is_terminal, expecte
         monkeypatch.setenv(name, value)
     assert main([command, *([next(iter(saved))] if command == "report" else [])]) == 0
     assert ("\x1b[" in capsys.readouterr().out) is expected
+
+
+def test_the_version_is_told(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"ipujax {ipu.__version__}\n"

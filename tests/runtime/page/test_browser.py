@@ -165,6 +165,12 @@ def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
     assert "Category" in find(page, "#tile-contents").text
     page.execute_script("ipujaxPage.tileAt(0.5, -0.5)")  # the upper left of the first chip
     assert find(page, "#tile").get_attribute("value") == "0"
+    for wrong in ("100000", "-3", "1.5", ""):
+        field = find(page, "#tile")
+        page.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", field, wrong
+        )
+        assert total() == "There is no such tile: 0 to 127" and not find(page, "#tile-contents").text
 
 
 def test_a_step_is_chosen_by_keys(page):
@@ -230,3 +236,9 @@ def test_a_saved_profile_opens(browser, profile, tmp_path):
     Profile.load(tmp_path / "saved").to_html(tmp_path / "loaded.html")
     opened(browser, tmp_path / "loaded.html")
     assert errors(browser) == []
+
+
+def test_a_program_without_steps_has_a_page(browser, tmp_path):
+    ipu.jit(lambda: (), device=ipu.IPUModel(tiles_per_ipu=4)).lower().compile().profile.to_html(tmp_path / "page.html")
+    opened(browser, tmp_path / "page.html")
+    assert errors(browser) == [] and "0 steps of the program" in find(browser, "#liveness").text
