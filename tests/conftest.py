@@ -7,6 +7,7 @@ A golden text lies in `tests/golden/<module>/<test>.txt`, `<module>` being the p
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ import jax
 TESTS = Path(__file__).resolve().parent
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 _own_folders: list[str] = []
+_NEW_OBJECTS = 50_000  # between two collections of the youngest generation
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets tests find what others have compiled, in folders of this run: the whole run takes a tenth less time.
 
     A folder for each worker: JAX writes an entry in place, so that another process may read half of it and warn.
+    Garbage is looked for less often: what JAX remembers of thousands of tests is walked through each time.
     """
+    gc.set_threshold(_NEW_OBJECTS, 20, 20)
     if _CACHE_DIR not in os.environ:  # workers, and what tests start, use that of the process that started them
         _own_folders.append(tempfile.mkdtemp(prefix="ipujax-tests-"))
         os.environ[_CACHE_DIR] = _own_folders[0]

@@ -202,6 +202,7 @@ def test_a_call_that_lacks_what_is_offloaded_is_refused() -> None:
         ipu.advise(fun, show=False)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_values_are_computed_again_too() -> None:
     found = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
     assert f"{HALF}, {AUTO}" in {row.change for row in found} and not any(row.fits for row in found)

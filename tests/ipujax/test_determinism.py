@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, ipujax as ipu
 
@@ -38,6 +40,7 @@ def printed(seed: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_profiles_do_not_depend_on_the_order_of_sets() -> None:
     first, second = printed("1"), printed("2")
     assert first == second

@@ -14,8 +14,9 @@ from ipujax.runtime.garbage import collecting_rarely
 
 @pytest.fixture
 def thresholds():
-    before = gc.get_threshold()
-    yield before
+    before, usual = gc.get_threshold(), (700, 10, 10)
+    gc.set_threshold(*usual)
+    yield usual
     gc.set_threshold(*before)
 
 

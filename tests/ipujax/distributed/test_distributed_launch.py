@@ -82,6 +82,7 @@ def test_what_is_printed_last_without_end_of_line_is_shown(run: Runner):
     assert run.out == ["[0] half a line"]
 
 
+@pytest.mark.slow
 def test_reader_that_goes_away_ends_all(run: Runner):
     process = run.start(PREAMBLE + "while True: print('more')")
     assert process.stdout is not None and process.stderr is not None
@@ -243,6 +244,7 @@ def test_signal_to_the_launcher_ends_all(run: Runner, number: signal.Signals):
     assert clear_of(pids)
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
     save = "time.sleep(index)\n    print('saved', index)\n    raise"
     source = f"try:\n    start_helper()\n    hang()\nexcept KeyboardInterrupt:\n    {save}"
@@ -389,7 +391,7 @@ def test_both_ways_to_start():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {"ipujax": "ipujax.cli:main"} and callable(main)
     done = subprocess.run([sys.executable, "-m", "ipujax"], capture_output=True, text=True)
-    assert done.returncode == 2 and "usage: ipujax [-h] COMMAND" in done.stderr
+    assert done.returncode == 2 and "usage: ipujax [-h] [--version] COMMAND" in done.stderr
 
 
 def test_launcher_leaves_signals_and_files_as_they_were(run: Runner):

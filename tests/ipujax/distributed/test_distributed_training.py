@@ -122,6 +122,7 @@ save(w=w)
     np.testing.assert_allclose(got[0]["w"], w, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_distributed_none_and_values_that_change(run: Runner, tmp_path: Path):
     """`None` in arguments and results; each call compares what is not split, whoever made it."""
     source = (

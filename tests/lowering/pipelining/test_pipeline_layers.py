@@ -297,6 +297,7 @@ def computing(program: Any) -> int:
     return sum(not group.codelet.name.startswith("popops::Copy<") for group in groups)
 
 
+@pytest.mark.slow
 def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """And give the segments of stages that have an IPU each."""
     args = arguments(5)

@@ -842,7 +842,7 @@ class RandomProgram:
 
 
 @given(st.data())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_random_programs(data: st.DataObject) -> None:
     random = RandomProgram(data)
     program, run = random.sequence(3)
