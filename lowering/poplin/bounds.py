@@ -6,7 +6,7 @@ from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.runtime.graph import Graph, UnmetBound
 
 
-def report_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: float | None, name: str) -> None:
+def keep_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: float | None, name: str) -> None:
     """Keeps a plan that could not meet its bound; a bound of 0 only asks for little.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import MemoryOrder, linear_mapping
-from ipujax.lowering.poplin.bounds import report_unmet_bound
+from ipujax.lowering.poplin.bounds import keep_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
@@ -131,7 +131,7 @@ def convolution(
     plan = _chosen(
         plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_price_cycles
     )
-    report_unmet_bound(graph, plan, available_memory_proportion, name)
+    keep_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, x, w, _Planned(plan, params, tuple(windows)), prog, name).reshape(out_shape)
 
 

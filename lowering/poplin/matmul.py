@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
-from ipujax.lowering.poplin.bounds import report_unmet_bound
+from ipujax.lowering.poplin.bounds import keep_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
 from ipujax.lowering.poplin.operands import (
     Result,
@@ -94,7 +94,7 @@ def matmul(
     )
     operands = Operand.of(graph, a), Operand.of(graph, b)
     plan = _chosen(plan, operands, graph.target, available_memory_proportion, graph.byte_price_cycles)
-    report_unmet_bound(graph, plan, available_memory_proportion, name)
+    keep_unmet_bound(graph, plan, available_memory_proportion, name)
     return _in_steps(graph, a, b, plan, precision, prog, name)
 
 

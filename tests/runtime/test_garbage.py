@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import logging
+from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
+from ipujax import poplar
 from ipujax.runtime.garbage import collecting_rarely
 
 
@@ -44,12 +47,37 @@ def test_a_collector_that_is_off_or_rarer_is_left_alone(thresholds, youngest):
     assert gc.get_threshold() == (youngest, 5, 7)
 
 
-def test_functions_are_traced_and_compiled_with_it(thresholds):
-    seen = []
+class Thresholds(logging.Handler):
+    """Notes the threshold whenever a step of a compilation ends, by module."""
 
-    def product(x):
-        seen.append(gc.get_threshold()[0])
-        return x @ x
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: defaultdict[str, set[int]] = defaultdict(set)
 
-    ipu.jit(product).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
-    assert seen and min(seen) > thresholds[0] and gc.get_threshold() == thresholds
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen[record.name].add(gc.get_threshold()[0])
+
+
+@pytest.fixture
+def steps():
+    handler, log = Thresholds(), logging.getLogger("ipujax")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler.seen
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def test_functions_are_traced_lowered_and_compiled_with_it(thresholds, steps):
+    ipu.jit(lambda x: x @ x).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
+    for module in ("jit", "passes", "lowering", "compile"):
+        seen = steps[f"ipujax.{module}"]
+        assert seen and min(seen) > thresholds[0], module
+    assert gc.get_threshold() == thresholds
+
+
+def test_engines_are_compiled_with_it(thresholds, steps):
+    graph = poplar.Graph(poplar.IPUModel(tiles_per_ipu=2).create_device().get_target())
+    poplar.Engine(graph, poplar.program.Sequence())
+    assert min(steps["ipujax.compile"]) > thresholds[0] and gc.get_threshold() == thresholds
