@@ -14,6 +14,7 @@ Limits: dependence is by variable, so two writes to parts of one variable stay a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -131,28 +132,28 @@ def _operand_bytes(graph: Graph, program: Program) -> int:
     total = 0
     for group in graph.groups[program.compute_set]:
         shapes = block_shapes(group)
-        for number, field in enumerate(group.codelet.fields):
-            if field.is_read:
-                largest = prod(int(np.max(length, initial=0)) for length in shapes[number])
-                total += max(largest * element_bytes(field.dtype), _bytes_per_tile(group, number))
+        read = [number for number, field in enumerate(group.codelet.fields) if field.is_read]
+        for number, even in zip(read, _bytes_per_tile(group, read), strict=True):
+            largest = prod(int(np.max(length, initial=0)) for length in shapes[number])
+            total += max(largest * element_bytes(group.codelet.fields[number].dtype), even)
     return total
 
 
 def _result_bytes(graph: Graph, program: Program) -> int:
     """Bytes of the results of a compute set on a tile, were they spread evenly over its vertices' tiles."""
     assert isinstance(program, Execute)
-    return sum(
-        _bytes_per_tile(group, number)
-        for group in graph.groups[program.compute_set]
-        for number, field in enumerate(group.codelet.fields)
-        if field.direction == "out"
-    )
+    total = 0
+    for group in graph.groups[program.compute_set]:
+        results = [number for number, field in enumerate(group.codelet.fields) if field.direction == "out"]
+        total += sum(_bytes_per_tile(group, results))
+    return total
 
 
-def _bytes_per_tile(group: VertexGroup, number: int) -> int:
-    """Bytes of a field's tensor on a tile, were it spread evenly over the tiles of the vertices."""
-    size = group.accesses[number].tensor.size * element_bytes(group.codelet.fields[number].dtype)
-    return int(-(-size // max(1, np.unique(group.tile).size)))
+def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
+    """Bytes on a tile of the tensors of some fields, were each spread evenly over the tiles of the vertices."""
+    tiles = max(1, np.unique(group.tile).size)
+    sizes = (group.accesses[n].tensor.size * element_bytes(group.codelet.fields[n].dtype) for n in numbers)
+    return [-(-size // tiles) for size in sizes]
 
 
 def _with_taken_in(graph: Graph, step: _Step) -> Program:

@@ -102,6 +102,7 @@ def element_bytes(dtype: Any) -> int:
     return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)
 
 
+@cache
 def dtype_name(dtype: Any) -> str:
     """The dtype's JAX name, `float32` or `key<fry>`."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name

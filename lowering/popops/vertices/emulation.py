@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import is_key_dtype
+from ipujax.runtime.tensor import dtype_name, is_key_dtype
 
 Width = Literal["float", "half", "int", "byte", "double"]
 Kind = Literal["move", "add", "multiply", "function"]
@@ -80,7 +80,7 @@ def kind_of(op: str) -> Kind:
 
 def is_native(dtype: Any, target: Target) -> bool:
     """Whether a target computes in a dtype; keys of random numbers are for its own generator."""
-    return is_key_dtype(dtype) or np.dtype(dtype).name in target.native_dtypes
+    return is_key_dtype(dtype) or dtype_name(dtype) in target.native_dtypes
 
 
 def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
