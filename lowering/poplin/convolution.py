@@ -32,7 +32,7 @@ from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
 from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
-from ipujax.lowering.popops.maps.elementwise import immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import (

@@ -48,7 +48,7 @@ from ipujax.lowering.popops.indexing.windows import (
     reduce_window as reduce_window,
     scatter_by_functions as scatter_by_functions,
 )
-from ipujax.lowering.popops.maps.elementwise import immediate_of as immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of as immediate_of
 from ipujax.lowering.popops.maps.row_functions import (
     RowFunction as RowFunction,
     each_row as each_row,

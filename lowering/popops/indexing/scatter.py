@@ -39,7 +39,8 @@ from ipujax.lowering.popops.indexing.scatter_vertex import (
     ScatterSpec as ScatterSpec,
     scatter_codelet,
 )
-from ipujax.lowering.popops.maps.elementwise import elementwise, immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of
+from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.partials import combined, reduce_partials_in_place
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles

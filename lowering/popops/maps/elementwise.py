@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import jax
-import numpy as np
-
 from ipujax.lowering.layout import MemoryOrder, map_alike, map_linearly, memory_order
+from ipujax.lowering.popops.maps.constants import with_immediates
 from ipujax.lowering.popops.maps.elementwise_layout import choose_layout, grid_of, narrow_view, place_operands
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
@@ -28,13 +26,12 @@ from ipujax.lowering.popops.vertices.kernel import (
     Op,
     Reduction,
     Step,
-    freeze,
     kernel_codelet,
     thawed,
 )
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
-from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes, is_key_dtype
+from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes
 
 
 def elementwise(
@@ -123,7 +120,7 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations: of constants at compile time, the others in vertices."""
         wanted = [*results, *(reduction.value for reduction in reductions)]
-        left, values, kept = _with_immediates(steps, wanted, operands)
+        left, values, kept = with_immediates(steps, wanted, operands)
         places: list[Tensor | None] = [*outs, *(None for _ in reductions)]
         folded: list[Reduction | None] = [*(None for _ in outs), *reductions]
         rows = list(enumerate(zip(values, places, folded, strict=True)))
@@ -236,38 +233,3 @@ def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[
     if not alike or any(len(given) != rank for given in shapes):
         raise GraphError(f"{name}: operands differ in shape", where=graph.origin, got=[t.shape for t in operands])
     return shape
-
-
-def immediate_of(tensor: Tensor) -> np.ndarray | None:
-    """The value of a tensor whose elements are all one constant scalar, else None."""
-    affine = tensor.affine
-    if affine is None or not affine.variable.is_constant or affine.variable.size != 1 or affine.variable.by_replica:
-        return None
-    value = affine.variable.value
-    if is_key_dtype(value.dtype):
-        return None
-    return np.asarray(value).reshape(())
-
-
-def _with_immediates(
-    steps: Sequence[Step], results: Sequence[int], operands: Sequence[Tensor]
-) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
-    """The same operations with constant scalars in the steps, each other operand once; results may be constants."""
-    values: list[int | Frozen] = []
-    kept: list[Tensor] = []
-    for tensor in operands:
-        constant = immediate_of(tensor)
-        same = next((n for n, other in enumerate(kept) if other.node == tensor.node), len(kept))
-        kept += [tensor] if constant is None and same == len(kept) else []
-        values.append(same if constant is None else freeze(constant))
-    left: list[Step] = []
-    for step in steps:
-        given = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
-        if any(isinstance(x, int) for x in given):
-            left.append(Step(step.op, given))
-            values.append(len(kept) + len(left) - 1)
-            continue
-        with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
-            folded = step.op.fun(*(thawed(x) for x in given if not isinstance(x, int)))
-        values.append(freeze(np.asarray(folded, step.op.out_dtype)))
-    return tuple(left), [values[x] for x in results], kept

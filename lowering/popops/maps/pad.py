@@ -18,7 +18,7 @@ from ipujax.lowering.layout import map_linearly, total_elements
 from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
-from ipujax.lowering.popops.maps.elementwise import immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed

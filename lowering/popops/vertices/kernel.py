@@ -63,12 +63,14 @@ class Op:
         fun: function of arrays of one shape.
         out_dtype: dtype of the result.
         key: tells operations of one name and dtype apart; the function itself when None.
+        is_primitive: whether the function is the primitive of that name without parameters, not only charged as it.
     """
 
     name: str
     fun: Callable[..., jax.Array] = field(compare=False)
     out_dtype: Any
     key: Hashable = None
+    is_primitive: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.key is None:

@@ -26,7 +26,7 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.popops.indexing.gather import gather
 from ipujax.lowering.popops.indexing.row_order import gather_in_order, scatter_in_order
-from ipujax.lowering.popops.maps.elementwise import immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.rules.arrays.last_updates import can_find_last, scatter_last
 from ipujax.lowering.rules.arrays.one_place import combines_in_order, gather_from, known_place, scatter_to
 from ipujax.lowering.rules.base.composed import composed

@@ -37,7 +37,8 @@ def op_of(eqn: JaxprEqn) -> Op:
 
 @remembered
 def _bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
-    return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, (primitive.name, params))
+    key, has_none = (primitive.name, params), all(value is None for _, value in params)
+    return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, key, has_none)
 
 
 def unchanged_operand(eqn: JaxprEqn) -> int | None:

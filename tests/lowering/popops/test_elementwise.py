@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.layout import memory_order
-from ipujax.lowering.popops.maps.elementwise import elementwise, immediate_of
+from ipujax.lowering.popops.maps.constants import immediate_of
+from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cost import compute_set_cost
 from ipujax.runtime.errors import GraphError
