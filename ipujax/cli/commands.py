@@ -24,6 +24,7 @@ from ipujax.cli import (
     run_command,
 )
 from ipujax.runtime.errors import IpuError
+from ipujax.runtime.target import nearest
 
 _BROKEN_PIPE = 141  # as a shell has it: 128 and the signal of a pipe that nobody reads
 _DESCRIPTION = """
@@ -56,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    given = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    _check_name(parser, words)
+    given = parser.parse_args(words)
     command: argparse.ArgumentParser = given.command
     try:
         code: int = given.run(given)
@@ -76,6 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{command.prog}: error: {error}", file=sys.stderr)
         _drop_output()
         return 2
+
+
+def _check_name(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Ends with the nearest command where the first word is none; argparse alone lists them all."""
+    names, given = parser.get_default("names"), next((word for word in words if not word.startswith("-")), None)
+    if given is not None and given not in names:
+        hint = nearest(given, names) or "ipujax --help"
+        parser.error(f"there is no command {given!r}\n  expected: one of {', '.join(names)}\n  try: {hint}")
 
 
 def _drop_output() -> None:
@@ -99,4 +111,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in _ADD:
         add(commands)
+    parser.set_defaults(names=tuple(commands.choices))
     return parser

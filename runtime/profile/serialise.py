@@ -29,6 +29,7 @@ FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
 VERSION, OLDEST = 3, 2  # of saved profiles: that which is written, and the first that can be read
 _FORMAT = "ipujax profile"
+_GZIP = b"\x1f\x8b"  # what files of gzip begin with, RFC 1952
 _LEVEL = 6  # of compression, gzip's own default
 _NO_SPACES = (",", ":")
 
@@ -176,7 +177,11 @@ def read_profile(path: FilePath) -> Any:
     except EOFError as error:
         what = f"the profile {name} is cut off"
         raise ProfileError(what, got=f"{len(content):,} bytes", hint="save or copy it again") from error
-    except (gzip.BadGzipFile, zlib.error, RecursionError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error) as error:
+        if not content.startswith(_GZIP):
+            raise not_a_profile(path) from error
+        raise ProfileError(f"the profile {name} is damaged", got=str(error), hint="save or copy it again") from error
+    except (RecursionError, ValueError) as error:
         raise not_a_profile(path) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise not_a_profile(path)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.markup import table
 from ipujax.runtime.memory import EXCHANGE_CODE
 from ipujax.runtime.page import ComparedFigures, comparison_page
@@ -153,7 +153,10 @@ def compare(before: Figures, after: Figures) -> Comparison:
             hint = "compiled.profile, or ipu.Profile.load(path)"
             got = type(given).__name__
             raise ArgumentTypeError("ipu.compare was given something else", expected="two profiles", got=got, hint=hint)
-    first, second = ({(str(row.origin), row.name): row for row in each.step_costs} for each in (before, after))
+    first, second = (
+        {(str(row.origin), row.name): row for row in _step_costs(which, each)}
+        for which, each in (("first", before), ("second", after))
+    )
     changes = []
     for key in dict.fromkeys((*first, *second)):
         known = first.get(key) or second[key]
@@ -167,6 +170,14 @@ def compare(before: Figures, after: Figures) -> Comparison:
     first_memory, second_memory = (each.memory.by_category for each in (before, after))
     categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
     return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief))
+
+
+def _step_costs(which: str, profile: Figures) -> tuple[StepCost, ...]:
+    try:
+        return profile.step_costs
+    except ProfileError as error:
+        what = f"the {which} of the profiles that are compared has no cycles: {error.what}"
+        raise ProfileError(what, where=error.where, hint=error.hint) from error
 
 
 def _exchange_code_bytes(profile: Figures) -> int:

@@ -201,6 +201,16 @@ def test_arguments_that_cannot_be_parsed_end_with_2(arguments: list[str], capsys
     assert ended.value.code == 2 and "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"), [("repotr", "'report', the nearest"), ("comp", "'compare'"), ("zzz", "ipujax --help")]
+)
+def test_a_misspelt_command_gets_the_nearest(word: str, hint: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([word, "a.profile"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"there is no command '{word}'" in said and f"try: {hint}" in said
+
+
 def test_a_number_of_operations_below_0_is_refused(saved, capsys: Capture) -> None:
     assert main(["report", next(iter(saved)), "--operations", "-1"]) == 2
     assert "expected: a whole number from 0" in capsys.readouterr().err

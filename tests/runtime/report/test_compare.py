@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Repeat, Sequence
 from ipujax.runtime.memory import code_of_exchanges
@@ -19,6 +19,7 @@ from tests.runtime.profile.profile_helpers import (
     apply,
     codelet,
     inputs,
+    looping,
     output,
     trained_program,
     variables,
@@ -104,6 +105,14 @@ def test_something_else_than_profiles():
     profile = profile_of(50, 1)
     for pair in ((profile, profile.executable), (3, profile)):
         with pytest.raises(ArgumentTypeError, match=r"ipu.compare(.|\n)*two profiles(.|\n)*try: compiled.profile"):
+            compare(*pair)
+
+
+def test_a_profile_without_cycles_is_named():
+    graph, program, _, _ = looping()
+    unknown, known = Profile(compile(graph, program)), profile_of(50, 1)
+    for pair, which in (((unknown, known), "first"), ((known, unknown), "second")):
+        with pytest.raises(ProfileError, match=rf"the {which} of the profiles(.|\n)*model.py:18(.|\n)*try: "):
             compare(*pair)
 
 
