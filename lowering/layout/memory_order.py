@@ -111,6 +111,11 @@ class MemoryOrder:
         sizes = tuple(row for d, row in enumerate(self.sizes) if d not in dims)
         return MemoryOrder(sizes, tuple(sorted(kept).index(d) for d in kept))
 
+    def with_shape(self, shape: Sequence[int]) -> MemoryOrder:
+        """The same order of a view of other sizes along dimensions that are not cut finer."""
+        sizes = tuple(row if len(row) > 1 else (n,) for n, row in zip(shape, self.sizes, strict=True))
+        return MemoryOrder(sizes, self.order)
+
     def behind(self, slots: int) -> MemoryOrder:
         """The order of a stack of such views, each in a slot of the outermost dimension."""
         return MemoryOrder(((slots,), *self.sizes), (0, *(d + 1 for d in self.order)))

@@ -271,23 +271,29 @@ def contenders(
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
     plans = [best]
-    if best.steps > 1:
-        plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
     piece_cycles = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
+    worst = best.total_cycles + best.steps * piece_cycles * best.pieces
     for in_groups in (False, True):
-        plans += _frugal(spec, target, best, bound, in_groups, piece_cycles)
+        plans += _frugal(spec, target, worst, bound, in_groups, piece_cycles)
         if spec.lhs_is_free or spec.rhs_is_free:
             placed = replace(spec, lhs_is_free=False, rhs_is_free=False)
-            found = _frugal(placed, target, best, bound, in_groups, piece_cycles)
+            found = _frugal(placed, target, worst, bound, in_groups, piece_cycles)
             plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
+    if best.steps > 1:
+        plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
+        stacks = _stack_bytes(spec, best.step_axis, target)
+        worst = best.cost.total_cycles + piece_cycles * best.pieces
+        for in_groups in (False, True):
+            found = _frugal(best.spec, target, worst, bound - stacks, in_groups, piece_cycles)
+            plans += [_in_steps_of(best, plan, stacks) for plan in found]
     return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.likely_least_cycles))
 
 
 def _frugal(
-    spec: ConvSpec, target: Target, best: Plan, bound_bytes: float, in_groups: bool, piece_cycles: float
+    spec: ConvSpec, target: Target, worst: float, bound_bytes: float, in_groups: bool, piece_cycles: float
 ) -> list[Plan]:
-    """The plan of fewest tiles for each relative step of expected cycles, up to little more than those of the best."""
-    how, worst = arithmetic(spec, target), best.total_cycles + best.steps * piece_cycles * best.pieces
+    """The plan of fewest tiles for each relative step of expected cycles, up to little more than `worst`."""
+    how = arithmetic(spec, target)
     most = int(_LITTLE_SLOWER * worst)  # in more cycles no plan is cheaper, even with one piece
     plans = [
         _plan(candidates, *choice)
@@ -305,6 +311,19 @@ def _frugal(
             front.append(plan)
     steps = {int(log(priced(plan)) / _RELATIVE_STEP): plan for plan in front}
     return list(steps.values())
+
+
+def _in_steps_of(best: Plan, plan: Plan, stack_bytes: int) -> Plan:
+    """A plan of one step, done as often as the best is."""
+    return replace(
+        plan,
+        temp_bytes=plan.temp_bytes + stack_bytes,
+        memory_bound_met=best.memory_bound_met,
+        memory_binds=best.memory_binds,
+        steps=best.steps,
+        step_axis=best.step_axis,
+        join_cycles=best.join_cycles,
+    )
 
 
 def _doublings(plan: Plan, bound_bytes: float) -> int:

@@ -94,7 +94,7 @@ def _in_order_of_memory(
     dims: Sequence[int],
 ) -> Tensor:
     """The box of a tensor whose memory has dimensions in another order, kept as the tensor is."""
-    box = MemoryOrder(tuple((sizes[d],) if d in dims else row for d, row in enumerate(held.sizes)), held.order)
+    box = held.with_shape(sizes)
     moving = [held.view_dims.index(d) for d in dims]
     part = dynamic_slice(graph, held.of_variable(x), starts, box.variable_shape, prog, name, moving)
     return box.of_view(part)

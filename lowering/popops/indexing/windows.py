@@ -12,7 +12,7 @@ Source of the costs: poplibs `popnn` pooling is a reduction of window elements a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr
-from ipujax.lowering.layout import map_linearly, total_elements
+from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order, total_elements
 from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import (
@@ -86,6 +86,15 @@ class Windows:
             sizes.append(max(0, (padded - reach) // self.strides[d] + 1))
         return tuple(sizes)
 
+    def covers_one(self, d: int) -> bool:
+        """Whether a window along dimension `d` is one element, each element one window."""
+        is_plain = self.padding[d] == (0, 0) and self.base_dilation[d] == 1
+        return is_plain and self.sizes[d] == self.strides[d] == 1
+
+    def of_dims(self, dims: Sequence[int]) -> Windows:
+        """The windows of a tensor whose dimensions are, or are parts of, these ones."""
+        return Windows(*(tuple(getattr(self, field.name)[d] for d in dims) for field in fields(self)))
+
     def span(self, d: int, extent: int) -> Span:
         """The span of dimension `d` of a tensor over windows."""
         reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
@@ -103,6 +112,14 @@ class Windows:
         """Elements before and after a row of cells that are in a window with one of the row."""
         stride = self.strides[d]
         return (self.sizes[d] - 1) // stride * stride, max(0, self.sizes[d] - stride)
+
+
+def _order(tensors: Sequence[Tensor], windows: Windows) -> MemoryOrder | None:
+    """In which order memory keeps the first tensor, if not as it is seen, and if windows can be along that."""
+    held = memory_order(tensors[0])
+    if held is None or held.is_own or not all(held.with_shape(tensor.shape).can_cut(tensor) for tensor in tensors):
+        return None
+    return held if all(len(row) == 1 or windows.covers_one(d) for d, row in enumerate(held.sizes)) else None
 
 
 # What a window reduces by: the function of `lax`'s reduce_window family with keyword geometry, and its monoid.
@@ -137,6 +154,11 @@ def reduce_window(
     """
     x, dtypes = operands[0], tuple(t.dtype for t in starts) or (operands[-1].dtype,)
     shape, rank = windows.result_shape(x.shape), x.ndim
+    held = _order(operands, windows)
+    if held is not None:
+        own = [held.of_variable(tensor) for tensor in operands]
+        made = reduce_window(graph, own, windows.of_dims(held.view_dims), monoid, reducer, prog, name, starts)
+        return [held.with_shape(shape).of_view(result) for result in made]
     codelet = _codelet(tuple(t.dtype for t in operands), tuple(t.dtype for t in starts), windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
     sources: list[Source] = [source_of(graph, t) for t in (*operands, *starts)]
@@ -217,6 +239,11 @@ def select_and_scatter(
         A new tensor like `x`.
     """
     rank = x.ndim
+    held = _order([x, source], windows)
+    if held is not None:
+        of_x, of_source = held.with_shape(x.shape), held.with_shape(source.shape)
+        own, finer = (of_source.of_variable(source), of_x.of_variable(x)), windows.of_dims(held.view_dims)
+        return of_x.of_view(select_and_scatter(graph, *own, finer, scatter, prog, name, start))
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     over = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
     read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))

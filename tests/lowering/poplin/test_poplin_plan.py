@@ -314,6 +314,20 @@ def test_rows_that_are_kept_in_groups_are_cut_between_groups_where_a_byte_is_dea
     assert any(plan.splits.field[0] > 1 for plan in plans if plan.pieces == fewest)
 
 
+def test_steps_of_a_loop_receive_few_pieces_where_a_byte_is_dear():
+    """A gradient of weights by images of 28 × 28, channels in groups: columns one by one are pieces of 32 bytes."""
+    images, side = 20, 28
+    order = ((2, images), (3, side)), ((4, side),)  # images, rows; columns, around them the groups
+    x, g = ((*order[0], (n, size // 16), *order[1], (n, 16)) for n, size in ((0, 256), (1, 512)))
+    extents = Dims(256, 1, 512, images, (1, 1), (side, side))
+    spec = ConvSpec(extents, (side, side), *[(1, 1)] * 3, HALF, HALF, HALF, HALF, lhs_memory=x, rhs_memory=g)
+    best = plan_convolution(spec, MK2, 0.15)
+    looped = [plan for plan in contenders(best, MK2, 0.15, 8.0) if plan.steps > 1 and plan.is_loop]
+    assert best.steps > 1 and all((plan.steps, plan.step_axis) == (best.steps, best.step_axis) for plan in looped)
+    assert all(plan.temp_bytes <= 0.15 * MK2.bytes_per_tile for plan in looped)
+    assert 3 * min(plan.pieces for plan in looped) < best.pieces
+
+
 def test_no_plan_is_charged_less_than_it_says_it_hardly_ever_is(charged_plans):
     """Else the search would stop too early."""
     _, rows = charged_plans

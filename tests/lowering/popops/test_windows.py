@@ -169,3 +169,31 @@ def test_jax_refuses_functions_that_close_over_arrays(run: Any, name: str) -> No
     refused = (TypeError, AssertionError)  # it traces a reduction, but then cannot compile it
     with pytest.raises(refused, match=r"not hashable|Array\(3"):
         run(lambda x: fun(x, lambda a: a * NUMBER))(x)
+
+
+# --- channels in groups -----------------------------------------------------------------------------------------------
+
+
+def grouped(x: Any) -> Any:
+    """Images of 32 channels, which a product leaves in groups of 16."""
+    return jnp.einsum("nhwc,cd->nhwd", x, jnp.eye(2, 32, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("geometry", ["overlap", "channels"])
+def test_channels_in_groups(geometry: str) -> None:
+    check(lambda x: pool("max", geometry)(grouped(x)), IMAGE, tiles=(7,))
+    check(jax.grad(lambda x: (pool("max", geometry)(grouped(x)) ** 2).sum()), IMAGE, tiles=(7,), rtol=1e-5, atol=1e-5)
+
+
+def test_pooling_keeps_channels_in_groups() -> None:
+    def pooled(x: Any) -> Any:
+        small, vjp = jax.vjp(pool("max", "overlap"), grouped(x))
+        return small, *vjp(small)
+
+    graph = lowered(pooled, (np.zeros((2, 8, 6, 2), np.float32),), small_target(16)).graph
+    images = [
+        variable
+        for variable in graph.mappings
+        if variable.dtype == np.float32 and variable.size in (2 * 8 * 6 * 32, 2 * 4 * 6 * 32)
+    ]
+    assert len(images) >= 3 and all(variable.shape[-1] == 16 for variable in images), images
