@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from fidelity_cases.case import Family
 
-CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "bert")
+CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "networks")
 _HEAD = """# Fidelity: the simulated machine against published measurements
 
 The output of `python benchmarks/fidelity.py`. An error above 0 says that the simulation takes more than was measured.

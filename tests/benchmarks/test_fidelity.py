@@ -61,7 +61,9 @@ def test_a_case_nobody_knows_is_refused():
 # --- the cases --------------------------------------------------------------------------------------------------------
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur", "gemm", "bert")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("amp", "triad", "tutorial7", "blur", "gemm", "networks")
+]
 
 
 @pytest.mark.parametrize("name", ["peaks", "fused", *SLOW])
