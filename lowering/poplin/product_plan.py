@@ -13,7 +13,7 @@ Limits: one IPU; steps (serial splits) of powers of two that divide one dimensio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil, log, log2, prod
@@ -249,6 +249,10 @@ def plan_convolution(
     return best
 
 
+# What is planned, the cycles of its dearest plan, its memory bound in bytes, and what is made of each plan.
+_Search = tuple[ConvSpec, float, float, Callable[[Plan], Plan]]
+
+
 @remembered
 def contenders(
     best: Plan, target: Target, available_memory_proportion: float | None, byte_price: float
@@ -257,7 +261,7 @@ def contenders(
 
     An estimate cannot know what gathering scattered operands on a tile costs. So the plan of fewest tiles for each
     level of expected cycles, up to a little more than the best, is tried: with its operands laid block by block and, if
-    it may place them, linearly.
+    it may place them, linearly. Of a plan in steps these are plans of one step, done as often, and plans in one.
 
     Args:
         best: the plan `plan_convolution` makes; alone when the least memory is asked for.
@@ -270,22 +274,21 @@ def contenders(
         return (best,)
     spec, bound = of_all_steps(best), share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
-    plans = [best]
     piece_cycles = byte_price * INSTRUCTION_BYTES * target.exchange_fragment_cycles
-    worst = best.total_cycles + best.steps * piece_cycles * best.pieces
-    for in_groups in (False, True):
-        plans += _frugal(spec, target, worst, bound, in_groups, piece_cycles)
-        if spec.lhs_is_free or spec.rhs_is_free:
-            placed = replace(spec, lhs_is_free=False, rhs_is_free=False)
-            found = _frugal(placed, target, worst, bound, in_groups, piece_cycles)
-            plans += [replace(plan, spec=spec, lays_linearly=True) for plan in found]
+    one_step = best.cost.total_cycles + piece_cycles * best.pieces  # no plan worth a trial takes much more
+    all_steps = best.join_cycles + best.steps * one_step
+    searches: list[_Search] = [(spec, all_steps, bound, lambda plan: plan)]
+    if spec.lhs_is_free or spec.rhs_is_free:
+        placed = replace(spec, lhs_is_free=False, rhs_is_free=False)
+        searches.append((placed, all_steps, bound, lambda plan: replace(plan, spec=spec, lays_linearly=True)))
+    plans = [best]
     if best.steps > 1:
         plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
         stacks = _stack_bytes(spec, best.step_axis, target)
-        worst = best.cost.total_cycles + piece_cycles * best.pieces
-        for in_groups in (False, True):
-            found = _frugal(best.spec, target, worst, bound - stacks, in_groups, piece_cycles)
-            plans += [_in_steps_of(best, plan, stacks) for plan in found]
+        searches.append((best.spec, one_step, bound - stacks, lambda plan: _in_steps_of(best, plan, stacks)))
+    for in_groups in (False, True):
+        for planned, most, room, made in searches:
+            plans += map(made, _frugal(planned, target, most, room, in_groups, piece_cycles))
     return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.likely_least_cycles))
 
 
