@@ -238,6 +238,8 @@ class IpuFunction(Generic[_P, _R]):
             spread.meet(operands)
             run = self._plain if isinstance(device, CPU) else self._runner(device)
             return to_local(run(*operands.args, **operands.kwargs))
+        except jax.errors.JaxRuntimeError:  # it failed while it ran, as without its peers: donated arguments are gone
+            raise
         except (TypeError, ValueError, RuntimeError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise

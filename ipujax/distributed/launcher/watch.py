@@ -262,12 +262,14 @@ class Watch:
     def _failed(self, instance: Instance, how: str, code: int) -> None:
         """The first instance that fails ends all others, once it has done what it does at its exit.
 
-        One that is killed makes others fail, whose reports may be here before its end is.
+        One that is killed makes others fail, whose reports may be here before its end is: it goes before those.
         """
-        if self._code is None:
+        if self._code is not None:
+            return
+        if self._blamed is None or (self._blamed[0].ended is not None and instance.ended is None):
             self._blamed, self._end_at = (instance, how, code), time.monotonic() + self._grace
-            if not any(other.is_dying() for other in self._instances if other is not instance):
-                self._blame()
+        if not any(other.is_dying() for other in self._instances if other is not self._blamed[0]):
+            self._blame()
 
     def _blame(self) -> None:
         """Reports the instance that failed first, once that is known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from ipujax.cli import main
+from ipujax.distributed.launcher.started import Instance
+from ipujax.distributed.launcher.watch import Watch
 from tests.ipujax.distributed.distributed_helpers import (
     PATIENCE_SECONDS,
     ROOT,
@@ -158,6 +161,27 @@ def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: 
     assert time.monotonic() - start < 20, "SIGTERM was enough"
     assert f"ipujax run: instance 1 {how}; ending instances 0, 2" in run.err
     assert len(run.printed("pid")) == 6 and clear_of(run.printed("pid"))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_killed_instance_is_blamed_whatever_is_known_first(order: tuple[int, int], monkeypatch, capfd):
+    """The other fails for lack of it: it reports so, and then dies. Each end comes while the other one dies."""
+    monkeypatch.setattr(Instance, "is_dying", lambda self: self.ended is None and not self.is_reaped)
+    signals, control = socket.socketpair(), socket.socketpair()
+    with open(os.devnull, "wb") as guardian, Watch(signals[0], guardian.fileno(), 2, 0, 5) as watch:
+        for index in range(2):
+            process = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+            watch._instances.append(Instance(index, process, control[index]))
+        killed, other = watch._instances
+        for index in order:
+            if index:
+                watch._on_ended(other, 1)
+            else:
+                watch._failed(killed, "was killed by signal 9 (SIGKILL)", 137)
+                killed.end()
+    for each in signals:
+        each.close()
+    assert watch._code == 137 and "instance 0 was killed by signal 9" in capfd.readouterr().err
 
 
 def test_traceback_is_that_of_the_script(run: Runner):
