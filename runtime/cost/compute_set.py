@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipujax.runtime.cache import recall
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
-from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, receive_cycles
-from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, mappings_of, receive_cycles
+from ipujax.runtime.exchange.traffic import geometry, traffic
 from ipujax.runtime.graph import NO_TILE, BlockShapes, ComputeSet, Dim, Graph, VertexGroup, dim_extent
 from ipujax.runtime.target import Target
 
@@ -131,10 +132,31 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     """What one execution of a compute set costs.
 
+    Compute sets of equal vertices, as those of equal layers, are costed once.
+
     Args:
         graph: holds its vertex groups and the tile mappings.
         compute_set: which.
     """
+    seen = tuple(_seen(group, graph) for group in graph.groups[compute_set])
+    if None in seen:
+        return _cost(graph, compute_set)
+    known = recall(("compute set", seen, graph.target), lambda: _cost(graph, compute_set))
+    return replace(known, compute_set=compute_set)
+
+
+def _seen(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
+    """All that the cost of a group depends on; None where a list of elements is part of that."""
+    tensors = [access.tensor for access in group.accesses]
+    views = tuple(map(geometry, tensors))
+    if None in views:
+        return None
+    places = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
+    cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
+    return group.codelet, views, places, tuple(access.dims for access in group.accesses), cuts, group.tile.tobytes()
+
+
+def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     groups, target = graph.groups[compute_set], graph.target
     ranges = [tile_range(group.tile) for group in groups]
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]

@@ -163,7 +163,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     def find() -> Traffic:
         return _in_bytes(_counts(grid, access, homes, tiles, writes, buses), item_bytes)
 
-    seen = _geometry(tensor.node, tensor.variables())
+    seen = geometry(tensor)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
     return _widen(find() if seen is None else recall(("traffic", *question), find), first, num_tiles)
@@ -181,7 +181,7 @@ def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traff
         needs, once = copy_demand(source, destination, wanted, tiles), surely_disjoint([source.node])
         return _in_bytes(count(needs, homes, False, buses, once), item_bytes)
 
-    seen = _geometry(source.node, source.variables()), _geometry(destination.node, destination.variables())
+    seen = geometry(source), geometry(destination)
     question = seen, homes, wanted, tiles, item_bytes, buses
     return _widen(
         find() if None in seen else recall(("element traffic", *question), find), first, graph.target.num_tiles
@@ -222,8 +222,12 @@ def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
     return Traffic(*(none if m is here else _read_only(padded(m, first, num_tiles)) for m in members))
 
 
+def geometry(tensor: Tensor) -> tuple[object, ...] | None:
+    """All that an exchange depends on in a view, its variables by number and shape; None for a list of elements."""
+    return _geometry(tensor.node, tensor.variables())
+
+
 def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
-    """All that an exchange depends on in a node, variables by number and shape; None for a list of elements."""
     match node:
         case Affine(variable, offset, dims):
             return variables.index(variable), variable.shape, offset, dims
