@@ -25,8 +25,8 @@ import numpy as np
 
 from ipujax.runtime.cache import recall
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
-from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, mappings_of, receive_cycles
-from ipujax.runtime.exchange.traffic import geometry, traffic
+from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
+from ipujax.runtime.exchange.traffic import traffic
 from ipujax.runtime.graph import NO_TILE, BlockShapes, ComputeSet, Dim, Graph, VertexGroup, dim_extent
 from ipujax.runtime.target import Target
 

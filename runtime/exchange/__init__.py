@@ -15,5 +15,6 @@ from ipujax.runtime.exchange.traffic import (
     copy_cycles as copy_cycles,
     copy_traffic as copy_traffic,
     exchange_cycles as exchange_cycles,
+    geometry as geometry,
     receive_cycles as receive_cycles,
 )

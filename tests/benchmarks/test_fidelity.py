@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,6 +85,17 @@ def test_triad_uses_the_port_as_measured(case):
 @pytest.mark.parametrize(("dtype", "n", "measured"), [("float16", 256, 11123), ("float32", 128, 17003)])
 def test_a_matrix_multiplication_as_measured(case, dtype, n, measured):
     assert abs(case("gemm").cycles(dtype, 1024, 1024, n) / measured - 1) < 0.15
+
+
+def test_the_readme_has_the_errors_of_the_page():
+    page, readme = PAGE.read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
+    errors = [float(error) for error in re.findall(r"^\| \*\*n .*error\*\* \| \| \| ([\d.]+) %", page, re.MULTILINE)]
+    said = re.search(r"within ([\d.]+) %\s+on average and (\d+) %\s+at worst, narrower ones within (\d+) %", readme)
+    assert said and [round(errors[0], 1), *map(round, errors[1:])] == [float(text) for text in said.groups()]
+    networks = page[page.index("## Networks trained") :]
+    worst = max(abs(float(error)) for error in re.findall(r"([+-][\d.]+) %", networks))
+    (bound,) = re.findall(r"BERT-Large and\s+ResNet-50 within (\d+) %", readme)
+    assert worst <= float(bound) < worst + 1
 
 
 @pytest.mark.slow
