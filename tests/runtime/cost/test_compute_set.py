@@ -116,6 +116,26 @@ def test_blocks_without_a_vertex_cost_nothing():
     assert (cost.compute_cycles - cost.rearrangement_cycles).tolist() == [0, 0, 5, 0]
 
 
+def test_equal_vertices_are_costed_once_and_others_are_not():
+    """What differs in cuts, tiles, mapping or codelet has a cost of its own."""
+    asked = []
+
+    def cycles(n):
+        asked.append(n)
+        return 5 + 2 * n
+
+    graph, codelet = Graph(TARGET), unary(cycles)
+    mapping, other = (Flat(40, np.array([0, 12]), np.array([0, tile])) for tile in (1, 3))
+    given = codelet, mapping, [0, 12, 40], [0, 1], 40
+    first, again = (compute_set_cost(graph, elementwise(graph, *given)) for _ in range(2))
+    assert len(asked) == 1 and first.compute_set is not again.compute_set
+    np.testing.assert_array_equal(first.compute_cycles, again.compute_cycles)
+    for changed in ({1: other}, {2: [0, 8, 40]}, {3: [0, 3]}, {0: unary(cycles, supervisor=False)}):
+        before = len(asked)
+        compute_set_cost(graph, elementwise(graph, *(changed.get(n, value) for n, value in enumerate(given))))
+        assert len(asked) == before + 1, changed
+
+
 def test_fractions_of_cycles_round_up():
     graph = Graph(TARGET)
     compute_set = elementwise(graph, unary(lambda n: n / 8), on_one_tile(9, 0), [0, 9], [0], 9)
