@@ -23,7 +23,7 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
+from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,30 +97,31 @@ def partials_cost(
         out_dtype: of the result.
         target: the machine.
     """
-    parts = np.zeros((3, len(slots)), np.int64)
-    for count in np.unique(slots):
-        here = slots == count
-        parts[:, here] = _cost(int(count), tiles[here], outputs, dtype, out_dtype, target)
-    return PartialsCost(*parts)
-
-
-def _cost(
-    slots: int, tiles: np.ndarray, outputs: int, dtype: np.dtype[Any], out_dtype: np.dtype[Any], target: Target
-) -> np.ndarray:
-    """Exchange, compute and sync cycles of combining one number of partial results, int64[3, candidates]."""
-    cycles, left = np.zeros((3, len(tiles)), np.int64), slots
-    for keep in kept_slots(slots):
-        share, depth = longest_share(outputs, left, keep, dtype, tiles), ceil_div(left, keep)
+    share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
+    counts, which = np.unique(slots, return_inverse=True)
+    for before, after in zip(*_stages(tuple(counts.tolist())), strict=True):
+        left, keep = before[which], after[which]
+        runs, depth = left > 1, ceil_div(left, keep)
+        share = np.where(runs, longest_share(outputs, left, keep, dtype, tiles), share)
         received = ceil_div(share * depth * element_bytes(dtype), int(target.exchange_bytes_per_cycle))
-        reducing = reduce_cycles(monoid_of(dtype), dtype, share, np.asarray(depth), target)
-        cycles += np.stack(np.broadcast_arrays(
-            target.exchange_startup_cycles + received, reducing, target.internal_sync_cycles
-        )).astype(np.int64)  # fmt: skip
-        left = keep
-    if slots > 1 and out_dtype != dtype:
-        cycles[1] += elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
-        cycles[2] += int(target.internal_sync_cycles)
-    return cycles
+        exchange += runs * (target.exchange_startup_cycles + received)
+        compute += runs * reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
+        sync += runs * target.internal_sync_cycles
+    if out_dtype != dtype:
+        runs = slots > 1
+        compute += runs * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
+        sync += runs * target.internal_sync_cycles
+    return PartialsCost(exchange, compute, sync)
+
+
+@remembered
+def _stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Partials before and after each stage of combining them, int64[stages, slots]; 1 where there is none left."""
+    kept = [kept_slots(count) for count in slots]
+    after = np.ones((max(map(len, kept), default=0), len(slots)), np.int64)
+    for number, own in enumerate(kept):
+        after[: len(own), number] = own
+    return frozen(np.vstack((slots, after))[:-1], np.int64), frozen(after, np.int64)
 
 
 def combine(

@@ -65,28 +65,28 @@ def kept_slots(slots: int) -> tuple[int, ...]:
     return (*kept, 1)
 
 
-def spread_blocks(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> Any:
+def spread_blocks(size: int, slots: Any, keep: Any, dtype: Any, tiles: Any) -> Any:
     """Over how many tiles, for each slot that is kept, a stage of `reduce_partials` spreads its outputs.
 
     Args:
         size: outputs.
-        slots: partials of each.
+        slots: partials of each, an int or int64 array as the next and the last.
         keep: how many of them are left after it.
         dtype: of the partials.
-        tiles: how many tiles there are, an int or int64 array.
+        tiles: how many tiles there are.
     """
     return np.maximum(1, np.minimum(tiles // keep, -(-size // _least_outputs(slots, keep, dtype))))
 
 
-def longest_share(size: int, slots: int, keep: int, dtype: Any, tiles: Any) -> Any:
+def longest_share(size: int, slots: Any, keep: Any, dtype: Any, tiles: Any) -> Any:
     """Outputs of the busiest tile of a stage; arguments as `spread_blocks`."""
     grains = -(-size // _grain(dtype))
     return np.minimum(size, -(-grains // spread_blocks(size, slots, keep, dtype, tiles)) * _grain(dtype))
 
 
-def _least_outputs(slots: int, keep: int, dtype: Any) -> int:
+def _least_outputs(slots: Any, keep: Any, dtype: Any) -> Any:
     """Fewest outputs that get a tile of their own."""
-    return max(_grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
+    return np.maximum(_grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // keep))))
 
 
 def _grain(dtype: Any) -> int:
