@@ -476,6 +476,10 @@ class IpuFunction(Generic[_P, _R]):
         self._warn_of_unused_ipus(device, lowered.graph)
         return lowered
 
+    def may_leave_ipus_idle(self, device: IPUModel) -> None:
+        """Says that other functions use the IPUs of a device that this one does not: no warning of them."""
+        self._partly_used.add(device)
+
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
         """Warns once for each device that a smaller one is enough."""
         last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)

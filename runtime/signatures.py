@@ -19,11 +19,12 @@ _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Paramet
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def checking_calls(who: str) -> Callable[[_F], _F]:
+def checking_calls(who: str, first: str = "self") -> Callable[[_F], _F]:
     """Makes a function or class of ipujax refuse calls that do not fit its signature, as `check_call` does.
 
     Args:
         who: its name for users, `ipu.jit`.
+        first: name of the parameter that users do not write, if it is there.
 
     Returns:
         A decorator.
@@ -32,7 +33,7 @@ def checking_calls(who: str) -> Callable[[_F], _F]:
     def decorated(target: Any) -> Any:
         fun = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         signature = inspect.signature(fun)
-        is_method = "self" in signature.parameters
+        is_method = next(iter(signature.parameters), "") == first
         taken = signature.replace(parameters=list(signature.parameters.values())[is_method:])
 
         @functools.wraps(fun)

@@ -83,9 +83,11 @@ class Execution:
                 got=f"steps_per_execution={self._batches}",
                 hint=f"model.compile(..., steps_per_execution={settings.batches_of_update})",
             )
-        there = self._device.target.num_ipus
+        there, enough = self._device.target.num_ipus, 1 << (needed - 1).bit_length()
+        if self.kind == "train" and enough < there:
+            what = "%s trains on %d of %d IPUs; auto_select_ipus = %d is enough (replicas and stages use more)"
+            _LOG.warning(what, self._model.name, needed, there, enough)
         if needed > there:
-            enough = 1 << (needed - 1).bit_length()
             raise ArgumentError(
                 f"{self._model.name} needs more IPUs than the device has",
                 expected=f"{needed}: {settings.replicas} replicas of {num_stages(self._model)} stages",
@@ -190,7 +192,9 @@ class Execution:
             if settings.replicas > 1:
                 out = P(AXIS) if self.kind == "predict" else P()
                 shared = {"replicas": settings.replicas, "in_specs": (P(), P(AXIS)), "out_specs": (out, P())}
-            self._functions[settings] = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
+            function = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
+            function.may_leave_ipus_idle(self._device)  # `_check` says so in words of Keras
+            self._functions[settings] = function
         return self._functions[settings]
 
     def _note(

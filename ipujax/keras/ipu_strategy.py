@@ -27,8 +27,10 @@ from ipujax.keras.model_steps import predict_step, test_step, train_step
 from ipujax.keras.settings import settings_of
 from ipujax.keras.whole_updates import CheckUpdates, check_last_batch
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
 
+_LOG = Log("keras")
 _STEPS = {"train": train_step, "test": test_step, "predict": predict_step}
 # Methods that models have in a scope.
 _OPTIONS: Mapping[str, Callable[..., Any]] = {
@@ -119,6 +121,7 @@ class IPUStrategy:
                 if settings.batches_of_update > 1 or stages.has_stages(model):
                     what = f"{model.name} is run eagerly, step by step in JAX"
                     raise ArgumentError(what, expected="run_eagerly=False, for stages, accumulation or replicas")
+                _LOG.warning("%s runs without an IPU: it was compiled with run_eagerly=True", model.name)
                 return making(model, force)
             if model.compiled and model not in self._models:
                 raise ArgumentError(

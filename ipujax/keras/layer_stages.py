@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import cycle, pairwise
 from numbers import Integral
 from typing import Any
 
@@ -66,7 +66,7 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
         assignment: the stage of each layer of `model.layers` but inputs, in order; from 0, none left out.
 
     Raises:
-        ArgumentError: for a list of another length, or numbers that are no stages.
+        ArgumentError: for a list of another length, numbers that are no stages, or a sequence of layers that goes back.
     """
     if isinstance(assignment, str) or not isinstance(assignment, Iterable):
         what = "set_pipeline_stage_assignment was given no list"
@@ -85,9 +85,22 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
         raise ArgumentError(what, expected="whole numbers from 0", got=repr(wrong[0]))
     if missing := set(range(max(numbers) + 1)) - set(numbers):
         raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
+    if isinstance(model, keras.Sequential):
+        _check_order(layers, numbers)
     for layer, number in zip(layers, numbers, strict=True):
         keep(layer, **{_KEPT_AS: (int(number),)})
     forget_functions(model)
+
+
+def _check_order(layers: Sequence[Any], numbers: Sequence[int]) -> None:
+    """Refuses a layer in an earlier stage than the one before it."""
+    for (before, high), (layer, low) in pairwise(zip(layers, numbers, strict=True)):
+        if low < high:
+            raise ArgumentError(
+                "set_pipeline_stage_assignment would have values flow back to an earlier stage",
+                expected=f"{layer.name} in stage {high} or a later one, as {before.name} before it is in {high}",
+                got=low,
+            )
 
 
 def get_pipeline_stage_assignment(model: Any) -> list[int | None]:

@@ -14,6 +14,7 @@ from ipujax.keras.attributes import keep
 from ipujax.lowering.schedules import as_schedule
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import check_recompute
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 REDUCTIONS = ("mean", "sum", "running_mean")
@@ -29,6 +30,7 @@ class ModelSettings:
 
     Args:
         accumulation: batches whose gradients are accumulated in each replica for an update.
+        accumulation_is_of: the method that said so, empty where none did.
         reduction: what becomes of these gradients.
         replicas: copies of the model, each on its share of the IPUs and of the batches.
         schedule: of the pipeline, as `ipu.pipeline` takes it.
@@ -39,6 +41,7 @@ class ModelSettings:
     """
 
     accumulation: int = 1
+    accumulation_is_of: str = ""
     reduction: str = "mean"
     replicas: int = 1
     schedule: Any = None
@@ -74,6 +77,19 @@ def _changed(model: Any, **changes: Any) -> None:
     forget_functions(model)
 
 
+def _accumulation(model: Any, steps: Any, method: str) -> dict[str, Any]:
+    """The setting of a number of batches, which another method may not have set otherwise."""
+    count, before = whole_number(_STEPS, steps, 1), settings_of(model)
+    if before.accumulation_is_of not in ("", method) and count != before.accumulation:
+        raise ArgumentError(
+            f"two methods of {model.name} say how many batches are accumulated",
+            expected=f"{before.accumulation}, as {before.accumulation_is_of} says, or one of both methods",
+            got=f"{count} of {method}",
+        )
+    return {"accumulation": count, "accumulation_is_of": method}
+
+
+@checking_calls("model.set_gradient_accumulation_options", first="model")
 def set_gradient_accumulation_options(
     model: Any, gradient_accumulation_steps_per_replica: int, gradient_accumulation_reduction_method: str = "mean"
 ) -> None:
@@ -85,12 +101,14 @@ def set_gradient_accumulation_options(
         gradient_accumulation_reduction_method: "mean", as one larger batch has it, "running_mean" or "sum".
 
     Raises:
-        ArgumentError: for a number or a method that there is not.
+        ArgumentError: for a number or a method that there is not, or if `set_pipelining_options` says another.
     """
     steps, how = gradient_accumulation_steps_per_replica, gradient_accumulation_reduction_method
-    _changed(model, accumulation=whole_number(_STEPS, steps, 1), reduction=_one_of(_METHOD, how, REDUCTIONS))
+    reduction = _one_of(_METHOD, how, REDUCTIONS)
+    _changed(model, reduction=reduction, **_accumulation(model, steps, "set_gradient_accumulation_options"))
 
 
+@checking_calls("model.set_replication_options", first="model")
 def set_replication_options(model: Any, replicas: int = 1) -> None:
     """Runs copies of the model side by side, each with its own batches; gradients are averaged.
 
@@ -104,6 +122,7 @@ def set_replication_options(model: Any, replicas: int = 1) -> None:
     _changed(model, replicas=whole_number("replicas", replicas, 1))
 
 
+@checking_calls("model.set_pipelining_options", first="model")
 def set_pipelining_options(
     model: Any,
     gradient_accumulation_steps_per_replica: int | None = None,
@@ -124,11 +143,11 @@ def set_pipelining_options(
         recompute: as `ipu.pipeline` takes it.
 
     Raises:
-        ArgumentError: for a setting that there is not.
+        ArgumentError: for a setting that there is not, or if `set_gradient_accumulation_options` says another number.
     """
     changes: dict[str, Any] = {}
     if gradient_accumulation_steps_per_replica is not None:
-        changes["accumulation"] = whole_number(_STEPS, gradient_accumulation_steps_per_replica, 1)
+        changes |= _accumulation(model, gradient_accumulation_steps_per_replica, "set_pipelining_options")
     if gradient_accumulation_reduction_method is not None:
         changes["reduction"] = _one_of(_METHOD, gradient_accumulation_reduction_method, REDUCTIONS)
     if schedule is not None:
@@ -141,6 +160,7 @@ def set_pipelining_options(
     _changed(model, **changes)
 
 
+@checking_calls("model.set_infeed_queue_options", first="model")
 def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
     """Prepares batches on the host, in a thread of its own, while the model trains.
 
@@ -154,6 +174,7 @@ def set_infeed_queue_options(model: Any, prefetch_depth: int = 2) -> None:
     _changed(model, prefetch_depth=whole_number("prefetch_depth", prefetch_depth, 0))
 
 
+@checking_calls("model.set_outfeed_queue_options", first="model")
 def set_outfeed_queue_options(model: Any, outfeed_mode: str = "last") -> None:
     """Says what an execution of several steps sends back.
 

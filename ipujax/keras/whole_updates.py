@@ -40,6 +40,11 @@ def check_last_batch(model: Any, fitting: Mapping[str, Any]) -> None:
         _check_arrays(model, settings, examples, fitting)
 
 
+def batches_of_epoch(model: Any, steps: int) -> int:
+    """Batches that Keras takes for an epoch of so many steps where the data goes on: those of whole executions."""
+    return int(-(-steps // model.steps_per_execution) * model.steps_per_execution)
+
+
 def _check_dataset(model: Any, settings: ModelSettings, data: Any) -> None:
     first, last = (_examples(keras.utils.unpack_x_y_sample_weight(data[n])[0]) for n in (0, data.num_batches - 1))
     if first is not None and last is not None and first != last:
@@ -53,7 +58,10 @@ def _check_arrays(model: Any, settings: ModelSettings, examples: int, fitting: M
         examples = int(np.floor(examples * (1 - split)))
     size, steps = fitting.get("batch_size") or _BATCH_SIZE, fitting.get("steps_per_epoch")
     whole, last = divmod(examples, size)
-    if steps is not None and steps * (fitting.get("epochs", 1) - fitting.get("initial_epoch", 0)) <= whole:
+    if (
+        steps is not None
+        and batches_of_epoch(model, steps) * (fitting.get("epochs", 1) - fitting.get("initial_epoch", 0)) <= whole
+    ):
         return
     if last:
         raise _refusal(model, settings, last, size, _data_that_is_whole(examples, size, settings.batches_of_update))
@@ -101,7 +109,8 @@ class CheckUpdates(keras.callbacks.Callback):
                 hint=f"{fewer}data of {steps - left + settings.batches_of_update} batches",
             )
         if isinstance(self.model.train_function, Execution):
-            self.model.train_function.begin_fit(None if steps is None else steps * self.params["epochs"])
+            epochs = self.params["epochs"]
+            self.model.train_function.begin_fit(None if steps is None else batches_of_epoch(self.model, steps) * epochs)
 
     def on_train_end(self, logs: Any = None) -> None:
         if isinstance(self.model.train_function, Execution):

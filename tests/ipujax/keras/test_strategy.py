@@ -297,3 +297,23 @@ def test_options_in_categories() -> None:
         config.ipu_model = "ipu2"  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match="version takes no such value"):
         config.ipu_model.version = "gpu"
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(3, 4), (2, 5)])
+def test_epochs_of_a_generator_are_whole_executions_as_in_stock_keras(steps: int, batches: int) -> None:
+    """Keras goes on to the end of the execution in which an epoch ends."""
+
+    def forever() -> Any:
+        while True:
+            yield np.ones((8, 6), np.float32), np.ones((8, 2), np.float32)
+
+    found = []
+    for scope in (nullcontext(), strategy().scope()):
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse", steps_per_execution=steps)
+            history = model.fit(forever(), steps_per_epoch=batches, epochs=3, shuffle=False, verbose=0).history
+        found.append((int(model.optimizer.iterations), history["loss"]))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)

@@ -278,3 +278,36 @@ def test_errors_name_lines_of_the_project() -> None:
         with pytest.raises(TileMemoryError) as too_large:
             model.fit(np.zeros((8, 300), np.float32), np.zeros((8, 3)), verbose=0)
     assert "(Large.call)" in str(too_large.value.where)
+
+
+def test_eager_models_run_without_an_ipu_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    with strategy().scope():
+        model = mlp(run_eagerly=True)
+        model.fit(X, Y, verbose=0)
+    assert not hasattr(model, "ipu_profile") and "without an IPU: it was compiled with run_eagerly" in caplog.text
+
+
+def test_two_numbers_of_batches_that_are_accumulated() -> None:
+    with strategy().scope():
+        for first, second in (("pipelining", "gradient_accumulation"), ("gradient_accumulation", "pipelining")):
+            model = mlp(steps_per_execution=4)
+            getattr(model, f"set_{first}_options")(2)
+            getattr(model, f"set_{first}_options")(4)  # a change of mind
+            getattr(model, f"set_{second}_options")(4)
+            with pytest.raises(
+                ArgumentError, match=rf"expected: 4, as set_{second}_options(.|\n)*got: 2 of set_{first}"
+            ):
+                getattr(model, f"set_{first}_options")(2)
+
+
+def test_idle_ipus_are_named_in_words_of_keras_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    for replicas, said in ((1, 1), (2, 0)):
+        with strategy(2).scope():
+            model = mlp(steps_per_execution=2)
+            model.set_replication_options(replicas)
+            model.fit(X, Y, batch_size=4, verbose=0)
+            model.evaluate(X, Y, batch_size=4, verbose=0)
+            model.predict(X, batch_size=4, verbose=0)
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == said and all("auto_select_ipus = 1 is enough" in text for text in warnings), warnings
+        caplog.clear()

@@ -12,6 +12,7 @@ import pytest
 import ipujax.keras as ipu
 from ipujax import ArgumentError
 from ipujax.keras.settings import settings_of
+from ipujax.runtime.errors import ArgumentTypeError
 from tests.ipujax.keras.test_strategy import cnn, strategy
 
 RNG = np.random.default_rng(1)
@@ -212,12 +213,22 @@ def test_a_train_step_of_its_own_in_replicas() -> None:
             model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
+def test_layers_in_a_row_go_to_no_earlier_stage() -> None:
+    with strategy(2).scope():
+        model = keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(3, name=f"d{n}") for n in range(3))])
+        with pytest.raises(ArgumentError, match=r"d2 in stage 1 or a later one, as d1 before it(.|\n)*got: 0"):
+            model.set_pipeline_stage_assignment([0, 1, 0])
+        assert model.get_pipeline_stage_assignment() == [None] * 3
+
+
 @pytest.mark.parametrize(
     ("use", "said"),
     [
         (lambda m: m.set_pipeline_stage_assignment([0, 1]), "got: 2"),
         (lambda m: m.set_pipeline_stage_assignment([0, 2, 2]), "a layer in stage 1"),
         (lambda m: m.set_gradient_accumulation_options(0), "a whole number from 1"),
+        (lambda m: m.set_pipelining_options(4, shedule="gpipe"), "try: 'schedule'"),
+        (lambda m: m.set_infeed_queue_options(depth=2), "model.set_infeed_queue_options(prefetch_depth=…)"),
         (lambda m: m.set_gradient_accumulation_options(2, "men"), "'mean'"),
         (lambda m: m.set_replication_options(1.5), "whole number"),
         (lambda m: m.set_pipelining_options(recompute="al"), "'all'"),
@@ -228,6 +239,6 @@ def test_settings_that_there_are_not(use: Callable[[Any], None], said: str) -> N
     with strategy().scope():
         model = mlp()
         before = settings_of(model)
-        with pytest.raises(ArgumentError) as error:
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as error:
             use(model)
         assert said in str(error.value) and settings_of(model) == before

@@ -45,6 +45,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"x": X, "y": Y, "batch_size": 12, "steps_per_epoch": 2, "epochs": 2},
         "the first 24 of 40 examples",
     ),
+    "steps that an execution goes on from": (
+        {"x": X, "y": Y, "batch_size": 12, "steps_per_epoch": 2},
+        "the first 24 of 40 examples",
+    ),
     "a dataset": ({"x": Rows(12)}, "a dataset without the last 4 examples"),
 }
 
@@ -70,7 +74,7 @@ def test_a_smaller_last_batch_is_refused_before_any(name: str, accumulation: int
 )
 def test_what_is_a_whole_number_of_updates_runs(data: dict[str, Any]) -> None:
     with strategy().scope():
-        model = model_of(2, 1)
+        model = model_of(2, 1, steps=2)
         model.fit(**data, verbose=0)
     assert int(model.optimizer.iterations) in (1, 2)
 
