@@ -104,8 +104,8 @@ def jit(  # type: ignore[no-untyped-def]
             arguments. The function is written for one replica; `jax.lax.pmean(x, "replica")` and its like communicate
             between them. Nothing is reduced unless the function does it.
         in_specs: how positional arguments that are not static are split: a pytree prefix of `PartitionSpec()`, the same
-            for all replicas, and `PartitionSpec("replica")`, split along the first dimension. Nothing is split when
-            None.
+            for all replicas, `PartitionSpec("replica")`, split along the first dimension, or
+            `PartitionSpec(None, "replica")` along the second, and so on. Nothing is split when None.
         out_specs: how results are joined, likewise; what is `PartitionSpec()` must be equal on all replicas.
         axis_name: the name of the axis of replicas, in specs and in collectives.
         donate_argnums: positional arguments whose buffers may be reused; on the machine they, and the results that take

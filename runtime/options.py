@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.target import nearest
 
 MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
 RECOMPUTATIONS = ("none", "all", "standard", "auto")
@@ -36,7 +36,8 @@ class Options:
             is computed does not depend on it.
         partials: dtype of partial results of products, matrix multiplications and convolutions, whose operands and
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
-            theirs, and so does a call of poplin that names its own.
+            theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
+            numbers round, and overflow, as they do with `exact_splits` alone.
         byte_price: cycles that a byte on the fullest tile is worth to planners, of data or of code: more of it usually
             makes programs smaller and slower. None is ½, and climbs to 1, 2, 4, 8 and 16 until the program fits its
             tiles; a price that is given stays. Without the tiles' limit (`allow_out_of_memory`) none climbs.
@@ -71,12 +72,12 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=getattr(self, name))
+            if not isinstance(flag := getattr(self, name), bool):
+                raise ArgumentError(f"Options.{name} is not a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):
             expected = f"{', '.join(repr(name) for name in PARTIALS)} or None"
             what = "Options.partials is no dtype of partials"
-            raise ArgumentError(what, expected=expected, got=repr(self.partials))
+            raise ArgumentError(what, expected=expected, got=repr(self.partials), hint=nearest(self.partials, PARTIALS))
         check_recompute("Options.recompute", self.recompute)
         for name, least in (("io_tiles", 0), ("prefetch_depth", 1)):
             number = getattr(self, name)
@@ -111,12 +112,11 @@ def check_recompute(what: str, given: Any) -> None:
         ArgumentError: with the nearest of `RECOMPUTATIONS`.
     """
     if not isinstance(given, str) or given not in RECOMPUTATIONS:
-        near = get_close_matches(given, RECOMPUTATIONS, 1) if isinstance(given, str) else []
         raise ArgumentError(
             f"{what} is no way of recomputation",
             expected=f"one of {', '.join(map(repr, RECOMPUTATIONS))}",
             got=repr(given),
-            hint=f"{near[0]!r}" if near else None,
+            hint=nearest(given, RECOMPUTATIONS) if isinstance(given, str) else None,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from ipujax.runtime.errors import ArgumentTypeError
+from ipujax.runtime.errors import ArgumentTypeError, shortened
 from ipujax.runtime.target import nearest
 
 _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -90,7 +90,9 @@ def shown_signature(who: str, signature: inspect.Signature) -> str:
 
 
 def described(value: Any) -> str:
-    """An argument in few words: shape and dtype of an array, else its type."""
+    """An argument in few words: a number or a text, shape and dtype of an array, else its type."""
+    if isinstance(value, bool | int | float | str):
+        return shortened(value)
     try:
         return jax.typeof(value).str_short()
     except TypeError:

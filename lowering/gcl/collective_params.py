@@ -166,7 +166,18 @@ def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _permute(eqn: JaxprEqn, replicas: int) -> Form:
-    return Form("permute", stacked.whole(None, replicas), pairs=tuple((int(s), int(d)) for s, d in eqn.params["perm"]))
+    pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
+    sources, destinations = ([pair[end] for pair in pairs] for end in (0, 1))
+    there = range(replicas)
+    if len({*sources}) < len(pairs) or len({*destinations}) < len(pairs) or not {*sources, *destinations} <= {*there}:
+        raise GraphError(
+            "ppermute by a permutation that is none",
+            where=source_line(eqn) or None,
+            expected=f"pairs of the replicas 0 to {replicas - 1}, each at most once as a source and as a destination",
+            got=f"perm={list(pairs)}",
+            hint="leave out a pair: replicas that nothing is sent to get zeros",
+        )
+    return Form("permute", stacked.whole(None, replicas), pairs=pairs)
 
 
 def _broadcast(eqn: JaxprEqn, replicas: int) -> Form:

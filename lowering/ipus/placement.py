@@ -19,8 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.gcl import is_reduction
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, source_line
-from ipujax.lowering.jaxpr import has_phases, holds_pipeline, stage_name, stages_inside, value_bytes, variables
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.jaxpr import (
+    MICRO_BATCHES,
+    has_phases,
+    holds_pipeline,
+    stage_name,
+    stages_inside,
+    value_bytes,
+    variables,
+)
 from ipujax.runtime.errors import ArgumentError
 
 
@@ -94,6 +102,13 @@ def named_stage(eqn: JaxprEqn) -> int | None:
     own, inside = stage_name(eqn).stage, stages_inside(eqn)
     stages = {*inside, *(() if own is None else (own,))}
     if len(stages) > 1:
+        if MICRO_BATCHES in name_stack(eqn):
+            raise ArgumentError(
+                "an ipu.pipeline with stages is under a jax.vmap",
+                where=source_line(next(iter(inside.values()))) or None,
+                expected="a pipeline of its own for each call",
+                hint="jax.vmap inside of the function that is pipelined, or a call of the pipeline for each batch",
+            )
         first = next(inner for stage, inner in inside.items() if stage != min(stages))
         raise ArgumentError(
             f"a stage begins inside a {eqn.primitive.name}",

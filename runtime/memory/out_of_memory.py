@@ -85,7 +85,7 @@ def check_memory(
     settings = [f"{name}={value}" for name, value in _settings(report, lacking)]
     machine = (
         f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
-        "planners use more where there is more, so leave some room"
+        "planners use more where there is more, so add about a tenth"
     )
     allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
     raise TileMemoryError(
@@ -125,8 +125,8 @@ def _for_memory(report: MemoryReport, tile: int, items: tuple[LiveItem, ...], sh
         ipus = -(-total // (capacity // target.num_ipus))
         yield (
             "ipus",
-            f"more IPUs, at least {ipus:,} with the work spread over them: all tiles together need "
-            f"{total:,} of {capacity:,} bytes",
+            f"num_ipus={1 << (ipus - 1).bit_length()} or more, with the work spread over them (ipu.stage, replicas=): "
+            f"all tiles together need {total:,} of {capacity:,} bytes",
         )
     else:
         yield from _better_spread(report, items, short)

@@ -372,7 +372,7 @@ def test_out_of_memory() -> None:
             r"largest on that tile:\n +1,\d\d\d,\d\d\d B +Variable\(w: float32\[75, 1000, 16\]\)",
             rf"expected: at most {have:,} bytes a tile",
             rf"got: {memory.max_tile_bytes:,} bytes",
-            r"try: more IPUs, at least 2(.|\n)*allow_out_of_memory=True",
+            r"try: num_ipus=2 or more(.|\n)*allow_out_of_memory=True",
         ):
             with pytest.raises(ipu.TileMemoryError, match=text):
                 raise error
@@ -585,3 +585,28 @@ def test_inner_device_is_checked_anew_for_each_outer_device() -> None:
         outer(X)
     with ipu.default_device(ipu.CPU()):
         np.testing.assert_array_equal(outer(X), X * 2)
+
+
+@pytest.mark.parametrize("perm", [[(0, 1), (1, 1)], [(0, 1), (0, 0)], [(0, 5)]])
+def test_permutations_of_replicas_that_are_none(perm: list[tuple[int, int]]) -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return jax.lax.ppermute(x, "replica", perm)
+
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    sent = ipu.jit(fun, device=device, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
+    error = error_of(lambda: sent(jnp.arange(4.0)))
+    assert "each at most once as a source and as a destination" in str(error) and f"got: perm={perm}" in str(error)
+    assert "test_errors.py" in str(error.where)
+
+
+def test_a_pipeline_under_vmap() -> None:
+    def loss(w: jax.Array, batch: jax.Array) -> jax.Array:
+        with ipu.stage(0):
+            hidden = jnp.tanh(batch @ w)
+        with ipu.stage(1):
+            return (hidden @ w).sum()
+
+    many = jax.vmap(ipu.pipeline(loss, micro_batches=2), (None, 0))
+    fun = ipu.jit(many, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
+    error = error_of(lambda: fun(jnp.ones((4, 4)), jnp.ones((3, 4, 4))))
+    assert "an ipu.pipeline with stages is under a jax.vmap" in str(error) and "test_errors.py" in str(error.where)

@@ -23,12 +23,14 @@ from ipujax.lowering.rules.base.long_rows import (
 )
 from ipujax.runtime.tensor import Tensor
 
+_MOST_PARTS = 32  # of a row that fits, assumed: more are merged in more steps, which run and compile longer
+
 
 def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, num_keys: int) -> Sequence[Tensor]:
     """Several tensors sorted together along one dimension."""
     if not operands[0].size:
         return fallback(ctx, *operands)
-    parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands])
+    parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands], _MOST_PARTS)
     if parts > 1:
         return _sort_in_parts(ctx, operands, dimension, num_keys, parts)
     return sort(ctx.graph, operands, dimension, num_keys, is_stable, ctx.prog, ctx.name)

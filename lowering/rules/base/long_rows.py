@@ -1,9 +1,11 @@
-"""Rows that no tile can hold, worked on in parts: running results, sorting, the largest elements.
+"""Rows that are long, or that no tile can hold, worked on in parts: running results, sorting, the largest elements.
 
-A row that fits stays on one tile, where its result is that of `lax`. A longer one is cut in equal parts, in a further
-dimension that tiles share. Running results: those of parts, and of their ends, which are then put before the parts.
-Sorting: parts are sorted, then pairs of them merged in the order of a bitonic network, each pair by one tile. Largest
-elements: those of parts, and of these.
+A short row stays on one tile, where its result is that of `lax`. One that does not fit, or that is long where tiles are
+idle, is cut in equal parts, in a further dimension that tiles share.
+
+Running results: those of parts, and of their ends, which are then put before the parts. Sorting: parts are sorted, then
+pairs of them merged in the order of a bitonic network, each pair by one tile. Largest elements: those of parts, and of
+these.
 
 Limits: running sums and products are reassociated. A network of n parts has log2(n) (log2(n) + 1) / 2 steps, each of
 which goes through all elements, a pair of parts on one worker. A reduction by a function of the user's own is not known
@@ -13,6 +15,7 @@ to be associative, so that its rows are not cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil, log2, prod
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +27,30 @@ from ipujax.runtime.tensor import element_bytes
 
 EXTRA_KEYS = 2  # of a sort: what pads a row goes last, and equal keys keep their order
 _COPIES = 4  # operands and results, where they lie and as they are exchanged
+_LONG = 1024  # elements, assumed: putting parts together costs some thousand cycles, a row of so many 18,000
 
 
-def parts_of(graph: Graph, shape: Sequence[int], axis: int, dtypes: Sequence[object]) -> int:
-    """In how many parts, a power of 2, a row is cut so that two of them fit on a tile; 1 where it fits whole.
+def parts_of(
+    graph: Graph, shape: Sequence[int], axis: int, dtypes: Sequence[object], most_parts: int | None = None
+) -> int:
+    """In how many parts, a power of 2, a row is cut so that two of them fit on a tile, and tiles share a long one.
 
     Args:
         graph: gives the target.
         shape: of the operands.
         axis: the dimension that rows lie along.
         dtypes: of the operands.
+        most_parts: of a row that would fit; as many as each has elements when None.
     """
-    target, num_bytes = graph.target, shape[axis] * sum(element_bytes(dtype) for dtype in dtypes)
+    target, length = graph.target, shape[axis]
+    num_bytes = length * sum(map(element_bytes, dtypes))
     most = target.available_memory_proportion * target.bytes_per_tile
-    if 2 * num_bytes <= most or shape[axis] < 4:
+    if length < 4:
         return 1
-    return 1 << int(np.ceil(np.log2(min(shape[axis] / 2, max(2.0, 2 * _COPIES * num_bytes / most)))))
+    idle = target.tiles_per_ipu // (prod(shape) // length) if length >= _LONG else 1
+    shared = min(most_parts or length, max(1, idle), 1 << int(log2(length)) // 2)
+    fitting = 1.0 if 2 * num_bytes <= most else min(length / 2, max(2.0, 2 * _COPIES * num_bytes / most))
+    return max(1 << int(log2(max(1, shared))), 1 << ceil(log2(fitting)))
 
 
 def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, reverse: bool, parts: int) -> jax.Array:

@@ -99,3 +99,13 @@ def test_a_merge_is_charged_for_going_through_its_row_once() -> None:
     steps = sum("Merge" in name for name in names)
     levels = int((2 * steps) ** 0.5)
     assert steps == levels * (levels + 1) // 2 > 1
+
+
+@pytest.mark.parametrize("fun", [jnp.cumsum, jnp.sort, lambda x: jax.lax.top_k(x, 8)], ids=["cumsum", "sort", "top_k"])
+def test_tiles_share_a_long_row_and_longer_ones_take_longer(fun):
+    """A row of a few thousand elements would fit a tile, and take it ten times as long."""
+    cycles = []
+    for length in (500, 4000, 40_000, 100_000):
+        profile = ipu.jit(fun).lower(jax.ShapeDtypeStruct((length,), "float32")).compile().profile
+        cycles.append(profile.cycles - profile.phase_cycles["host_exchange"])
+    assert cycles[1] < 8 * cycles[0] and cycles[1:] == sorted(cycles[1:])

@@ -86,13 +86,14 @@ def test_suggested_bytes_per_tile_hold_the_program_and_one_less_does_not(tiles):
     refusal(*through(TARGET.replace(bytes_per_tile=enough - 1), size, tiles))
 
 
-def test_suggested_number_of_ipus_is_the_least_that_hold_all_bytes():
+def test_suggested_number_of_ipus_is_the_least_system_that_holds_all_bytes():
     size = 4 * TARGET.bytes_per_tile  # floats: four times the chip
     graph, program = through(TARGET, size, 4)
     text = refusal(graph, program)
-    ipus = suggested(text, r"more IPUs, at least ([\d,]+)")
+    ipus = suggested(text, r"num_ipus=(\d+) or more")
     total = compile(graph, program, options=Options(allow_out_of_memory=True)).memory.total_bytes
-    assert (ipus - 1) * TARGET.total_memory_bytes < total <= ipus * TARGET.total_memory_bytes
+    assert ipus // 2 * TARGET.total_memory_bytes < total <= ipus * TARGET.total_memory_bytes
+    assert ipus & (ipus - 1) == 0, "systems have a power of two"
     assert f"need {total:,} of {TARGET.total_memory_bytes:,} bytes" in text
 
 
