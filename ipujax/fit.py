@@ -35,6 +35,9 @@ _LOG = Log("fit")
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
+_HOPELESS = (
+    4  # assumed: tiles that lack so many times what they have are helped by no price, if the first one did little
+)
 _FULLEST = 4.0  # assumed: of what is kept the fullest tile has at most so many times what there is on average
 _MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread, if that can be enough
 
@@ -270,6 +273,8 @@ class _Search(Generic[P]):
             self._is_anew, self._asked = True, "stages"
             less = choice.recomputation if tighter is None else tighter.recomputation
             return replace(choice, recomputation=less, cuts=())
+        if tighter is None and not self._prices_pay and lacking > _HOPELESS * self._at.executable.target.bytes_per_tile:
+            return None
         if self._prices and (tighter is None or self._expected_cycles(self._prices[0], lacking) < tighter.cycles):
             self._asked = "price"
             return replace(choice, price=self._prices[0])

@@ -404,8 +404,9 @@ def library_function(eqn: JaxprEqn) -> str:
 
 
 def name_stack(eqn: JaxprEqn) -> str:
-    """The name stack of an equation, `transpose(jvp(stage0))/dense`."""
-    return str(eqn.source_info.name_stack)
+    """The name stack of an equation, `transpose(jvp(stage0))/dense`; what does not print is escaped."""
+    text = str(eqn.source_info.name_stack)
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def jaxpr_file(jaxpr: Jaxpr) -> str:

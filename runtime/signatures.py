@@ -74,7 +74,7 @@ def check_call(
         raise ArgumentTypeError(
             f"{who} cannot be called like this: {reason}",
             expected=shown_signature(who, signature),
-            got=f"{who}({', '.join([*map(described, args), *(f'{k}={described(x)}' for k, x in kwargs.items())])})",
+            got=f"{who}({', '.join([*map(_given, args), *(f'{k}={_given(x)}' for k, x in kwargs.items())])})",
             hint=next((hint for hint in hints if hint), None),
         ) from error
 
@@ -89,10 +89,13 @@ def shown_signature(who: str, signature: inspect.Signature) -> str:
     return f"{who}({', '.join(words)})"
 
 
+def _given(value: Any) -> str:
+    """A number or a text as it is written, else what it is in few words."""
+    return shortened(value) if isinstance(value, bool | int | float | str) else described(value)
+
+
 def described(value: Any) -> str:
-    """An argument in few words: a number or a text, shape and dtype of an array, else its type."""
-    if isinstance(value, bool | int | float | str):
-        return shortened(value)
+    """An argument in few words: shape and dtype of an array, else its type."""
     try:
         return jax.typeof(value).str_short()
     except TypeError:

@@ -41,7 +41,7 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
-    "runtime.options": "runtime.signatures",
+    "runtime.options": "runtime.signatures runtime.target",
     "runtime.timeline": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
@@ -190,7 +190,7 @@ ROOMS: dict[str, str] = {
     "ipujax.prefetching": "ipujax.calls runtime.host runtime.signatures",
     "ipujax.keras": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.replicas"
-        " lowering.schedules runtime.host runtime.logs runtime.options runtime.report runtime.target"
+        " lowering.schedules runtime.host runtime.logs runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
@@ -244,7 +244,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit lowering.dumps"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher lowering.dumps"
         " lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",

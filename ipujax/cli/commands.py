@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -60,8 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     _check_name(parser, words)
-    given = parser.parse_args(words)
+    given, unknown = parser.parse_known_args(words)
     command: argparse.ArgumentParser = given.command
+    if unknown:
+        options = re.findall(r"--[\w-]+", command.format_usage())
+        hint = next(filter(None, (nearest(word, options) for word in unknown if word.startswith("-"))), None)
+        command.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"\n  try: {hint}" if hint else ""))
     try:
         code: int = given.run(given)
         sys.stdout.flush()
@@ -77,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return _BROKEN_PIPE
     except OSError as error:  # as on a disk that is full
-        print(f"{command.prog}: error: {error}", file=sys.stderr)
+        where = "" if error.filename is None else f" {error.filename!r}"
+        print(f"{command.prog}: error: output cannot be written{where}\n  got: {error.strerror}", file=sys.stderr)
         _drop_output()
         return 2
 

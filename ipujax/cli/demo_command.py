@@ -6,14 +6,13 @@ Input: the machine. Output: text: the losses of a few steps, and the profile of 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.terminal import has_colours, say
-from ipujax.device import IPUModel
-from ipujax.jit import jit
 from ipujax.runtime.target import PRESETS
 
 _STEPS, _RATE, _SHAPE = 20, 0.5, (128, 64, 256, 10)  # examples, features, hidden units, classes
@@ -21,14 +20,19 @@ _MORE = """
 Trains a network of two layers for a few steps on a simulated IPU, in plain JAX, and shows what one step costs. Takes a
 few seconds. The first lines are what a program of your own looks like.
 """
-_PROGRAM = """Program:
-  @ipu.jit(device=ipu.IPUModel(arch="{arch}"), donate_argnums=0)
-  def train_step(params, images, labels):
-      loss, grads = jax.value_and_grad(loss_of)(params, images, labels)
-      return jax.tree.map(lambda p, g: p - {rate} * g, params, grads), loss
-"""
+# What is shown is what runs, as a file of this name: lines of the profile are lines of it.
+_FILE = "demo.py"
+_PROGRAM = """import jax, jax.numpy as jnp, ipujax as ipu
 
-Params = dict[str, jax.Array]
+def loss_of(params, images, labels):
+    logits = jax.nn.relu(images @ params["w1"]) @ params["w2"]
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+@ipu.jit(device=ipu.IPUModel(arch="{arch}"), donate_argnums=0)
+def train_step(params, images, labels):
+    loss, grads = jax.value_and_grad(loss_of)(params, images, labels)
+    return jax.tree.map(lambda p, g: p - {rate} * g, params, grads), loss
+"""
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -36,26 +40,6 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     summary = "compile, run and profile a small training step"
     parser = add_command(commands, "demo", _run, summary=summary, more=_MORE, example="ipujax demo --arch bow")
     parser.add_argument("--arch", choices=list(PRESETS), default="mk2", help="the machine (default mk2)")
-
-
-def _loss_of(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:
-    logits = jax.nn.relu(images @ params["w1"]) @ params["w2"]
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
-
-
-def train_step(params: Params, images: jax.Array, labels: jax.Array) -> tuple[Params, jax.Array]:
-    """One step of gradient descent.
-
-    Args:
-        params: f32[features, hidden] and f32[hidden, classes].
-        images: f32[examples, features].
-        labels: i32[examples].
-
-    Returns:
-        The new parameters, and the loss before, f32[].
-    """
-    loss, grads = jax.value_and_grad(_loss_of)(params, images, labels)
-    return jax.tree.map(lambda p, g: p - _RATE * g, params, grads), loss
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -67,8 +51,11 @@ def _run(given: argparse.Namespace) -> int:
     }
     images = jax.random.normal(keys[2], (examples, features))
     labels = jnp.argmax(images[:, :classes], axis=1)
-    step = jit(train_step, device=IPUModel(arch=given.arch), donate_argnums=0)
-    say(_PROGRAM.format(arch=given.arch, rate=_RATE))
+    program, names = _PROGRAM.format(arch=given.arch, rate=_RATE), dict[str, Any]()
+    exec(compile(program, _FILE, "exec"), names)
+    step = names["train_step"]
+    lines = "".join(f"  {number:>2}  {line}".rstrip() + "\n" for number, line in enumerate(program.splitlines(), 1))
+    say(f"Program, {_FILE}:\n{lines}")
     profile = step.lower(params, images, labels).compile().profile
     losses = []
     for _ in range(_STEPS):

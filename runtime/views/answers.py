@@ -67,7 +67,8 @@ PHASE_HINTS = {
     "compute": "half precision, fewer or smaller products, or more replicas make it shorter",
     "exchange": "fewer, larger operations move less between tiles; so does float16",
     "global_exchange": "cut stages where less is handed on, or use fewer replicas",
-    "host_exchange": "donate what comes back changed (donate_argnums), or overlap transfers (Options(io_tiles=…))",
+    "host_exchange": "donate what comes back changed (donate_argnums), run several steps in a lax.scan, or overlap "
+    "transfers (Options(io_tiles=…))",
     "sync": "many short steps: a larger batch, or fewer and larger operations",
     "idle": "balance the stages, or use more micro-batches",
 }
@@ -92,6 +93,8 @@ _CROWDED = 0.75  # of a tile; less is no reason to change anything
 _SLOW = 0.5  # of the peak rate
 _UNEVEN = 0.6  # tile balance
 _BEGUN = 0.02  # of the computation of an IPU
+_MOST = 0.5  # of the cycles of a line
+_ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
 _SHORT = 0.02  # share of a run that is not worth a change
 
 
@@ -119,7 +122,8 @@ def limiting_operation(profile: Figures) -> Answer:
             hint = "larger operations, or less that is exchanged, for it is far from the machine's limit"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
-        hint = "move less, or move it more rarely"
+        is_host = any(top.name in one.names and one.dominant == "host_exchange" for one in profile.operations())
+        hint = PHASE_HINTS["host_exchange"] if is_host else "move less, or move it more rarely"
     return Answer(LIMITS, text, hint, top.name, share, "operations")
 
 
@@ -190,6 +194,8 @@ def waiting_ipu(profile: Figures) -> Answer:
         "draining": "more micro-batches make filling and draining a smaller part",
         "steady": f"move work to this IPU from IPU {busiest}, which works most",
     }[longest]
+    if longest == "steady" and by_ipu.max() - by_ipu.min() < _ALIKE * total:
+        hint = "all IPUs wait about as long: more micro-batches, another schedule, or less that is handed on"
     return Answer(WAITS, text, hint, f"IPU {ipu}", share, "trace")
 
 
@@ -247,12 +253,15 @@ def line_to_change(profile: Figures) -> Answer:
     if not known:
         return Answer(LINE, "No line of source is known for what takes time.", section="source")
     top = known[0]
-    text = f"{top.origin.line}: {top.share:.1%} of the run, {top.cycles:,} cycles, mostly {_spoken(top.dominant)}"
-    text += f" ({top.phases[top.dominant] / max(1, top.cycles):.0%} of them)."
+    phases = sorted(top.phases, key=lambda name: -top.phases[name])
+    shares = {name: top.phases[name] / max(1, top.cycles) for name in phases}
+    most = phases[: 1 if shares[phases[0]] > _MOST else 2]
+    said = " and ".join(f"{_spoken(name)} ({shares[name]:.0%})" for name in most)
+    text = f"{top.origin.line}: {top.share:.1%} of the run, {top.cycles:,} cycles, of them {said}."
     lost = [item for item in profile.fallbacks if item.cycles > _SHORT * profile.cycles]
     if lost:
         text += f" {lost[0].operation} at {lost[0].origin} runs on one tile only, {lost[0].cycles:,} cycles each time."
-    hint = PHASE_HINTS[top.dominant]
+    hint = "; ".join(f"{_spoken(name)}: {PHASE_HINTS[name]}" if len(most) > 1 else PHASE_HINTS[name] for name in most)
     if top.dominant == "compute" and _is_alone(profile, top.names):
         hint = FEW_TILES
     return Answer(LINE, text, hint, top.origin.line, top.share, "source")

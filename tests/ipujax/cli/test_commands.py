@@ -61,12 +61,16 @@ def test_info_says_what_is_not_installed(capsys: Capture, monkeypatch) -> None:
 
 
 def test_demo_trains_and_shows_the_profile(capsys: Capture, monkeypatch) -> None:
-    monkeypatch.setattr("ipujax.cli.demo_command.IPUModel", partial(ipu.IPUModel, tiles_per_ipu=16))  # plans quickly
+    monkeypatch.setattr(ipu, "IPUModel", partial(ipu.IPUModel, tiles_per_ipu=16))  # plans quickly
     assert main(["demo", "--arch", "bow"]) == 0
     said = capsys.readouterr().out
     losses = [float(text) for text in re.findall(r"(\d\.\d+) before", said)]
     assert losses[-1] < 0.2 < losses[0]
-    assert 'ipu.IPUModel(arch="bow")' in said and re.search(r"^  Cycles: +\d+,\d{3}$", said, re.MULTILINE)
+    assert (
+        'ipu.IPUModel(arch="bow")' in said
+        and "demo.py:4 (loss_of)" in said
+        and re.search(r"^  Cycles: +\d+,\d{3}$", said, re.MULTILINE)
+    )
 
 
 def test_report_is_the_summary(saved, capsys: Capture) -> None:
@@ -211,6 +215,17 @@ def test_a_misspelt_command_gets_the_nearest(word: str, hint: str, capsys: Captu
     assert ended.value.code == 2 and f"there is no command '{word}'" in said and f"try: {hint}" in said
 
 
+def test_a_misspelt_option_gets_the_nearest_and_the_usage_of_its_command(capsys: Capture) -> None:
+    for arguments, hint in (
+        (["report", "a", "--summery"], "\n  try: '--summary'"),
+        (["info", "extra"], "arguments: extra\n"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.startswith(f"usage: ipujax {arguments[0]}") and hint in said
+
+
 def test_a_number_of_operations_below_0_is_refused(saved, capsys: Capture) -> None:
     assert main(["report", next(iter(saved)), "--operations", "-1"]) == 2
     assert "expected: a whole number from 0" in capsys.readouterr().err
@@ -251,13 +266,16 @@ def test_a_full_disk_is_one_error(tmp_path: Path, monkeypatch, capsys: Capture) 
     with open(tmp_path / "out", "w", encoding="utf-8") as file:
         monkeypatch.setattr(sys, "stdout", Full(file.fileno()))
         assert main(["primitives"]) == 2
-    assert capsys.readouterr().err == "ipujax primitives: error: [Errno 28] No space left on device\n"
+    assert (
+        capsys.readouterr().err
+        == "ipujax primitives: error: output cannot be written\n  got: No space left on device\n"
+    )
 
 
 def test_a_file_that_cannot_be_written_leaves_the_output_open(capfd: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setattr("ipujax.cli.info_command._version", lambda name: os.stat(f"/no/such/folder/{name}"))
     assert main(["info"]) == 2
-    assert capfd.readouterr().err.startswith("ipujax info: error: [Errno 2] No such file or directory: '/no/such")
+    assert capfd.readouterr().err.startswith("ipujax info: error: output cannot be written '/no/such")
     print("still here", flush=True)
     assert capfd.readouterr().out == "still here\n"
 

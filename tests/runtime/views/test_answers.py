@@ -13,6 +13,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Execute, Repeat, Sequence
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.options import Options
+from ipujax.runtime.profile.figures import Operation
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
 from ipujax.runtime.tensor.variable import Origin
@@ -194,3 +195,15 @@ def test_a_pipeline_fills_and_drains():
     compiled = ipu.jit(step, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=16)).lower(params, x).compile()
     idle = idle_cycles(compiled.profile)
     assert idle[1, 0] > 0 and idle[0, 2] > 0 and idle[0, 0] < idle[1, 0] and idle[1, 2] < idle[0, 2]
+
+
+def test_a_line_of_several_phases_names_two_and_host_streams_say_what_to_try():
+    shape = jax.ShapeDtypeStruct((2048, 64), "float32")
+    profile = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=16)).lower(shape).compile().profile
+    hint = limiting_operation(profile).hint
+    assert "donate_argnums" in hint and "lax.scan" in hint
+    row = Operation(Origin("a.py:1 (f)"), ("add",), 100, 0.5, {"compute": 40, "exchange": 35, "sync": 25}, "compute")
+    profile.__dict__["operations"] = lambda *_: (row,)
+    answer = line_to_change(profile)
+    assert "compute (40%) and exchange (35%)" in answer.sentence
+    assert answer.hint.startswith("compute: half") and "; exchange: fewer" in answer.hint
