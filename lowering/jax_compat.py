@@ -395,8 +395,7 @@ def _shown(frame: Any) -> str:
 def library_function(eqn: JaxprEqn) -> str:
     """The function an equation comes from that is neither JAX's nor ipujax's, "" when JAX does not know.
 
-    The functions of an Optax optimiser are made by the one that bears its name: `scale_by_adam` stands for
-    `scale_by_adam.<locals>.update_fn`, and for all that works for it.
+    Functions of an Optax optimiser are made by that of its name: `scale_by_adam` for `scale_by_adam.<locals>.update`.
     """
     names: list[str] = [frame.function_name for frame in _frames(eqn) if is_of_user(frame.file_name)]
     makers = [name.partition(".<locals>.")[0] for name in names if ".<locals>.update" in name]

@@ -90,3 +90,23 @@ def test_rounds_of_replicas_have_their_place_in_the_reports() -> None:
     assert any(sends[0] in programs[n].get("children", sends) for n in ring["children"])
     assert profile.execution()["programTrace"].count(sends[0]) == 3
     assert "Global exchange:" in profile.summary(show_execution_steps=True)
+
+
+def test_names_that_do_not_print_are_escaped():
+    def fun(x):
+        with jax.named_scope("a\nb\x1b[31mRED"):
+            return jnp.tanh(x).sum()
+
+    profile = (
+        ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=4))
+        .lower(jax.ShapeDtypeStruct((8,), "float32"))
+        .compile()
+        .profile
+    )
+    for text in (
+        profile.summary(),
+        str(ipu.compare(profile, profile)),
+        *(name for one in profile.operations() for name in one.names),
+    ):
+        assert "\x1b" not in text
+    assert "a\\nb\\x1b[31mRED/" in profile.summary()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import ipujax as ipu
 from ipujax.lowering.jaxpr.nested import primitive_names
 from ipujax.lowering.poplin import convolution, product_plan
 from ipujax.lowering.poplin.window import Window
@@ -24,7 +25,7 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.verify.verifier import verify
-from tests.lowering.helpers import quick_jit
+from tests.lowering.helpers import check, quick_jit
 from tests.marks import slow_but
 
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -259,3 +260,17 @@ def test_used_only_keeps_every_product(seed):
     taken = np.arange(size)[start::step]
     assert left.size == len(taken)
     assert met(window, np.arange(size)) == met(left, taken)
+
+
+def test_dilated_blocks_that_are_shorter_than_the_window() -> None:
+    """XLA ends the process on such convolutions, if they are not padded beforehand."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return (lax.conv_general_dilated(x, w, (2, 3), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) ** 2).mean()
+
+    rng = np.random.default_rng(5)
+    args = [rng.normal(size=size).astype(np.float32) for size in ((2, 13, 15, 16), (3, 3, 16, 32))]
+    split = ipu.jit(
+        jax.grad(loss), device=ipu.IPUModel(tiles_per_ipu=64), options=ipu.Options(exact_splits=True, progress=False)
+    )
+    np.testing.assert_allclose(split(*args), jax.jit(jax.grad(loss))(*args), rtol=1e-4, atol=1e-4)

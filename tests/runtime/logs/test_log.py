@@ -53,16 +53,18 @@ def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, m
     assert {module for module, *_ in lines(log_file)} == {"jit", "passes", "lowering", "compile", "fit"}
 
 
-def test_each_attempt_says_what_lacks(log_file: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("bytes_per_tile", "prices"), [(24_000, [0.5, 1, 2, 4, 8, 16]), (4096, [0.5, 1])], ids=["short", "hopeless"]
+)
+def test_each_attempt_says_what_lacks(bytes_per_tile: int, prices: list[float], log_file: Path, monkeypatch) -> None:
+    """Where tiles lack many times what they have, and a dearer byte frees little, no more prices are tried."""
     monkeypatch.setenv(CONFIG, '{"fit": "INFO"}')
-    small = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=4096)
+    small = ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile)
     with pytest.raises(ipu.TileMemoryError):
         ipu.jit(lambda x: jnp.sin(x @ x), device=small).lower(jnp.ones((128, 128))).compile()
     attempts = [text for _, _, text in lines(log_file) if "at a price" in text]
-    prices = [float(re.search(r"price of ([\d.]+)", text)[1]) for text in attempts]  # type: ignore[index]
-    assert prices == [0.5, 1, 2, 4, 8, 16] and all(
-        "does not fit, the fullest tile needs at least" in t for t in attempts
-    )
+    assert [float(re.search(r"price of ([\d.]+)", text)[1]) for text in attempts] == prices  # type: ignore[index]
+    assert all("does not fit, the fullest tile needs at least" in text for text in attempts)
 
 
 def test_each_way_to_cut_a_pipeline_says_what_it_takes(log_file: Path, monkeypatch) -> None:
