@@ -25,7 +25,7 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.verify.verifier import verify
-from tests.lowering.helpers import check, quick_jit
+from tests.lowering.helpers import quick_jit
 from tests.marks import slow_but
 
 NHWC = ("NHWC", "HWIO", "NHWC")
