@@ -35,9 +35,7 @@ _LOG = Log("fit")
 BYTE_PRICES = (BYTE_PRICE_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)
 _MOST_TIGHTENED = 6  # times that less is kept
 _MOST_MARGIN = 2.0
-_HOPELESS = (
-    4  # assumed: tiles that lack so many times what they have are helped by no price, if the first one did little
-)
+_HOPELESS = 4  # assumed: no price helps tiles that lack so many times what they have, if the first did little
 _FULLEST = 4.0  # assumed: of what is kept the fullest tile has at most so many times what there is on average
 _MARGIN = 1.05  # bytes freed for each that lacks: plans take values to be evenly spread, if that can be enough
 

@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except OSError as error:  # as on a disk that is full
         where = "" if error.filename is None else f" {error.filename!r}"
-        print(f"{command.prog}: error: output cannot be written{where}\n  got: {error.strerror}", file=sys.stderr)
+        print(
+            f"{command.prog}: error: output cannot be written{where}\n  got: {error.strerror or error}", file=sys.stderr
+        )
         _drop_output()
         return 2
 

@@ -58,10 +58,8 @@ def _check_arrays(model: Any, settings: ModelSettings, examples: int, fitting: M
         examples = int(np.floor(examples * (1 - split)))
     size, steps = fitting.get("batch_size") or _BATCH_SIZE, fitting.get("steps_per_epoch")
     whole, last = divmod(examples, size)
-    if (
-        steps is not None
-        and batches_of_epoch(model, steps) * (fitting.get("epochs", 1) - fitting.get("initial_epoch", 0)) <= whole
-    ):
+    epochs = fitting.get("epochs", 1) - fitting.get("initial_epoch", 0)
+    if steps is not None and batches_of_epoch(model, steps) * epochs <= whole:
         return
     if last:
         raise _refusal(model, settings, last, size, _data_that_is_whole(examples, size, settings.batches_of_update))
