@@ -15,7 +15,7 @@ from jax import lax
 
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.spec import arithmetic_of
-from ipujax.lowering.popops import Op, kept_slots, longest_share, reduce_partials
+from ipujax.lowering.popops import Op, longest_share, reduce_partials, stages
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
@@ -23,7 +23,7 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes, frozen
+from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ def partials_cost(
     """
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, which = np.unique(slots, return_inverse=True)
-    for before, after in zip(*_stages(tuple(counts.tolist())), strict=True):
+    for before, after in zip(*stages(tuple(counts.tolist())), strict=True):
         left, keep = before[which], after[which]
         runs, depth = left > 1, ceil_div(left, keep)
         share = np.where(runs, longest_share(outputs, left, keep, dtype, tiles), share)
@@ -112,16 +112,6 @@ def partials_cost(
         compute += runs * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
         sync += runs * target.internal_sync_cycles
     return PartialsCost(exchange, compute, sync)
-
-
-@remembered
-def _stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Partials before and after each stage of combining them, int64[stages, slots]; 1 where there is none left."""
-    kept = [kept_slots(count) for count in slots]
-    after = np.ones((max(map(len, kept), default=0), len(slots)), np.int64)
-    for number, own in enumerate(kept):
-        after[: len(own), number] = own
-    return frozen(np.vstack((slots, after))[:-1], np.int64), frozen(after, np.int64)
 
 
 def combine(

@@ -25,7 +25,8 @@ from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
-from ipujax.lowering.popops.reductions.partials import combined_cycles, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials_cost import combined
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
 from ipujax.lowering.popops.vertices.reducers import nothing
@@ -200,9 +201,7 @@ class _After:
 
     def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
-        rows = zip(slots.tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
-        cycles = [combined_cycles(n, tuple(longest), self.dtype, "only", target, byte_price) for n, longest in rows]
-        return np.array(cycles, np.float64)
+        return combined(slots, grids.lengths[: self.rank], self.dtype, "only", target, byte_price)[0]
 
 
 # --- codelet ----------------------------------------------------------------------------------------------------------

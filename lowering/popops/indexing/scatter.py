@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
 from typing import Any, Literal
 
 import jax
@@ -41,7 +40,8 @@ from ipujax.lowering.popops.indexing.scatter_vertex import (
 )
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
-from ipujax.lowering.popops.reductions.partials import combined, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials_cost import combined
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
@@ -350,13 +350,12 @@ class _After:
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
         if self.monoid is None:
             return crowding
-        rows = zip(grids.blocks[self.rank].tolist(), grids.lengths[: self.rank].T.tolist(), strict=True)
-        made = [combined(n, tuple(longest), self.dtype, self.monoid, target, byte_price) for n, longest in rows]
-        cycles = np.array([charged for charged, _ in made], np.float64)
+        slots, longest = grids.blocks[self.rank], grids.lengths[: self.rank]
+        cycles, longest = combined(slots, longest, self.dtype, self.monoid, target, byte_price)
         if self.table == "neutral":
             return crowding + cycles
         constants = int(self.table == "constant")
-        elements = np.array([prod(longest) for _, longest in made], np.int64)
+        elements = np.prod(longest, axis=0)
         compute = elementwise_cycles(_COMBINE[self.monoid][0], self.dtype, 2 - constants, constants, elements, target)
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
         receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)

@@ -17,7 +17,7 @@ from ipujax.lowering.layout import layout_like, linear_mapping, map_alike, map_l
 from ipujax.lowering.layout.box_charge import spans
 from ipujax.lowering.layout.place import place_operand, row_boxes, spread
 from ipujax.lowering.popops.reductions.partial_results import num_slots
-from ipujax.lowering.popops.reductions.partials import combined_cycles
+from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
 from ipujax.lowering.popops.vertices.kernel import Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange import access_traffic, geometry, receive_cycles

@@ -17,7 +17,8 @@ from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
-from ipujax.lowering.popops.reductions.partials import combined_cycles, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials_cost import combined
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -100,7 +101,4 @@ class _Combination:
     def __call__(self, grids: Grids, target: Target, byte_price: float) -> np.ndarray:
         kept = [d for d in range(len(grids.shape)) if d not in self.axes]
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
-        rows = zip(slots.tolist(), grids.lengths[kept].T.tolist(), strict=True)
-        rest = self.dtype, self.monoid, target, byte_price
-        cycles = [combined_cycles(n, tuple(longest), *rest) for n, longest in rows]
-        return np.array(cycles, np.float64)
+        return combined(slots, grids.lengths[kept], self.dtype, self.monoid, target, byte_price)[0]

@@ -14,7 +14,8 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ipujax.lowering.layout.trial import charged_cycles
-from ipujax.lowering.popops.reductions.partials import combined_cycles, reduce_partials, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials import reduce_partials, reduce_partials_in_place
+from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
 from ipujax.lowering.popops.reductions.reduce import REDUCERS, reduce
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.graph.graph import Graph
