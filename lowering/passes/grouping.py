@@ -1,8 +1,8 @@
 """Groups equations that are to become one, so that the groups can still be put in an order.
 
 A group runs as a whole: nothing may depend on one of its equations and be needed by another. An equation joins the
-groups of its producers where that holds. Which groups run before which is kept as bits, so a test is a few operations
-on arrays; memory is a bit for each pair of equations.
+groups of its producers where that holds. What must run before a group is kept as the bits of one integer, so a test is
+one operation for each group that is read; memory is a bit for each pair of equations.
 
 Input: for each equation the numbers of those it reads, and a key: only equations of one key go together. Output: the
 groups, in an order in which they can run, each at the place of its last equation or as soon after as it can be.
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Sequence
-
-import numpy as np
 
 
 def grouped(reads: Sequence[Sequence[int]], keys: Sequence[Hashable | None]) -> list[list[int]]:
@@ -43,71 +41,66 @@ class _Groups:
         self._reads = reads
         self._group: list[int] = []
         self._members: dict[int, list[int]] = {}
-        self._before = np.zeros((len(reads), -(-len(reads) // 8)), np.uint8)  # of each group all others, as bits
+        self._sources: dict[int, set[int]] = {}  # of each group those that it reads
+        self._readers: dict[int, set[int]] = {}
+        self._before: dict[int, int] = {}  # of each group all that must run before it, a bit each
 
     def add(self, number: int) -> None:
         """Adds the next equation as a group of its own."""
         self._group.append(number)
         self._members[number] = [number]
-        for group in {self._group[read] for read in self._reads[number]}:
-            self._before[number] |= self._before[group]
-            self._before[number, group >> 3] |= _bit(group)
+        self._sources[number], self._readers[number] = {self._group[read] for read in self._reads[number]}, set()
+        self._before[number] = 0
+        for group in self._sources[number]:
+            self._readers[group].add(number)
+            self._before[number] |= self._before[group] | 1 << group
 
     def try_merge(self, one: int, other: int) -> bool:
         """Merges the groups of two equations, unless something between them needs one and is needed by the other."""
         first, second = self._group[one], self._group[other]
         if first == second:
             return True
-        after_first, after_second = self._after(first), self._after(second)
-        if (after_first & self._all_before(second)).any() or (after_second & self._all_before(first)).any():
+        if self._is_far_before(first, second) or self._is_far_before(second, first):
             return False
         for member in self._members[second]:
             self._group[member] = first
         self._members[first] = sorted(self._members[first] + self._members.pop(second))
-        before = self._before[first] | self._before[second]
-        for group in (first, second):
-            before[group >> 3] &= ~_bit(group)
-        self._before[second] = 0
-        self._before[first] = before
-        before = before.copy()
-        before[first >> 3] |= _bit(first)
-        after = after_first | after_second
-        after[[first, second]] = False
-        self._before[after] |= before
-        self._before[:, second >> 3] &= ~_bit(second)
+        for ways, back in ((self._sources, self._readers), (self._readers, self._sources)):
+            for group in ways[second]:
+                back[group].remove(second)
+                back[group].add(first)
+            ways[first] = (ways[first] | ways.pop(second)) - {first, second}
+        own = 1 << first | 1 << second
+        self._before[first] = (self._before[first] | self._before.pop(second)) & ~own
+        self._tell_readers(first, 1 << second)
         return True
 
-    def _after(self, group: int) -> np.ndarray:
-        """Which groups can only run after one, bool[equations]."""
-        return self._before[:, group >> 3] & _bit(group) != 0
+    def _is_far_before(self, one: int, other: int) -> bool:
+        """Whether a group must run before another with something between them."""
+        return any(self._before[group] >> one & 1 for group in self._sources[other])
 
-    def _all_before(self, group: int) -> np.ndarray:
-        """Which groups must run before one, bool[equations]."""
-        return np.unpackbits(self._before[group], count=len(self._reads), bitorder="little").view(bool)
+    def _tell_readers(self, group: int, gone: int) -> None:
+        """All groups behind one learn what must run before it, and that another is part of it."""
+        before = self._before[group] | 1 << group
+        waiting = list(self._readers[group])
+        while waiting:
+            reader = waiting.pop()
+            known = self._before[reader]
+            if known & gone or before & ~known:  # else those behind it know it too
+                self._before[reader] = (known | before) & ~gone
+                waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
         """The groups in an order in which they can run."""
-        waits = {
-            group: {self._group[read] for member in members for read in self._reads[member]} - {group}
-            for group, members in self._members.items()
-        }
-        readers: dict[int, list[int]] = {}
-        for group, before in waits.items():
-            for other in before:
-                readers.setdefault(other, []).append(group)
-        ready = [(self._members[group][-1], group) for group, before in waits.items() if not before]
+        waits = {group: len(sources) for group, sources in self._sources.items()}
+        ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)
         order: list[list[int]] = []
         while ready:
             _, group = heapq.heappop(ready)
             order.append(self._members[group])
-            for reader in readers.get(group, []):
-                waits[reader].discard(group)
+            for reader in self._readers[group]:
+                waits[reader] -= 1
                 if not waits[reader]:
                     heapq.heappush(ready, (self._members[reader][-1], reader))
         return order
-
-
-def _bit(number: int) -> np.uint8:
-    """The bit of a group within its byte."""
-    return np.uint8(1 << (number & 7))
