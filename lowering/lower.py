@@ -21,7 +21,7 @@ import jax
 from ipujax.lowering.ipus import IpuView
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import has_stages
-from ipujax.lowering.layout import MemoryOrder, map_linearly
+from ipujax.lowering.layout import MemoryOrder, map_linearly, must_be_set_aside, overwrite
 from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
@@ -216,7 +216,8 @@ class _Program:
                 continue
             if alias is not None and result is not arguments[alias]:
                 self._map_linearly(result)
-                prog.add(Copy(result, arguments[alias], f"{names[alias]}/update", _UPDATE))
+                with graph.debug_origin(_UPDATE):
+                    overwrite(graph, result, arguments[alias], prog, f"{names[alias]}/update")
                 result = arguments[alias]
             prog.add(StreamOut(result, stream))
         for variable in graph.variables:
@@ -259,8 +260,8 @@ class _Program:
         overwritten = {v for alias in self._aliases if alias is not None for v in arguments[alias].variables()}
         kept = []
         for result, alias in zip(results, self._aliases, strict=True):
-            in_place = alias is not None and result is arguments[alias]
-            if not in_place and overwritten & set(result.variables()):
+            stays = alias is not None and not must_be_set_aside(result, arguments[alias], overwritten)
+            if not stays and overwritten & set(result.variables()):
                 copy = self._home.add_variable(result.shape, result.dtype, "aside")
                 self._map_linearly(copy)
                 self._prog.add(Copy(result, copy, "aside", _UPDATE))

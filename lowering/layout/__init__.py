@@ -8,6 +8,7 @@ from ipujax.lowering.layout.grids import (
     even_grids as even_grids,
     split_candidates as split_candidates,
 )
+from ipujax.lowering.layout.in_place import must_be_set_aside as must_be_set_aside, overwrite as overwrite
 from ipujax.lowering.layout.mapping import (
     check_may_place as check_may_place,
     first_tile as first_tile,
@@ -28,6 +29,7 @@ from ipujax.lowering.layout.memory_order import (
     memory_order as memory_order,
     variable_like as variable_like,
 )
+from ipujax.lowering.layout.neighbours import neighbour_mappings as neighbour_mappings
 from ipujax.lowering.layout.trial import (
     charged_cycles as charged_cycles,
     charged_price as charged_price,

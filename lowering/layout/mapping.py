@@ -15,6 +15,7 @@ from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import (
+    Affine,
     Blocked,
     Flat,
     Tensor,
@@ -139,21 +140,18 @@ def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None
     map_linearly(graph, tensor)
 
 
-def variable_dims(tensor: Tensor) -> tuple[int | None, ...] | None:
+def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
     """For each dimension of a view the variable's dimension it runs along, forwards in steps of one.
 
     None stands for a dimension of size 1. Returns None when the view is not such a permutation (with slices) of one
     variable's dimensions: reshaped, broadcast, reversed, strided or of several variables. A slice of joined dimensions
     that goes on in the next row is none either.
     """
-    affine = tensor.affine
-    if affine is None:
-        return None
-    shape = affine.variable.shape
+    shape = view.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    first = np.unravel_index(affine.offset, shape) if tensor.size else (0,) * len(shape)
+    first = (0,) * len(shape) if view.is_empty else np.unravel_index(view.offset, shape)
     found: list[int | None] = []
-    for group in affine.dims:
+    for group in view.dims:
         if not group:
             found.append(None)
             continue
@@ -179,7 +177,7 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
         return mapping if same_shape or isinstance(mapping, Flat) else _reshaped(mapping, tensor.shape)
     if isinstance(mapping, Flat):
         return None
-    order = variable_dims(tensor)
+    order = variable_dims(affine)
     return None if order is None else _sliced(affine.variable, mapping, affine.offset, tensor.shape, order)
 
 

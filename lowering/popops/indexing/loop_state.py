@@ -23,6 +23,8 @@ from ipujax.lowering.layout import (
     map_linearly,
     mapping_like,
     memory_order,
+    must_be_set_aside,
+    overwrite,
     variable_like,
 )
 from ipujax.lowering.popops.indexing.dynamic import dynamic_slice, dynamic_update_slice_in_place
@@ -41,7 +43,8 @@ def new_state(
 ) -> Tensor:
     """A variable that starts as `initial` and is overwritten in each iteration.
 
-    Without a layout to follow it stays unmapped, so that its first use in the loop maps it.
+    Without a layout to follow, or with one that nobody chose, it stays unmapped, so that its first use in the loop maps
+    it.
 
     Args:
         graph: graph to add to.
@@ -54,6 +57,8 @@ def new_state(
     title, held = f"{name}/carry{number}", MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
     if in_groups and memory_order(initial) != held:
         state = held.of_view(graph.add_variable(held.variable_shape, initial.dtype, title))
+    elif _lies_linearly(graph, initial):
+        state = graph.add_variable(initial.shape, initial.dtype, title)
     else:
         state = variable_like(graph, initial, title)
     prog.add(Copy(initial, state, f"{name}/init", graph.origin))
@@ -71,12 +76,18 @@ def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], pro
         name: debug name of the loop.
     """
     own = {variable for state in states for variable in state.variables()}
-    pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
-    aside = [set_aside(graph, v, prog, name) if own & set(v.variables()) else v for v, _ in pairs]
-    for value, (_, state) in zip(aside, pairs, strict=True):
+    pairs = list(zip(values, states, strict=True))
+    aside = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, own) else v for v, s in pairs]
+    for value, state in zip(aside, states, strict=True):
         map_linearly(graph, value)
         map_like(graph, state, value)
-        prog.add(Copy(value, state, f"{name}/carry", graph.origin))
+        overwrite(graph, value, state, prog, f"{name}/carry")
+
+
+def _lies_linearly(graph: Graph, tensor: Tensor) -> bool:
+    """Whether a tensor lies where nobody chose to have it."""
+    found = layout_like(graph, tensor)
+    return found is not None and found[1] is linear_mapping(graph, tensor.size, tensor.dtype)
 
 
 def set_aside(graph: Graph, value: Tensor, prog: ProgramSequence, name: str) -> Tensor:

@@ -9,12 +9,26 @@ Constant scalars become immediates of the vertex, and an operation on nothing el
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.layout import MemoryOrder, map_alike, map_linearly, memory_order
+from ipujax.lowering.layout import (
+    MemoryOrder,
+    charged_price,
+    linear_mapping,
+    map_alike,
+    map_linearly,
+    memory_order,
+    neighbour_mappings,
+)
 from ipujax.lowering.popops.maps.constants import with_immediates
-from ipujax.lowering.popops.maps.elementwise_layout import choose_layout, grid_of, narrow_view, place_operands
+from ipujax.lowering.popops.maps.elementwise_layout import (
+    choose_layout,
+    flat_cycles,
+    grid_of,
+    narrow_view,
+    place_operands,
+)
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.reduce import reduce
@@ -31,7 +45,7 @@ from ipujax.lowering.popops.vertices.kernel import (
 )
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
-from ipujax.runtime.tensor import Tensor, blocked_mapping, element_bytes
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, blocked_mapping, element_bytes
 
 
 def elementwise(
@@ -157,6 +171,7 @@ class _IndexSpace:
         graph, shape = self.graph, self.shape
         narrow = [narrow_view(x) for x in operands]
         flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
+        self._place_neighbours(flat, operands, outs, reductions)
         layout = choose_layout(graph, flat, operands, narrow, outs, shape, reductions)
         is_sized = bool(results) or any(view.is_whole for view in narrow)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
@@ -189,6 +204,31 @@ class _IndexSpace:
         ]
         return [*found, *combined]
 
+    def _place_neighbours(
+        self,
+        kernel: Kernel,
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> None:
+        """Puts what is read at several offsets in boxes, where that is cheaper than to have it lie linearly."""
+        graph = self.graph
+        in_boxes = neighbour_mappings(graph, operands, self.shape, lambda n: flat_cycles(kernel, n, graph.target))
+        if not in_boxes:
+            return
+        linear = {one: linear_mapping(graph, one.size, one.dtype) for one in in_boxes[0]}
+
+        def charge(mappings: Mapping[Variable, TileMapping]) -> int:
+            def add(scratch: Graph, prog: ProgramSequence) -> None:
+                _map_all(scratch, mappings)
+                space = _IndexSpace(scratch, self.shape, prog, self.name)
+                space._in_vertices(kernel.steps, kernel.results, operands, outs, reductions)
+
+            return charged_price(graph, add)
+
+        proposals: list[Mapping[Variable, TileMapping]] = [linear, *in_boxes]
+        _map_all(graph, min(proposals, key=charge))
+
     def _reduced_apart(
         self,
         steps: tuple[Step, ...],
@@ -216,6 +256,11 @@ def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tup
             held[own if found.is_own else found] += tensor.size * element_bytes(tensor.dtype)
     most = max(held, key=lambda order: (held[order], order != own))
     return most if all(most.can_cut(x) for x in tensors) else own
+
+
+def _map_all(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:
+    for variable, mapping in mappings.items():
+        map_alike(graph, Tensor.of(variable), mapping)
 
 
 def _copied(graph: Graph, source: Tensor, destination: Tensor, prog: ProgramSequence, name: str) -> Tensor:

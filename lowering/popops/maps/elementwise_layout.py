@@ -153,9 +153,13 @@ def _layout_of(graph: Graph, tensor: Tensor) -> Layout | None:
 
 def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
     worst, _, pieces = _evenness(mapping, target.num_tiles)  # a vertex for each piece, one after the other
-    block = (np.asarray(-(-worst // pieces)),)
+    return pieces * int(flat_cycles(kernel, np.asarray(-(-worst // pieces)), target))
+
+
+def flat_cycles(kernel: Kernel, elements: np.ndarray, target: Target) -> np.ndarray:
+    """Cycles of a vertex of a kernel of one dimension, for numbers of elements."""
     fields = len(kernel.inputs) + len(kernel.results)
-    return pieces * int(kernel_codelet(kernel).cycles([block] * fields, target))
+    return kernel_codelet(kernel).cycles([(elements,)] * fields, target)
 
 
 def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: Layout, shape: tuple[int, ...]) -> int:
