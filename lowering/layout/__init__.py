@@ -30,6 +30,7 @@ from ipujax.lowering.layout.memory_order import (
     variable_like as variable_like,
 )
 from ipujax.lowering.layout.neighbours import neighbour_mappings as neighbour_mappings
+from ipujax.lowering.layout.shared_windows import SharedWindow as SharedWindow, shared_windows as shared_windows
 from ipujax.lowering.layout.trial import (
     charged_cycles as charged_cycles,
     charged_price as charged_price,

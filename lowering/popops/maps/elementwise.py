@@ -21,6 +21,7 @@ from ipujax.lowering.layout import (
     memory_order,
     neighbour_mappings,
 )
+from ipujax.lowering.layout.place import along
 from ipujax.lowering.popops.maps.constants import with_immediates
 from ipujax.lowering.popops.maps.elementwise_layout import (
     choose_layout,
@@ -44,7 +45,7 @@ from ipujax.lowering.popops.vertices.kernel import (
     thawed,
 )
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import Access, Copy, Graph, Sequence as ProgramSequence, element
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable, blocked_mapping, element_bytes
 
 
@@ -191,13 +192,13 @@ class _IndexSpace:
             partial_results(graph, placement, r.axes, flat.dtype_of(r.value), r.monoid, self._name_of(r))
             for r in inside
         ]
-        inputs = tuple(Input(read.tensor.dtype, read.axes) for read in grid.inputs)
+        inputs = grid.kernel_inputs()
         codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=inside))
         reduced = {axis for reduction in inside for axis in reduction.axes}
-        axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(grid.axes)]
-        accesses = [Access(view.tensor, tuple(map(element, view.axes))) for view in (*grid.inputs, *grid.results)]
-        accesses += [access for _, access in partials]
-        add_vertices(graph, codelet, axes, accesses, grid.tile, self.prog, self.name)
+        axes, tile, accesses = grid.with_windows()
+        axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(axes)]
+        accesses += [*(along(view.tensor, view.axes) for view in grid.results), *(access for _, access in partials)]
+        add_vertices(graph, codelet, axes, accesses, tile, self.prog, self.name)
         combined = [
             reduce_partials_in_place(graph, out, self.prog, self.name) if num_slots(placement, r.axes) > 1 else out
             for (out, _), r in zip(partials, inside, strict=True)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ipujax.lowering.layout import layout_like, linear_mapping, map_alike, map_linearly
+from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, map_alike, map_linearly, shared_windows
 from ipujax.lowering.layout.box_charge import spans
-from ipujax.lowering.layout.place import place_operand, row_boxes, spread
+from ipujax.lowering.layout.place import along, place_operand, row_boxes, spread, whole_axis
 from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
-from ipujax.lowering.popops.vertices.kernel import Kernel, Reduction, kernel_codelet
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange import access_traffic, geometry, receive_cycles
-from ipujax.runtime.graph import Access, Axis, Graph, element
+from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Flat, Tensor, TileMapping, element_bytes
@@ -178,9 +179,10 @@ def _exchange_price(
     """Cycles to receive the operands that lie somewhere, and what the code for that is worth."""
     target, grid = graph.target, grid_of(layout, operands, narrow, (), shape)
     receiving, fragments = np.zeros(target.num_tiles, np.int64), np.zeros(target.num_tiles, np.int64)
-    for view in grid.inputs:
-        if graph.is_mapped(view.tensor):
-            moved = access_traffic(grid.axes, grid.tile, Access(view.tensor, tuple(map(element, view.axes))), graph)
+    axes, tile, read = grid.with_windows()
+    for access in read:
+        if graph.is_mapped(access.tensor):
+            moved = access_traffic(axes, tile, access, graph)
             cycles = receive_cycles(moved.received_bytes, moved.shared_bytes, moved.fragments, target)
             receiving, fragments = receiving + cycles, fragments + moved.fragments
     code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * int(fragments.max())
@@ -227,12 +229,43 @@ def place_operands(
 
 
 class Grid(NamedTuple):
-    """Axes and tiles of vertices, and what they read and write over these axes."""
+    """Axes and tiles of vertices, and what they read and write over these axes.
+
+    Args:
+        axes: of the index space.
+        tile: of each vertex.
+        inputs: what each operand shows.
+        results: what is written.
+        windows: what vertices read once for several operands.
+    """
 
     axes: tuple[Axis, ...]
     tile: np.ndarray
     inputs: tuple[View, ...]
     results: tuple[View, ...]
+    windows: tuple[SharedWindow, ...] = ()
+
+    def kernel_inputs(self) -> tuple[Input, ...]:
+        """The inputs of the kernel."""
+        inputs = [Input(read.tensor.dtype, read.axes) for read in self.inputs]
+        for window in self.windows:
+            for number, begins in window.begins.items():
+                inputs[number] = replace(inputs[number], field=min(window.begins), begins=begins, reach=window.reach)
+        return tuple(inputs)
+
+    def with_windows(self) -> tuple[list[Axis], np.ndarray, list[Access]]:
+        """All axes, those of windows behind the others, the tile of each vertex and the accesses of the fields read."""
+        axes, read = list(self.axes), {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}
+        for window in self.windows:
+            dims = list(map(element, range(len(self.axes))))
+            for d, reach in enumerate(window.reach):
+                if reach:
+                    dims[d] = Dim((Term(d), Term(len(axes))))
+                    axes.append(whole_axis(f"window{len(axes)}", 1 + reach))
+            read = {n: access for n, access in read.items() if n not in window.begins}
+            read[min(window.begins)] = Access(window.tensor, tuple(dims))
+        tile = self.tile.reshape((*self.tile.shape, *(1,) * (len(axes) - len(self.axes))))
+        return axes, tile, [read[number] for number in sorted(read)]
 
     def axes_of(self, axes: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
         """The axes that stand for some, or for all, dimensions of an index space of a shape."""
@@ -254,4 +287,8 @@ def grid_of(
         return Grid((Axis("element", bounds),), mapping.tiles, read, written)
     axes, dims = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts)), tuple(range(len(layout.shape)))
     read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
-    return Grid(axes, mapping.tile, tuple(narrow) if layout.shape == shape else read, written)
+    if layout.shape != shape:
+        return Grid(axes, mapping.tile, read, written)
+    longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]
+    whole = [x if own.is_whole else None for x, own in zip(operands, narrow, strict=True)]
+    return Grid(axes, mapping.tile, tuple(narrow), written, tuple(shared_windows(whole, longest)))

@@ -1,7 +1,8 @@
 """Kernels: elementwise operations over one index space as data, and reductions of them, computed by one vertex.
 
     kernel    ::= inputs, steps, results, reductions
-    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated)
+    input     ::= dtype, the axes of the index space that it runs along (along the others it is repeated), and where it
+                  begins in a block that several inputs are parts of
     step      ::= operation, operands: numbers of inputs and of earlier steps, or constants by their bits
     reduction ::= number of a value, monoid, the axes it is reduced over
 
@@ -31,7 +32,7 @@ from ipujax.lowering.popops.vertices.reducers import REDUCERS
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import dtype_name
+from ipujax.runtime.tensor import dtype_name, element_bytes
 
 _CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
 _CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for what is left over
@@ -79,10 +80,21 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor that a kernel reads: its dtype, and the axes of the index space that its dimensions are."""
+    """A tensor that a kernel reads.
+
+    Args:
+        dtype: its dtype.
+        axes: the axes of the index space that its dimensions are.
+        field: number of the first input that has the same field; None of one with a field of its own alone.
+        begins: in each dimension the first index of its part of that field's block.
+        reach: by how much that block is longer than the index space's, in each dimension.
+    """
 
     dtype: Any
     axes: tuple[int, ...]
+    field: int | None = None
+    begins: tuple[int, ...] = ()
+    reach: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,12 @@ class Kernel:
     reductions: tuple[Reduction, ...] = ()
 
     @property
+    def fields(self) -> dict[int, int]:
+        """By the number of each input that has one, the number of its field."""
+        own = [n for n, given in enumerate(self.inputs) if given.field in (None, n)]
+        return {number: field for field, number in enumerate(own)}
+
+    @property
     def result_dtypes(self) -> tuple[Any, ...]:
         """The dtype of each result."""
         return tuple(self.dtype_of(number) for number in self.results)
@@ -141,13 +159,15 @@ class Kernel:
         """The results and reductions on a block, step by step.
 
         Args:
-            arrays: the block of each input.
+            arrays: the block of each field.
             shape: of the block of the index space.
         """
-        values = [
-            _filled_out(x, shape, given.axes) if len(given.axes) < self.rank else x
-            for x, given in zip(arrays, self.inputs, strict=True)
-        ]
+        fields, values = self.fields, list[jax.Array]()
+        for number, given in enumerate(self.inputs):
+            x = arrays[fields[number if given.field is None else given.field]]
+            if given.field is not None:
+                x = lax.slice(x, given.begins, [first + n for first, n in zip(given.begins, shape, strict=True)])
+            values.append(_filled_out(x, shape, given.axes) if len(given.axes) < self.rank else x)
         for step in self.steps:
             operands = (values[x] if isinstance(x, int) else lax.full(shape, thawed(x)) for x in step.operands)
             values.append(step.op.fun(*operands))
@@ -159,16 +179,24 @@ def _filled_out(x: jax.Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
     return lax.broadcast_in_dim(x, shape, axes)
 
 
+def _without(lengths: Sequence[Any], reach: Sequence[int]) -> Sequence[Any]:
+    return [n - more for n, more in zip(lengths, reach, strict=True)] if reach else lengths
+
+
 @remembered
 def kernel_codelet(kernel: Kernel) -> Codelet:
-    """The codelet of a kernel: a field for each input, then one for each result, then one for each reduction.
+    """The codelet of a kernel: `Kernel.fields`, then one for each result, then one for each reduction.
 
     The elements of a block are those of an input that is as large, or of a result: there must be one of them.
     """
-    whole = [n for n, given in enumerate(kernel.inputs) if len(given.axes) == kernel.rank]
+    holders = kernel.fields
+    # The fields that are as large as a block of the index space, or larger by a reach.
+    whole = [
+        (field, kernel.inputs[n].reach) for n, field in holders.items() if len(kernel.inputs[n].axes) == kernel.rank
+    ]
 
     def compute(*arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()) -> Any:
-        shape = arrays[whole[0]].shape if whole else tuple(shapes[0])
+        shape = tuple(_without(arrays[whole[0][0]].shape, whole[0][1]) if whole else shapes[0])
         results = kernel.evaluate(arrays, shape)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -176,12 +204,13 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
     dtypes, stored = tuple(given.dtype for given in kernel.inputs), kernel.result_dtypes
     read = tuple(given.dtype for given in kernel.inputs if given.axes)
     scalars, is_mapped = len(dtypes) - len(read), bool(kernel.steps or stored)
-    sized, first_reduced = (whole or [len(dtypes)])[0], len(dtypes) + len(stored)
+    (sized, reach), first_reduced = (whole or [(len(holders), ())])[0], len(holders) + len(stored)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        elements, total = total_elements(shapes[sized]), np.asarray(0)
+        elements, total = total_elements(_without(shapes[sized], reach)), np.asarray(0)
         if is_mapped:
-            total = total + kernel_cycles(counts, read, stored, elements, target, scalars)
+            loaded = (*read, *_unaligned(kernel, target))
+            total = total + kernel_cycles(counts, loaded, stored, elements, target, scalars)
         for reduction, dtype, shape in zip(
             kernel.reductions, kernel.reduced_dtypes, shapes[first_reduced:], strict=True
         ):
@@ -192,7 +221,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         return total - (launches - 1) * LAUNCH_CYCLES
 
     written = (*stored, *kernel.reduced_dtypes)
-    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields = [Field(f"in{field}", "in", dtypes[number]) for number, field in holders.items()]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
     fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
     computing = [step for step in kernel.steps if kind_of(step.op.name) != "move"]
@@ -208,6 +237,13 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         moves=not kernel.reductions and not computing,
         flops=len(computing) + len(kernel.reductions),
     )
+
+
+def _unaligned(kernel: Kernel, target: Target) -> list[Any]:
+    """The dtypes of the inputs that begin inside a vector: they take a second load for each (assumed)."""
+    vector_bytes = target.vector_width_bytes
+    parts = [given for given in kernel.inputs if given.begins]
+    return [given.dtype for given in parts if given.begins[-1] * element_bytes(given.dtype) % vector_bytes]
 
 
 def _count(kernel: Kernel, step: Step) -> OpCount:

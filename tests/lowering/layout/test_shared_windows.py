@@ -1,0 +1,118 @@
+"""What vertices read once though several operands show it: which views these are, and what that saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.layout import shared_windows
+from ipujax.runtime.graph import Graph
+from ipujax.runtime.tensor import Tensor, concat
+from tests.lowering.helpers import check, lowered, small_target
+
+RNG = np.random.default_rng(0)
+
+
+def rolled(x: Tensor, shift: int, axis: int) -> Tensor:
+    """As `jnp.roll`."""
+    at = -shift % x.shape[axis]
+    return concat([x.slice(at, x.shape[axis], axis=axis), x.slice(0, at, axis=axis)], axis)
+
+
+def variable(*shape: int) -> Tensor:
+    return Graph(small_target(4)).add_variable(shape, np.float32, "u")
+
+
+def test_slices_are_parts_of_a_larger_slice() -> None:
+    u = variable(66, 34)
+    views = [u[1:-1, 1:-1], u[:-2, 1:-1], u[2:, 1:-1], u[1:-1, 2:]]
+    (window,) = shared_windows(views, (16, 16))
+    assert window.tensor.shape == (66, 33) and window.reach == (2, 1)
+    assert window.begins == {0: (1, 0), 1: (0, 0), 2: (2, 0), 3: (1, 1)}
+
+
+def test_rolls_are_parts_of_an_array_that_goes_on_at_the_other_end() -> None:
+    u = variable(64, 32)
+    views = [u, rolled(u, 1, 0), rolled(u, -1, 0), rolled(rolled(u, 1, 0), -1, 1)]
+    (window,) = shared_windows(views, (16, 16))
+    assert window.tensor.shape == (66, 33) and window.reach == (2, 1)
+    assert window.begins == {0: (1, 0), 1: (0, 0), 2: (2, 0), 3: (0, 1)}
+    for number, begin in window.begins.items():
+        part = window.tensor.slice(begin, [b + n for b, n in zip(begin, u.shape, strict=True)])
+        assert part.node == views[number].node
+
+
+def test_what_would_be_larger_than_its_parts_is_read_apart() -> None:
+    u, v = variable(64, 32), variable(64, 32)
+    assert not shared_windows([u, v], (64, 32))
+    assert not shared_windows([u[:32], u[32:]], (32, 32))  # halves: what is between them is as large as one
+    assert not shared_windows([u, None], (64, 32))
+    assert not shared_windows([u[1:], u[:-1].reverse(1)], (16, 16))
+    assert not shared_windows([rolled(u, 1, 0), rolled(u, -1, 0)], (1, 16))  # a box of one row, and three around it
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+def padded(u: jax.Array) -> Any:
+    """A blur inside of zeros, which are padded, and so computed."""
+    p = jnp.pad(u, 1)
+    return sum(p[i : i + u.shape[0], j : j + u.shape[1]] for i in range(3) for j in range(3)) / 9
+
+
+def edged(u: jax.Array) -> Any:
+    """The same with the edge repeated, which no larger array is: read apart."""
+    p = jnp.pad(u, 1, mode="edge")
+    return sum(p[i : i + u.shape[0], j : j + u.shape[1]] for i in range(3) for j in range(3)) / 9
+
+
+def differences(u: jax.Array) -> Any:
+    """Differences along one dimension with their sums, reduced in the same vertices, and a broadcast row."""
+    d = (u[1:] - u[:-1]) * u[0]
+    return d, d.sum(1), (u[1:] * u[:-1]).max(0)
+
+
+def upwind(u: jax.Array) -> Any:
+    """Halves and integers of one array read at several offsets, with a select."""
+    flow, back = u - jnp.roll(u, 1, 1), jnp.roll(u, -1, 1) - u
+    return jnp.where(u > 0, flow, back).astype(jnp.float16), jnp.roll(u, 2, 0).astype(jnp.int32) + u.astype(jnp.int32)
+
+
+@pytest.mark.parametrize("fun", [padded, edged, differences, upwind])
+@pytest.mark.parametrize("shape", [(24, 36), (7, 13)])
+def test_programs_that_read_windows_are_right(fun: Any, shape: tuple[int, ...]) -> None:
+    check(fun, RNG.standard_normal(shape).astype(np.float32), tiles=(1, 6), rtol=1e-5, atol=1e-5)
+
+
+def test_a_vertex_holds_its_box_once() -> None:
+    """A blur of nine rolled operands: one window, of at most a row and a column on each side."""
+    program = lowered(
+        lambda u: lax.fori_loop(0, 2, lambda _, u: sum_of_rolls(u), u),
+        (np.zeros((256, 512), np.float32),),
+        small_target(64),
+    )
+    (group,) = (group for groups in program.graph.groups.values() for group in groups if "Map" in group.codelet.name)
+    reads = [n for n, field in enumerate(group.codelet.fields) if field.is_read]
+    assert len(reads) == 1
+    assert group.accesses[0].tensor.shape == (258, 514)
+
+
+def sum_of_rolls(u: jax.Array) -> Any:
+    return sum(jnp.roll(u, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
+
+
+def test_a_blur_fits_a_first_generation_ipu() -> None:
+    """2,200 × 1,122 pixels of four floats: nine copies of a tile's box were 334 of its 256 KiB."""
+
+    def blurred(u: jax.Array) -> Any:
+        return lax.fori_loop(0, 4, lambda _, u: sum_of_rolls(u), u)
+
+    step = ipu.jit(blurred, device=ipu.IPUModel(arch="mk1"), donate_argnums=0)
+    profile = step.lower(jax.ShapeDtypeStruct((1122, 2200, 4), np.float32)).compile().profile
+    assert profile.memory.max_tile_bytes < 128 * 1024
