@@ -32,7 +32,9 @@ from ipujax.lowering.layout.memory_order import (
 from ipujax.lowering.layout.neighbours import neighbour_mappings as neighbour_mappings
 from ipujax.lowering.layout.shared_windows import SharedWindow as SharedWindow, shared_windows as shared_windows
 from ipujax.lowering.layout.trial import (
+    Operand as Operand,
     charged_cycles as charged_cycles,
     charged_price as charged_price,
     least_charged as least_charged,
+    least_charged_alone as least_charged_alone,
 )

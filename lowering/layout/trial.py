@@ -2,17 +2,22 @@
 
 An estimate leaves out what depends on where operands lie: fragments, and copies on the tile that make a scattered
 operand contiguous. A trial adds the operation to a scratch graph that knows where its operands lie, and asks the cost
-model. It takes a few milliseconds, so it is for the last few candidates.
+model. It takes a few milliseconds, so it is for the last few candidates. What is to be remembered is tried on a graph
+that holds nothing but the operands, described as `Operand`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from ipujax.lowering.layout.mapping import map_linearly
 from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping
 
 Candidate = TypeVar("Candidate")
 
@@ -68,3 +73,66 @@ def least_charged(
         if cycles < least:
             best, least = number, cycles
     return candidates[best]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What an operand's part in a cost depends on.
+
+    Args:
+        shape: of the operand.
+        dtype: of the operand.
+        view: shape of the variable it is a view of, offset and dimensions of the view; None if not of one variable.
+        mapping: where that variable lies; None while that is open.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    view: tuple[tuple[int, ...], int, tuple[Group, ...]] | None
+    mapping: TileMapping | None
+
+    @staticmethod
+    def of(graph: Graph, tensor: Tensor) -> Operand:
+        """Describes an operand of a graph."""
+        affine = tensor.affine
+        if affine is None:
+            return Operand(tensor.shape, tensor.dtype, None, None)
+        view = affine.variable.shape, affine.offset, affine.dims
+        return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
+
+    def add_to(self, graph: Graph) -> Tensor:
+        """Adds such an operand; one of several variables lies linearly."""
+        if self.view is None:
+            tensor = graph.add_variable(self.shape, self.dtype, "operand")
+            map_linearly(graph, tensor)
+            return tensor
+        shape, offset, dims = self.view
+        (variable,) = graph.add_variable(shape, self.dtype, "operand", self.mapping).variables()
+        return Tensor(Affine(variable, offset, dims), self.shape, self.dtype)
+
+
+def least_charged_alone(
+    candidates: Sequence[Candidate],
+    bounds: Sequence[float],
+    operands: Sequence[Operand],
+    add: Callable[[Graph, Sequence[Tensor], Candidate, ProgramSequence], object],
+    target: Target,
+    byte_price: float,
+) -> Candidate:
+    """The same where nothing counts but the operands.
+
+    Args:
+        candidates: as `least_charged` takes them.
+        bounds: as there.
+        operands: the operands.
+        add: adds the operation on tensors for them to a graph and a program.
+        target: the machine.
+        byte_price: cycles that a byte of exchange code on the fullest tile is worth.
+    """
+
+    def charge(candidate: Candidate) -> int:
+        graph = Graph(target, byte_price_cycles=byte_price)
+        tensors = [operand.add_to(graph) for operand in operands]
+        return charged_price(graph, lambda scratch, prog: add(scratch, tensors, candidate, prog))
+
+    return least_charged(candidates, bounds, charge)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import MemoryOrder, linear_mapping
+from ipujax.lowering.layout import MemoryOrder, Operand, least_charged_alone, linear_mapping
 from ipujax.lowering.poplin.bounds import keep_unmet_bound
 from ipujax.lowering.poplin.codelets import ConvParams, Layout, convolution_codelet
 from ipujax.lowering.poplin.operands import (
@@ -30,7 +30,6 @@ from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.product_plan import Plan, contenders, plan_convolution
 from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
-from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.lowering.poplin.window import Window
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered
@@ -152,9 +151,9 @@ def _chosen(
         x, w = tensors
         return _in_steps(graph, x, w, _Planned(plan, params, windows), prog, "trial")
 
-    return cheapest(
-        contenders(plan, target, available_memory_proportion, byte_price), (lhs, rhs), add, target, byte_price
-    )
+    plans = contenders(plan, target, available_memory_proportion, byte_price)
+    bounds = [plan.likely_least_cycles for plan in plans]
+    return least_charged_alone(plans, bounds, (lhs, rhs), add, target, byte_price)
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.lowering.layout import Operand, least_charged_alone
 from ipujax.lowering.poplin.aligned import LHS, RHS, boxes_of, plan_where
 from ipujax.lowering.poplin.bounds import keep_unmet_bound
 from ipujax.lowering.poplin.codelets import matmul_codelet
@@ -27,7 +28,6 @@ from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_plan import Grid, Plan, contenders, of_all_steps, plan_matmul
 from ipujax.lowering.poplin.serial_steps import in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
-from ipujax.lowering.poplin.trial import Operand, cheapest
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Access, Axis, Execute, Graph, Sequence as ProgramSequence, VertexGroup, element
@@ -116,7 +116,8 @@ def _chosen(
         a, b = tensors
         return _in_steps(graph, a, b, plan, None, prog, "trial")
 
-    return cheapest(plans, operands, add, target, byte_price)
+    bounds = [plan.likely_least_cycles for plan in plans]
+    return least_charged_alone(plans, bounds, operands, add, target, byte_price)
 
 
 def _where_they_lie(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:
