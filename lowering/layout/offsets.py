@@ -6,13 +6,17 @@ each variable the dimensions along which it is followed, and the least and the l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from ipujax.lowering.layout.mapping import variable_dims
 from ipujax.runtime.tensor import Affine, Concat, Node, Tensor, Variable
+
+_SEVERAL = 2  # views of a variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ class Part:
         dims: its dimensions along those of the operand, None for one of size 1.
         offsets: for each dimension of the operand, where in the variable it is, relative to where in the operand; of
             one that was joined, as on a ring: what is rolled beyond the end is next to the beginning.
+        size: elements.
     """
 
     variable: Variable
     dims: tuple[int | None, ...]
     offsets: tuple[int, ...]
+    size: int
 
 
 def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
@@ -55,7 +61,10 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
         operands: tensors of one shape.
     """
     parts, others = dict[Variable, list[Part]](), set[Variable]()
-    for operand in operands:
+    views = list(operands)
+    if max(Counter(variable for view in views for variable in view.variables()).values(), default=0) < _SEVERAL:
+        return []  # the usual case
+    for operand in views:
         own = parts_of(operand)
         for part in own or ():
             parts.setdefault(part.variable, []).append(part)
@@ -86,7 +95,7 @@ def _parts(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterabl
     start = [int(n) for n in np.unravel_index(node.offset, shape)]
     rows = zip(dims, at, joined, strict=True)
     offsets = [0 if dim is None else _offset(start[dim] - here, shape[dim], ring) for dim, here, ring in rows]
-    return [Part(node.variable, dims, tuple(offsets))]
+    return [Part(node.variable, dims, tuple(offsets), prod(node.shape))]
 
 
 def _offset(offset: int, extent: int, is_ring: bool) -> int:

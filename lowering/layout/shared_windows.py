@@ -3,18 +3,21 @@
 Input: operands over one index space that show one variable at several offsets, as those of stencils do. Output: views
 that are a little larger than the index space, and where in them each operand begins. A vertex that is connected to such
 a view holds one array in place of one for each operand.
-Limits: slices of a whole array, and rolls of it, where a view goes on at the other end.
+Limits: slices of a whole array, rolls of it, and slices of it padded with its edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import add, sub
 
 from ipujax.lowering.layout.offsets import parts_of
 from ipujax.runtime.tensor import Tensor, Variable, concat
+
+# Makes a range of one dimension of a view, from its first to before its end; both may be beyond the view's.
+_Widen = Callable[[Tensor, int, int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,48 +42,62 @@ def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) ->
         operands: tensors of one shape; None for what is not one.
         longest: lengths of the largest box of that shape.
     """
-    shown: dict[Variable, dict[int, tuple[int, ...]]] = {}
-    views = {number: operand for number, operand in enumerate(operands) if operand is not None}
-    for number, operand in views.items():
-        at = _offset(operand)
-        if at is not None:
-            shown.setdefault(at[0], {})[number] = at[1]
-    windows = (_window(variable, offsets, views) for variable, offsets in shown.items() if len(offsets) > 1)
-    return [window for window in windows if _length(window, longest) < len(window.begins) * prod(longest)]
+    views: dict[tuple[Variable, ...], dict[int, Tensor]] = {}
+    for number, operand in enumerate(operands):
+        if operand is not None:
+            views.setdefault(operand.variables(), {})[number] = operand
+    several = [(one, own) for (one, *more), own in views.items() if not more and len(own) > 1]
+    found = (_window(variable, own, longest) for variable, own in several)
+    return [window for window in found if window is not None]
 
 
-def _length(window: SharedWindow, longest: Sequence[int]) -> int:
-    return prod(n + more for n, more in zip(longest, window.reach, strict=True))
-
-
-def _offset(operand: Tensor) -> tuple[Variable, tuple[int, ...]] | None:
-    """The variable whose dimensions an operand follows in order, and its one offset."""
-    places = {(part.variable, part.offsets) for part in parts_of(operand) or ()}
-    if len(places) != 1 or operand.ndim != len(operand.variables()[0].shape):
+def _window(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[int]) -> SharedWindow | None:
+    """The smallest view that most views of a variable are parts of; None where these are smaller."""
+    found = {number: _offset(view, len(variable.shape)) for number, view in views.items()}
+    offsets = {number: at for number, at in found.items() if at is not None}
+    if not offsets:
         return None
-    if any(dim not in (None, d) for part in parts_of(operand) or () for d, dim in enumerate(part.dims)):
+    low, high = (tuple(map(pick, zip(*offsets.values(), strict=True))) for pick in (min, max))
+    shape, reach = views[next(iter(offsets))].shape, tuple(map(sub, high, low))
+    fewest = prod(map(add, longest, reach)) // max(1, prod(longest)) + 1  # operands that take more than the window
+    if len(offsets) < fewest:
         return None
-    return places.pop()
+    begins = {number: tuple(map(sub, at, low)) for number, at in offsets.items()}
+
+    def made_by(widen: _Widen) -> SharedWindow:
+        around = Tensor.of(variable)
+        for d, extent in enumerate(shape):
+            around = widen(around, d, low[d], high[d] + extent)
+        shown = {number: at for number, at in begins.items() if _part(around, at, shape).node == views[number].node}
+        return SharedWindow(around, reach, shown)
+
+    are_edges_near = all(-r <= a and b <= r for a, b, r in zip(low, high, reach, strict=True))
+    ways = (_on_ring, _with_edges) if are_edges_near else (_on_ring,)
+    best = max(map(made_by, ways), key=lambda window: len(window.begins))
+    return best if len(best.begins) >= fewest else None
 
 
-def _window(variable: Variable, offsets: Mapping[int, tuple[int, ...]], views: Mapping[int, Tensor]) -> SharedWindow:
-    low, high = (tuple(map(pick, *offsets.values())) for pick in (min, max))
-    shape, view = views[next(iter(offsets))].shape, Tensor.of(variable)
-    for d, extent in enumerate(shape):
-        view = _around(view, d, low[d], high[d] + extent)
-    begins = {n: tuple(map(sub, at, low)) for n, at in offsets.items()}
-    shows = {n: begin for n, begin in begins.items() if _part(view, begin, shape).node == views[n].node}
-    return SharedWindow(view, tuple(map(sub, high, low)), shows)
+def _offset(view: Tensor, rank: int) -> tuple[int, ...] | None:
+    """The offset of the largest part of a view that follows all dimensions of its variable in order."""
+    parts = parts_of(view)
+    if not parts or not rank or any(part.dims != tuple(range(rank)) for part in parts):
+        return None
+    return max(parts, key=lambda part: part.size).offsets
 
 
 def _part(view: Tensor, begin: Sequence[int], shape: Sequence[int]) -> Tensor:
     return view.slice(begin, list(map(add, begin, shape)))
 
 
-def _around(view: Tensor, dim: int, first: int, end: int) -> Tensor:
+def _on_ring(view: Tensor, dim: int, first: int, end: int) -> Tensor:
     """A range of one dimension, which goes on at the other end."""
     extent = view.shape[dim]
     ranges = ((extent + first, extent), (max(first, 0), min(end, extent)), (0, end - extent))
-    return concat(
-        [view.slice(max(a, 0), min(b, extent), axis=dim) for a, b in ranges if a < b and b > 0 and a < extent], dim
-    )
+    return concat([view.slice(low, high, axis=dim) for low, high in ranges if low < high <= extent], dim)
+
+
+def _with_edges(view: Tensor, dim: int, first: int, end: int) -> Tensor:
+    """A range of one dimension, of which the first and the last index go on beyond the ends."""
+    extent = view.shape[dim]
+    ranges = [(0, 1)] * -first + [(max(first, 0), min(end, extent))] + [(extent - 1, extent)] * (end - extent)
+    return concat([view.slice(low, high, axis=dim) for low, high in ranges], dim)

@@ -48,6 +48,15 @@ def test_rolls_are_parts_of_an_array_that_goes_on_at_the_other_end() -> None:
         assert part.node == views[number].node
 
 
+def test_what_is_padded_with_edges_is_part_of_such_an_array() -> None:
+    u = variable(64, 32)
+    rows = concat([u[:1], u, u[-1:]], 0)
+    views = [rows[:-2], rows[1:-1], rows[2:]]
+    (window,) = shared_windows(views, (16, 16))
+    assert window.tensor.node == rows.node
+    assert window.begins == {0: (0, 0), 1: (1, 0), 2: (2, 0)}
+
+
 def test_what_would_be_larger_than_its_parts_is_read_apart() -> None:
     u, v = variable(64, 32), variable(64, 32)
     assert not shared_windows([u, v], (64, 32))
@@ -67,7 +76,7 @@ def padded(u: jax.Array) -> Any:
 
 
 def edged(u: jax.Array) -> Any:
-    """The same with the edge repeated, which no larger array is: read apart."""
+    """The same with the edge repeated."""
     p = jnp.pad(u, 1, mode="edge")
     return sum(p[i : i + u.shape[0], j : j + u.shape[1]] for i in range(3) for j in range(3)) / 9
 
