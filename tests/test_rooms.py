@@ -262,7 +262,7 @@ SAME_NAMES = {
     ),
     "the same for several replicas": "replicated",
     "the part of a room that is concerned with it: named by the room": "ipus liveness",
-    "planners, until layouts are assigned for the whole program": "partials trial",
+    "partial results, of reductions and of products": "partials",
     "a task of its room": "tasks",
 }
 
