@@ -96,7 +96,7 @@ def upwind(u: jax.Array) -> Any:
 @pytest.mark.parametrize("fun", [padded, edged, differences, upwind])
 @pytest.mark.parametrize("shape", [(24, 36), (7, 13)])
 def test_programs_that_read_windows_are_right(fun: Any, shape: tuple[int, ...]) -> None:
-    check(fun, RNG.standard_normal(shape).astype(np.float32), tiles=(1, 6), rtol=1e-5, atol=1e-5)
+    check(fun, RNG.standard_normal(shape).astype(np.float32), tiles=(6,), rtol=1e-5, atol=1e-5)
 
 
 def test_a_vertex_holds_its_box_once() -> None:
