@@ -122,11 +122,13 @@ class _Search:
         """The equal windows of a length that gain most: what they gain, negated, their length and where they begin."""
         windows = self._of(length)
         starts = np.flatnonzero(self._room[: len(windows.numbers)] >= length)
-        numbers, first, kinds, counts = np.unique(
-            windows.numbers[starts], return_index=True, return_inverse=True, return_counts=True
-        )
-        by_kind, ends = starts[np.argsort(kinds, kind="stable")], np.cumsum(counts)
-        first = starts[first]
+        if not len(starts):
+            return None
+        by_kind = starts[np.argsort(windows.numbers[starts], kind="stable")]
+        sorted_numbers = windows.numbers[by_kind]
+        begins = np.flatnonzero(np.append(True, sorted_numbers[1:] != sorted_numbers[:-1]))
+        ends = np.append(begins[1:], len(by_kind))
+        numbers, first, counts = sorted_numbers[begins], by_kind[begins], ends - begins
         most = gain(windows.code[first], windows.copies[first], counts, self._byte_price)
         best, tried = (0.0, length, tuple[int, ...]()), 0
         for kind in np.lexsort((first, windows.elements[first], -most)).tolist():
