@@ -33,7 +33,7 @@ from ipujax.runtime.tensor import (
     frozen,
 )
 
-_MOST_GRIDS = 2  # of stencils in two dimensions the best by a trial, of 20 to 50 ms, was always one of them
+_MOST_GRIDS = 2  # of stencils in two dimensions the best by a trial, which takes some 50 ms, was one of them
 
 
 def neighbour_mappings(

@@ -16,8 +16,6 @@ import numpy as np
 from ipujax.lowering.layout.mapping import variable_dims
 from ipujax.runtime.tensor import Affine, Concat, Node, Tensor, Variable
 
-_SEVERAL = 2  # views of a variable
-
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
@@ -62,7 +60,7 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
     """
     parts, others = dict[Variable, list[Part]](), set[Variable]()
     views = list(operands)
-    if max(Counter(variable for view in views for variable in view.variables()).values(), default=0) < _SEVERAL:
+    if all(n == 1 for n in Counter(variable for view in views for variable in view.variables()).values()):
         return []  # the usual case
     for operand in views:
         own = parts_of(operand)

@@ -76,9 +76,9 @@ def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], pro
         name: debug name of the loop.
     """
     own = {variable for state in states for variable in state.variables()}
-    pairs = list(zip(values, states, strict=True))
+    pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
     aside = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, own) else v for v, s in pairs]
-    for value, state in zip(aside, states, strict=True):
+    for value, (_, state) in zip(aside, pairs, strict=True):
         map_linearly(graph, value)
         map_like(graph, state, value)
         overwrite(graph, value, state, prog, f"{name}/carry")

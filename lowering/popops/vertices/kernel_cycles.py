@@ -62,13 +62,13 @@ def kernel_cycles(
 
     Args:
         ops: its operations.
-        read: dtype of each input that is loaded in every iteration.
+        read: dtype of each load of every iteration.
         written: dtype of each result.
         elements: elements of each result, int64 array.
         target: the machine.
         scalars: inputs of one element, which are loaded once.
     """
-    if len(ops) == 1 and len(written) == 1:
+    if len(ops) == 1 and len(written) == 1 and len(read) <= ops[0].tensors:  # PopLibs has a codelet of its own
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
     narrowest = min(max(2, element_bytes(dtype)) for dtype in (*(op.dtype for op in ops), *read, *written))

@@ -12,6 +12,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.layout import shared_windows
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Step, kernel_codelet
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor, concat
 from tests.lowering.helpers import check, lowered, small_target
@@ -114,6 +115,21 @@ def test_a_vertex_holds_its_box_once() -> None:
 
 def sum_of_rolls(u: jax.Array) -> Any:
     return sum(jnp.roll(u, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
+
+
+def test_what_begins_inside_a_vector_is_loaded_twice() -> None:
+    """Parts of one array of floats, two to a vector: one load more a vector where a part begins at odd places."""
+    add, target = Op("add", lax.add, np.dtype(np.float32)), small_target(4)
+
+    def cycles(column: int, *steps: tuple[int, int]) -> int:
+        parts = [Input(np.dtype(np.float32), (0, 1), 0, (0, at), (0, 2)) for at in (0, column)]
+        kernel = Kernel(2, tuple(parts), tuple(Step(add, step) for step in steps), (1 + len(steps),))
+        blocks = [[np.asarray(8), np.asarray(n)] for n in (602, 600)]
+        return int(kernel_codelet(kernel).cycles(blocks, target))
+
+    twice = (0, 1), (2, 0)
+    assert cycles(1, *twice) - cycles(2, *twice) == 8 * 600 // 2
+    assert cycles(1, (0, 1)) > cycles(2, (0, 1)) == cycles(0, (0, 1))
 
 
 def test_a_blur_fits_a_first_generation_ipu() -> None:
