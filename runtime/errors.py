@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -18,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ipujax.runtime.cache import remembered
+_FILES = 4096  # of which it is remembered whose they are; a compilation asks for each hundreds of times
 
 # Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
 _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
@@ -83,14 +84,14 @@ def shown_place(place: Place) -> str:
     return f"{Path(name).name}:{line} ({function})"
 
 
-@remembered
+@lru_cache(maxsize=_FILES)
 def is_of_user(file: str) -> bool:
     """Whether a file is neither ipujax's own, nor JAX's, nor the standard library's, nor generated code."""
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return not is_standard and not file.startswith(_OWN_FILES)
 
 
-@remembered
+@lru_cache(maxsize=_FILES)
 def is_installed(file: str) -> bool:
     """Whether a file is an installed package's, the standard library's, ipujax's own, or holds generated code."""
     if file.startswith("<"):

@@ -60,7 +60,8 @@ ROOMS: dict[str, str] = {
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
-    "lowering.jax_compat": "runtime.tensor",
+    "lowering.jax_compat": "",
+    "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
@@ -80,22 +81,26 @@ ROOMS: dict[str, str] = {
         " lowering.popops.vertices"
     ),
     "lowering.gcl": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps runtime.cost runtime.graph"
-        " runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
+        " runtime.graph runtime.target runtime.tensor"
     ),
-    "lowering.replicas": "lowering.gcl lowering.jax_compat lowering.popops runtime.host runtime.target",
-    "lowering.jaxpr": "lowering.jax_compat runtime.tensor",
-    "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr",
-    "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas",
+    "lowering.replicas": (
+        "lowering.gcl lowering.jax_compat lowering.popops lowering.source_info runtime.host runtime.target"
+    ),
+    "lowering.jaxpr": "lowering.jax_compat lowering.source_info runtime.tensor",
+    "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
+    "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info",
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
-        " lowering.replicas runtime.graph runtime.logs runtime.tensor"
+        " lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
-        "lowering.jax_compat lowering.passes runtime.analysis runtime.graph runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.graph runtime.target"
+        " runtime.tensor"
     ),
     "lowering.ipus": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.passes lowering.layout runtime.graph runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
+        " runtime.graph runtime.tensor"
     ),
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
@@ -122,16 +127,16 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.rules.base lowering.rules.table runtime.graph"
-        " runtime.options runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.rules.base lowering.rules.table"
+        " lowering.source_info runtime.graph runtime.options runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.rules": "lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table",
     "lowering.pipelining": (
         "lowering.gcl lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.offload"
         " lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
-        " lowering.schedules runtime.analysis runtime.compile runtime.graph runtime.logs runtime.memory runtime.target"
-        " runtime.tensor"
+        " lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph runtime.logs"
+        " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.lower": (
@@ -146,8 +151,8 @@ ROOMS: dict[str, str] = {
     "lowering": "",
     "ipujax.device": "runtime.target",
     "ipujax.calls": (
-        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas runtime.signatures runtime.target"
-        " runtime.tensor"
+        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.signatures"
+        " runtime.target runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
@@ -157,7 +162,7 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed": (
         "ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host runtime.signatures"
     ),
-    "ipujax.optim": "ipujax.calls ipujax.public lowering.jax_compat lowering.passes lowering.replicas",
+    "ipujax.optim": "ipujax.calls ipujax.public lowering.passes lowering.replicas lowering.source_info",
     "ipujax.fit": (
         "lowering.pipelining lowering.recomputation runtime.compile runtime.graph runtime.logs runtime.memory"
         " runtime.options"

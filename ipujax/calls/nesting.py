@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ipujax.device import Device
-from ipujax.lowering.jax_compat import ClosedJaxpr, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 
 

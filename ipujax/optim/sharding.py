@@ -34,10 +34,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from ipujax.calls import check_optimizer, whole_number
-from ipujax.lowering.jax_compat import library_function, source_line
 from ipujax.lowering.passes import MOST_BYTES
 from ipujax.lowering.replicas import Held, Path, Shards
 from ipujax.lowering.replicas.sharded_eval import sharded_eval
+from ipujax.lowering.source_info import library_function, source_line
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, calling_line
 
 MIN_ELEMENTS = 8192  # published: PopART's TensorLocationSettings.minElementsForReplicatedTensorSharding

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from ipujax.lowering.dumps.dot import Dot
 from ipujax.lowering.dumps.jaxpr_parts import bodies_of, literal_text, short_type
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, source_line
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.source_info import source_line
 
 
 def jaxpr_dot(jaxpr: ClosedJaxpr, name: str) -> str:

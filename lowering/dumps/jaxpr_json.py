@@ -14,17 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from ipujax.lowering.dumps.jaxpr_parts import bodies_of, literal_text, plain, short_type
-from ipujax.lowering.jax_compat import (
-    Atom,
-    ClosedJaxpr,
-    DropVar,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    name_stack,
-    source_line,
-)
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.source_info import name_stack, source_line
 
 Json = dict[str, Any]
 

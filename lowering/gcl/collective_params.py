@@ -25,7 +25,8 @@ import numpy as np
 
 from ipujax.lowering.gcl import stacked
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs
-from ipujax.lowering.jax_compat import JaxprEqn, shape_of, source_line
+from ipujax.lowering.jax_compat import JaxprEqn, shape_of
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.tensor import Tensor
 

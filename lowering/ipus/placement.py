@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.gcl import is_reduction
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var, name_stack, source_line
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import (
     MICRO_BATCHES,
     has_phases,
@@ -29,6 +29,7 @@ from ipujax.lowering.jaxpr import (
     value_bytes,
     variables,
 )
+from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.errors import ArgumentError
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, name_stack
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.nested import equations, equations_inside
-from ipujax.runtime.cache import remembered
+from ipujax.lowering.source_info import name_stack
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _PHASE = "ipu_phase_"
@@ -23,6 +24,7 @@ _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
 _RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
+_STACKS = 4096  # name stacks that are remembered; a compilation asks for each hundreds of times
 MICRO_BATCHES = "ipu_micro_batches"  # the scope of the loop of a pipeline
 
 
@@ -46,7 +48,7 @@ def stage_scope(number: int) -> str:
     return f"ipu_stage_{number}"
 
 
-@remembered
+@lru_cache(maxsize=_STACKS)
 def read_name(stack: str) -> StageName:
     """What a name stack says of stages."""
     found = list(_TOKEN.finditer(stack))
@@ -65,7 +67,7 @@ def recompute_scope(mode: str) -> str:
     return f"{_RECOMPUTE}{mode}"
 
 
-@remembered
+@lru_cache(maxsize=_STACKS)
 def recompute_mode(stack: str) -> str | None:
     """The way that a name stack says, the innermost."""
     found = _MODE.findall(stack)
@@ -77,7 +79,7 @@ def phase_scope(number: int) -> str:
     return f"{_PHASE}{number}"
 
 
-@remembered
+@lru_cache(maxsize=_STACKS)
 def _phase_in(stack: str) -> int | None:
     found = _NUMBER_OF_PHASE.findall(stack)
     return int(found[-1]) if found else None

@@ -16,9 +16,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipujax.lowering.jax_compat import JaxprEqn, Var, source_line
+from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.jaxpr import equations_inside, is_pipeline, phase_of, stage_name, variables_read
 from ipujax.lowering.offload.row_updates import is_view
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 
 _CONTROL = frozenset(("scan", "while", "cond"))

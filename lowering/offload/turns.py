@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from ipujax.lowering.jax_compat import JaxprEqn, in_scope
+from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import PARTS, VIEWS, stage_scope
 from ipujax.lowering.offload.batches import batched
 from ipujax.lowering.offload.primitives import remote_load_p
+from ipujax.lowering.source_info import in_scope
 
 _MOVED = VIEWS | PARTS
 

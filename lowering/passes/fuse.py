@@ -35,7 +35,6 @@ from ipujax.lowering.jax_compat import (
     Var,
     jaxpr_as_fun,
     make_primitive,
-    name_stack,
     new_jaxpr_eqn,
     part_of,
     shape_of,
@@ -53,6 +52,7 @@ from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.passes.repeat_cheap import Repeated
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
+from ipujax.lowering.source_info import name_stack
 
 _FUSIBLE = frozenset(OP_COSTS) - {"copy"}
 _RESHAPING = frozenset(("bitcast_convert_type",))  # between widths the shape changes

@@ -14,21 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import (
-    CALLEES,
-    Atom,
-    ClosedJaxpr,
-    DropVar,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    closed,
-    jaxpr_file,
-    source_line,
-    with_caller,
-)
+from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
 from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too

@@ -28,12 +28,11 @@ from ipujax.lowering.jax_compat import (
     JaxprEqn,
     Literal,
     Var,
-    at_source_of,
     make_primitive,
     new_jaxpr_eqn,
-    source_line,
 )
 from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.source_info import at_source_of, source_line
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
 _NAMED = 4  # lines that a merged equation names

@@ -17,10 +17,7 @@ from ipujax.lowering.jax_compat import (
     JaxprEqn,
     Literal,
     Var,
-    at_source_of,
-    common_function,
     eliminate_dead_code,
-    in_common,
     new_jaxpr_eqn,
     part_of,
 )
@@ -28,6 +25,7 @@ from ipujax.lowering.jaxpr import phase_of, stage_name
 from ipujax.lowering.passes.dataflow import is_view
 from ipujax.lowering.passes.function_call import fixed_operands, function_call_p
 from ipujax.lowering.passes.repeats import Repeat
+from ipujax.lowering.source_info import at_source_of, common_function, in_common
 
 _Slot = tuple[int, int]  # a variable of a run, by where it is mentioned first: equation, and place among its variables
 

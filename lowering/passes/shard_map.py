@@ -33,12 +33,12 @@ from ipujax.lowering.jax_compat import (
     closed,
     new_jaxpr_eqn,
     shape_of,
-    source_line,
     trace_over_axis,
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, rewritten_params
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import AXIS, Dims, global_shape, replicated_p
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
 

@@ -22,12 +22,13 @@ from math import comb
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, in_scope
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.pipelining.layers import into_shards, together
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
 from ipujax.lowering.pipelining.stage_costs import Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
+from ipujax.lowering.source_info import in_scope
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import Target
 

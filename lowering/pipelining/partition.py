@@ -22,20 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.lowering.ipus import check_flow, check_gaps, named_stage, variables
-from ipujax.lowering.jax_compat import (
-    Atom,
-    ClosedJaxpr,
-    DropVar,
-    JaxprEqn,
-    Literal,
-    Var,
-    eliminate_dead_code,
-    source_line,
-)
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, eliminate_dead_code
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.segments import dependence
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 
 TaskKind = tuple[int, Kind]  # stage and kind of tasks that run the same part

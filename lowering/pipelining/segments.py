@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipujax.lowering.ipus import variables
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, name_stack
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var
 from ipujax.lowering.pipelining.layers import finest, is_layer_loop
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds
+from ipujax.lowering.source_info import name_stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 
 from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.pipelining.charge import beside, charged, rough_bytes
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, named, places
@@ -30,6 +30,7 @@ from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation, modes
 from ipujax.lowering.schedules import SchedulePlan
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
 from ipujax.runtime.logs import Log, step, subject

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ipujax.lowering.ipus import Span, variables
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, source_line
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind, partition
@@ -20,6 +20,7 @@ from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recomputed_parts
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, SchedulePlan, default_schedule, schedule_plan
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.target import Target

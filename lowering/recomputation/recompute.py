@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, name_stack
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import (
     PIPELINE,
     Rewrite,
@@ -39,6 +39,7 @@ from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.gradient_parts import split
 from ipujax.lowering.recomputation.replay import replay
 from ipujax.lowering.recomputation.segment_table import Action
+from ipujax.lowering.source_info import name_stack
 
 
 @dataclass(frozen=True, slots=True)

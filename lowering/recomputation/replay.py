@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, as_recomputed
+from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.recomputation.chain_steps import Steps
 from ipujax.lowering.recomputation.segment_table import Action
+from ipujax.lowering.source_info import as_recomputed
 
 
 def replay(steps: Steps, actions: Sequence[tuple[Action, int]]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.jax_compat import source_line
 from ipujax.lowering.replicas.replicated_primitive import Replicated
 from ipujax.lowering.replicas.varying import varying
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.target import Target

@@ -26,14 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.jax_compat import (
-    ClosedJaxpr,
-    JaxprEqn,
-    closed,
-    eval_equation,
-    eval_jaxpr,
-    shape_of,
-)
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, closed, eval_equation, eval_jaxpr, shape_of
 from ipujax.lowering.popops import OP_COSTS, neutral
 from ipujax.lowering.replicas.stacked_eval import EVALUATED
 

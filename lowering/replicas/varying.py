@@ -15,16 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.gcl import COLLECTIVES, axis_of, is_collective
-from ipujax.lowering.jax_compat import (
-    ClosedJaxpr,
-    JaxprEqn,
-    Var,
-    closed,
-    eval_jaxpr,
-    jaxprs_in_params,
-    source_line,
-)
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
 from ipujax.lowering.replicas.stacked_eval import EVALUATED, meets
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
 _HOST = ("io_callback", "pure_callback")

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, name_stack, origin_of, traced_impl
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.table import RULES
+from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor

@@ -13,16 +13,7 @@ import pytest
 from hypothesis import given, seed, settings
 from jax import lax
 
-from ipujax.lowering.jax_compat import (
-    Atom,
-    ClosedJaxpr,
-    JaxprEqn,
-    Var,
-    check_jaxpr,
-    eval_equation,
-    eval_jaxpr,
-    source_line,
-)
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, check_jaxpr, eval_equation, eval_jaxpr
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.lower import donated_aliases
 from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload, remote_rows_p, remote_update_p
@@ -30,6 +21,7 @@ from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.source_info import source_line
 from tests.lowering.offload.offloaded_functions import ALL, CASES, OPTIMIZERS, A, B, Case, training
 from tests.lowering.random_programs import Program, programs
 from tests.lowering.test_random_programs import EVERY

@@ -15,9 +15,9 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
-from ipujax.lowering.jax_compat import name_stack
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
 from ipujax.lowering.passes.dataflow import Dataflow
+from ipujax.lowering.source_info import name_stack
 from tests.lowering.helpers import price_bytes, share_all
 from tests.lowering.passes.outline_helpers import LENGTH, RNG, WIDTH, calls, count, normal, outlined
 

@@ -22,14 +22,13 @@ from ipujax.lowering.jax_compat import (
     check_jaxpr,
     jaxpr_as_fun,
     jaxprs_in_params,
-    name_stack,
-    source_line,
 )
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.lower import lower
 from ipujax.lowering.passes import PASSES
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
 from tests.lowering.helpers import price_bytes, small_target
