@@ -42,7 +42,8 @@ class StashPlans:
         sizes = np.unique(np.concatenate([curve.num_bytes for curve in self._table.curves.values()]))
         sizes = sizes[sizes >= to_keep_all]
         tried = sizes[np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_WORKING_SIZES)).astype(int)]
-        return sorted({to_keep_all, int(self._table.whole.num_bytes[0]), *tried.tolist()})
+        to_keep_none = max(int(self._table.whole.num_bytes[0]), self._forward_bytes(0, len(self._table.steps)))
+        return sorted({to_keep_all, to_keep_none, *tried.tolist()})
 
     @cached_property
     def whole(self) -> Curve:
@@ -61,7 +62,19 @@ class StashPlans:
         """Bytes to work with that a step needs if all is saved that its backward part needs, and its cycles."""
         one, inputs = self._table.steps[step], self._table.inputs
         backward = inputs[step] + inputs[step + 1] + one.backward_temp_bytes + self._table.left[step]
-        return max(one.forward_temp_bytes, backward), one.forward_cycles + one.backward_cycles
+        return max(one.forward_temp_bytes + inputs[-1], backward), one.forward_cycles + one.backward_cycles
+
+    def _forward_bytes(self, first: int, end: int) -> int:
+        """Bytes to work with that the forward task needs in a segment of which it keeps the input alone.
+
+        Room for the gradient of the chain's result is there from the beginning. What the last step makes is counted
+        as kept, unless that is the result.
+        """
+        steps, inputs = self._table.steps, self._table.inputs
+        read = [0, *inputs[first + 1 : end]]
+        made = [*inputs[first + 1 : end], inputs[end] if end == len(steps) else 0]
+        needed = (r + m + steps[n].forward_temp_bytes for n, r, m in zip(range(first, end), read, made, strict=True))
+        return inputs[-1] + max(needed)
 
     def _kept_curves_of(self, working: int) -> list[Curve]:
         """Fewest cycles against bytes kept, from each step on, and behind the last."""
@@ -83,7 +96,7 @@ class StashPlans:
         for end in range(first + 1, len(steps) + 1):
             forward += steps[end - 1].forward_cycles
             segment = self._table.curves[first, end - 1]
-            if segment.holds(working):
+            if segment.holds(working) and self._forward_bytes(first, end) <= working:
                 kept = inputs[end] if end < len(steps) else 0
                 again = forward + int(segment.cycles_in(working))
                 options.append((end, rest[end - first - 1].moved(kept, 0, again)))

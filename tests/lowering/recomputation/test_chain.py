@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
@@ -197,6 +197,8 @@ def test_in_flight_it_fits_whenever_any_order_does(drawn, in_flight, more):
 
 @settings(max_examples=50, deadline=None)
 @given(chains(most=7), st.integers(2, 5))
+@example(([ChainStep(1, 1, 1, 1), ChainStep(1, 1, 1, 1, forward_temp_bytes=2)], 1), 2)  # forward tasks need most
+@example(([ChainStep(1, 6, 1, 5, forward_temp_bytes=6)], 6), 4)
 def test_in_flight_more_memory_is_never_slower_and_ample_memory_recomputes_nothing(drawn, in_flight):
     steps, result_bytes = drawn
     curve = trade_off(steps, result_bytes, in_flight)
