@@ -14,7 +14,7 @@ Limits: dependence is by variable, so two writes to parts of one variable stay a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -30,9 +30,10 @@ from ipujax.runtime.graph import (
     Execute,
     Graph,
     Program,
-    Sequence,
+    Sequence as ProgramSequence,
     VertexGroup,
     distinct,
+    whole_axes,
 )
 from ipujax.runtime.tensor import element_bytes
 
@@ -58,11 +59,11 @@ def merge_compute_sets(graph: Graph, program: Program) -> None:
     effects = EffectsOf(graph)
     fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
     for node in list(distinct(program)):
-        if type(node) is Sequence and node not in fixed:
+        if type(node) is ProgramSequence and node not in fixed:
             node.replace_all(_merged(graph, node, effects, most_bytes))
 
 
-def _merged(graph: Graph, sequence: Sequence, effects: EffectsOf, most_bytes: float) -> list[Program]:
+def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, most_bytes: float) -> list[Program]:
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])
@@ -118,11 +119,17 @@ def _ipu(graph: Graph, program: Program) -> int | None:
     """The IPU that all vertices of a compute set are on; None for other steps, and for what is told of by name."""
     if not isinstance(program, Execute) or program.compute_set in graph.fallbacks:
         return None
-    tiles = [group.tile[group.tile != NO_TILE] for group in graph.groups[program.compute_set]]
-    ends = [(int(t.min()), int(t.max())) for t in tiles if t.size]
-    per_ipu = graph.target.tiles_per_ipu
-    ipus = {tile // per_ipu for low_high in ends for tile in low_high}
+    ends = [end for group in graph.groups[program.compute_set] for end in _ends(group.tile)]
+    ipus = {tile // graph.target.tiles_per_ipu for tile in ends}
     return ipus.pop() if len(ipus) == 1 else None
+
+
+def _ends(tile: np.ndarray) -> tuple[int, ...]:
+    """The first and the last tile that have a vertex; nothing where none has."""
+    if not tile.size:
+        return ()
+    first = int(tile.min())
+    return (first, int(tile.max())) if first != NO_TILE else _ends(tile[tile != NO_TILE])
 
 
 def _operand_bytes(graph: Graph, program: Program) -> int:
@@ -131,12 +138,20 @@ def _operand_bytes(graph: Graph, program: Program) -> int:
         return 0
     total = 0
     for group in graph.groups[program.compute_set]:
-        shapes = block_shapes(group)
         read = [number for number, field in enumerate(group.codelet.fields) if field.is_read]
-        for number, even in zip(read, _bytes_per_tile(group, read), strict=True):
-            largest = prod(int(np.max(length, initial=0)) for length in shapes[number])
-            total += max(largest * element_bytes(group.codelet.fields[number].dtype), even)
+        sizes = zip(read, _largest_blocks(group, read), _bytes_per_tile(group, read), strict=True)
+        total += sum(max(n * element_bytes(group.codelet.fields[number].dtype), even) for number, n, even in sizes)
     return total
+
+
+def _largest_blocks(group: VertexGroup, numbers: Sequence[int]) -> list[int]:
+    """For some fields of a group no fewer elements than the largest of their blocks has."""
+    named = [whole_axes(group, group.accesses[number]) for number in numbers]
+    if None in named:
+        shapes = block_shapes(group)
+        return [prod(int(np.max(length, initial=0)) for length in shapes[number]) for number in numbers]
+    longest = [int(np.diff(axis.cuts).max(initial=0)) for axis in group.axes]
+    return [prod(longest[axis] for axis in axes or ()) for axes in named]
 
 
 def _result_bytes(graph: Graph, program: Program) -> int:

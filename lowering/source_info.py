@@ -22,21 +22,22 @@ def source_line(eqn: JaxprEqn) -> str:
     outside installed packages, so that an optimiser's equations belong to the line that calls it. A traceback goes no
     further out than the function that was traced: if that is a library's, no line is the user's.
     """
-    return _shown(_user_frame(eqn))
+    return _shown(_user_frame(_frames(eqn)))
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
-    innermost = next((frame for frame in _frames(eqn) if is_of_user(frame.file_name)), None)
-    frame, library, path = _user_frame(eqn), _shown(innermost), name_stack(eqn) or outer.path
+    frames = _frames(eqn)
+    innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
+    frame, library, path = _user_frame(frames), _shown(innermost), name_stack(eqn) or outer.path
     if frame is None:
         return Origin(outer.line, path, library or outer.library, outer.file)
     return Origin(_shown(frame), path, "" if library == _shown(frame) else library, frame.file_name)
 
 
-def _user_frame(eqn: JaxprEqn) -> Any:
-    """The innermost frame of an equation outside installed packages; None when there is none."""
-    return next((frame for frame in _frames(eqn) if not is_installed(frame.file_name)), None)
+def _user_frame(frames: Sequence[Any]) -> Any:
+    """The innermost frame outside installed packages; None when there is none."""
+    return next((frame for frame in frames if not is_installed(frame.file_name)), None)
 
 
 def _frames(eqn: JaxprEqn) -> Sequence[Any]:

@@ -8,9 +8,9 @@ from ipujax.lowering.jaxpr.nested import (
     everywhere as everywhere,
     once as once,
     primitive_names as primitive_names,
-    rewritten_params as rewritten_params,
     variables as variables,
     variables_read as variables_read,
+    with_inner as with_inner,
 )
 from ipujax.lowering.jaxpr.op_counts import (
     PARTS as PARTS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params
@@ -11,15 +11,23 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
 
-def rewritten_params(params: Mapping[str, Any], rewrite: Rewrite) -> dict[str, Any]:
-    """The parameters of an equation with every jaxpr in them rewritten.
+_HOLDERS = (ClosedJaxpr, Jaxpr, tuple)  # types of parameters that are jaxprs or may hold some
+
+
+def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    """The equation with every jaxpr in its parameters rewritten; the equation itself where that changes none.
 
     Args:
-        params: the parameters.
+        eqn: the equation.
         rewrite: from a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants, which it
             has no place for, stays as it is.
     """
-    return {key: _rewritten(value, rewrite) for key, value in params.items()}
+    changed = {
+        key: new
+        for key, value in eqn.params.items()
+        if isinstance(value, _HOLDERS) and (new := _rewritten(value, rewrite)) is not value
+    }
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
 
 
 def _rewritten(value: Any, rewrite: Rewrite) -> Any:
@@ -73,7 +81,8 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
     for eqn in jaxpr.eqns:
         yield eqn
-        yield from equations_inside(eqn)
+        if any(isinstance(value, _HOLDERS) for value in eqn.params.values()):
+            yield from equations_inside(eqn)
 
 
 def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from ipujax.lowering.layout.mapping import layout_like, linear_mapping, map_alike, mapping_like
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.tensor import Blocked, Tensor, TileMapping, blocked_mapping, frozen
+from ipujax.runtime.tensor import Blocked, Group, Tensor, TileMapping, blocked_mapping, frozen
 
 # The input channels of an AMP block of halves (`poplin.cycles.amp_block`), assumed for other types: groups of 8 floats
 # gave a GPT block 15 % more exchange code, and a VAE and an MLP a quarter to a third less.
@@ -93,10 +94,12 @@ class MemoryOrder:
 
     def of_variable(self, view: Tensor) -> Tensor:
         """A tensor of the view's shape, with the dimensions of the variable."""
-        return view.reshape(self._finer).transpose(self.order)
+        return view if self == MemoryOrder.own(view.shape) else view.reshape(self._finer).transpose(self.order)
 
     def of_view(self, variable: Tensor) -> Tensor:
         """A tensor with the dimensions of the variable, in the view's shape."""
+        if self == MemoryOrder.own(variable.shape):
+            return variable
         back = tuple(int(d) for d in np.argsort(self.order))
         return variable.transpose(back).reshape(self.shape)
 
@@ -141,11 +144,22 @@ def memory_order(tensor: Tensor) -> MemoryOrder | None:
     affine = tensor.affine
     if affine is None or tensor.size != affine.variable.size:
         return None
-    rows = [group or ((1, affine.variable.size),) for group in affine.dims]
-    strides = [stride for row in rows for _, stride in row]
-    order = tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
-    found = MemoryOrder(tuple(tuple(size for size, _ in row) for row in rows), order)
-    return found if found.of_variable(tensor).is_whole_variable else None
+    return _by_strides(affine.dims, affine.variable.size) if affine.offset == 0 else None
+
+
+@lru_cache(maxsize=4096)  # layers view their tensors alike
+def _by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
+    """The dimensions of a view of `size` elements, those of the longest stride outermost; None if they leave gaps."""
+    rows = [group or ((1, size),) for group in dims]
+    finer = [subdim for row in rows for subdim in row]
+    order = tuple(sorted(range(len(finer)), key=lambda d: -finer[d][1]))
+    inner = 1
+    for d in reversed(order):
+        count, stride = finer[d]
+        if count > 1 and stride != inner:
+            return None
+        inner *= count
+    return MemoryOrder(tuple(tuple(n for n, _ in row) for row in rows), order)
 
 
 def variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:

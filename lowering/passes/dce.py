@@ -6,7 +6,7 @@ Constants of the whole that nothing uses go as well.
 from __future__ import annotations
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, eliminate_dead_code
-from ipujax.lowering.jaxpr import Rewrite, everywhere, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, everywhere, with_inner
 
 
 def dce(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -24,7 +24,7 @@ def _live_inside(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
     def live(body: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
         kept = eliminate_dead_code(body.jaxpr)
-        eqns = [eqn.replace(params=rewritten_params(eqn.params, inside)) for eqn in kept.eqns]
+        eqns = [with_inner(eqn, inside) for eqn in kept.eqns]
         return ClosedJaxpr(kept.replace(eqns=eqns), body.consts)
 
     return everywhere(live)(jaxpr)

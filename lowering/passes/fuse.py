@@ -44,9 +44,9 @@ from ipujax.lowering.jaxpr import (
     everywhere,
     has_stages,
     phase_of,
-    rewritten_params,
     stage_name,
     variables_read,
+    with_inner,
 )
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
@@ -106,7 +106,7 @@ def fuse_equations(jaxpr: Jaxpr, inside: Rewrite, places: Sequence[Hashable] | N
     eqns, sources = list[JaxprEqn](), list[int]()
     for number, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in _HOLDERS:
-            eqn = eqn.replace(params=rewritten_params(eqn.params, inside))
+            eqn = with_inner(eqn, inside)
         explicit = _explicit(eqn)
         eqns += explicit
         sources += [number] * len(explicit)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
-from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -62,8 +62,7 @@ class _Inliner:
                 continue
             outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
-            params = rewritten_params(eqn.params, self._inside)
-            self._eqns.append(eqn.replace(invars=operands, outvars=outvars, params=params))
+            self._eqns.append(with_inner(eqn, self._inside).replace(invars=operands, outvars=outvars))
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:

@@ -31,7 +31,7 @@ from ipujax.lowering.jax_compat import (
     make_primitive,
     new_jaxpr_eqn,
 )
-from ipujax.lowering.jaxpr import Rewrite, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, once, with_inner
 from ipujax.lowering.source_info import at_source_of, source_line
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
@@ -70,11 +70,11 @@ def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
     def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(_merged(inner.jaxpr, replicas, rewrite), inner.consts)
 
-    return eqn.replace(params=rewritten_params(eqn.params, rewrite))
+    return with_inner(eqn, rewrite)
 
 
 def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
-    eqns = [eqn.replace(params=rewritten_params(eqn.params, rewrite)) for eqn in jaxpr.eqns]
+    eqns = [with_inner(eqn, rewrite) for eqn in jaxpr.eqns]
     if not any(map(_is_sum, eqns)):
         return jaxpr.replace(eqns=eqns)
     known: dict[Var, Atom] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
-from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, rewritten_params, stage_name, variables_read
+from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables_read, with_inner
 from ipujax.lowering.passes.repeat_cheap import Repeated
 
 _VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
@@ -27,7 +27,7 @@ def narrow(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def _narrowed(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
     body = jaxpr.jaxpr
-    eqns = [eqn.replace(params=rewritten_params(eqn.params, inside)) for eqn in body.eqns]
+    eqns = [with_inner(eqn, inside) for eqn in body.eqns]
     maker = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
     is_later = [_is_later(eqn) for eqn in eqns]
     stored = {atom for atom in body.outvars if isinstance(atom, Var)}

@@ -30,9 +30,9 @@ from ipujax.lowering.jaxpr import (
     has_stages,
     once,
     phase_of,
-    rewritten_params,
     stage_name,
     stages_inside,
+    with_inner,
 )
 from ipujax.lowering.offload import MOVES
 from ipujax.lowering.passes.dataflow import Dataflow, last_uses
@@ -77,8 +77,7 @@ def outliner(byte_price: float = BYTE_PRICE_CYCLES) -> Rewrite:
 def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     if eqn.primitive is fused_p:
         return eqn  # a vertex, which calls nothing
-    params = rewritten_params(eqn.params, rewrite)
-    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+    return with_inner(eqn, rewrite)
 
 
 def outline_placed(

@@ -35,7 +35,7 @@ from ipujax.lowering.jax_compat import (
     shape_of,
     trace_over_axis,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, once, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import AXIS, Dims, global_shape, replicated_p
 from ipujax.lowering.source_info import source_line
@@ -142,7 +142,7 @@ def _local(jaxpr: Jaxpr, replicas: int, in_dims: Dims = (), out_dims: Dims = ())
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "shard_map":
-            eqns.append(eqn.replace(params=rewritten_params(eqn.params, inside)))
+            eqns.append(with_inner(eqn, inside))
             continue
         operands, results = [renamed(atom) for atom in eqn.invars], [renamed(var) for var in eqn.outvars]
         eqns += _calls(eqn, operands, results, replicas)
@@ -188,7 +188,7 @@ def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
     def rewritten(eqn: JaxprEqn) -> JaxprEqn:
         rule = rules.get(eqn.primitive.name)
         if rule is None:
-            return eqn.replace(params=rewritten_params(eqn.params, rewrite))
+            return with_inner(eqn, rewrite)
         return _call(eqn, partial(rule, **eqn.params), eqn.invars, eqn.outvars, replicas)
 
     @once

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
-from ipujax.lowering.jaxpr import Rewrite, everywhere, rewritten_params
+from ipujax.lowering.jaxpr import Rewrite, everywhere, with_inner
 
 
 def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -37,7 +37,7 @@ def _swapped(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
             eqns.append(_other_way_round(eqn, reader))
             gone.add(reader.outvars[0])
         elif eqn.primitive.name != "transpose" or eqn.outvars[0] not in gone:
-            eqns.append(eqn.replace(params=rewritten_params(eqn.params, inside)))
+            eqns.append(with_inner(eqn, inside))
     return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
 
 

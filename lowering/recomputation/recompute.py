@@ -28,10 +28,10 @@ from ipujax.lowering.jaxpr import (
     Rewrite,
     everywhere,
     recompute_mode,
-    rewritten_params,
     stage_name,
     variables,
     variables_read,
+    with_inner,
 )
 from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
 from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, between_phases, standard_cuts
@@ -116,8 +116,7 @@ def recompute(
 def _inside(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     if eqn.primitive.name == PIPELINE:
         return eqn  # its stages are rewritten one by one when they are known
-    params = rewritten_params(eqn.params, rewrite)
-    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+    return with_inner(eqn, rewrite)
 
 
 def _recomputed(

@@ -29,6 +29,7 @@ from ipujax.runtime.graph import (
     WriteUndef,
     extents,
     reads_and_writes,
+    whole_axes,
 )
 from ipujax.runtime.tensor import Indexed, Tensor, Variable, leaves
 
@@ -100,8 +101,12 @@ def _shares(tensor: Tensor, elements: int) -> dict[Variable, int]:
 
 def written_elements(group: VertexGroup, field: int) -> int:
     """Number of elements the vertices of a group write through field number `field`."""
-    lengths = [dim.length for dim in extents(group, group.accesses[field])]
-    if group.tile.size and group.tile.min() >= 0:
+    access, is_full = group.accesses[field], bool(group.tile.size and group.tile.min() >= 0)
+    named = whole_axes(group, access)
+    if is_full and named is not None:
+        return access.tensor.size * prod(axis.blocks for n, axis in enumerate(group.axes) if n not in named)
+    lengths = [dim.length for dim in extents(group, access)]
+    if is_full:
         return _grid_sum(lengths, group.grid)
     total = (group.tile >= 0).astype(int)
     for length in lengths:

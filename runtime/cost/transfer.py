@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic
+from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, geometry, mappings_of
 from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes
@@ -123,8 +123,7 @@ def stream_cost(
         after: the transfer before it, if both are one host exchange, see `steps.joining_streams`.
     """
     target = graph.target
-    tile_bytes = tensor_tile_bytes(graph, tensor)
-    per_ipu = tile_bytes.reshape(target.num_ipus, -1).sum(1)
+    first_ipu, tile_bytes, per_ipu = _held(graph, tensor)
     limit, bytes_per_second = target.stream_buffer_limit_bytes, target.host_bytes_per_second
     if isinstance(stream, RemoteBuffer) and not stream.on_host:
         limit, bytes_per_second = target.max_remote_transfer_bytes, target.streaming_bytes_per_second
@@ -132,8 +131,21 @@ def stream_cost(
     exchanges = -(-per_ipu // limit) - earlier
     seconds = exchanges * target.host_latency_seconds + per_ipu / bytes_per_second
     cycles = np.where(per_ipu > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
-    window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], target)
-    return StreamCost(window.first_ipu, compact(window.total([tile_bytes])), cycles * (not stream.resident), earlier)
+    return StreamCost(first_ipu, tile_bytes, cycles * (not stream.resident), earlier)
+
+
+def _held(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.ndarray]:
+    """The first IPU that has some of a tensor, bytes of each tile from there on and of each IPU; of equal ones found
+    once."""
+    mappings = mappings_of(tensor, graph)
+
+    def find() -> tuple[int, np.ndarray, np.ndarray]:
+        window, tile_bytes = Window.of(map(mapping_range, mappings), graph.target), tensor_tile_bytes(graph, tensor)
+        per_ipu = tile_bytes.reshape(graph.target.num_ipus, -1).sum(1)
+        return window.first_ipu, compact(window.total([tile_bytes])), per_ipu
+
+    view = geometry(tensor)
+    return find() if view is None else recall(("held", view, tensor.dtype, mappings, graph.target), find)
 
 
 def wait_cost(graph: Graph, tensor: Tensor) -> WaitCost:

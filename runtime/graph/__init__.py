@@ -68,4 +68,5 @@ from ipujax.runtime.graph.vertex_group import (
     extents as extents,
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
+    whole_axes as whole_axes,
 )

@@ -186,16 +186,30 @@ _NO_FILL = np.zeros((), np.int64)
 
 def _whole_axis(group: VertexGroup, dim: Dim, size: int) -> Extent | None:
     """The blocks of a dimension that is just one axis, which most are: its cuts, without fill."""
-    if len(dim.terms) != 1 or dim.offset or dim.divisor != 1:
+    number = _axis_of(group, dim, size)
+    if number is None:
         return None
-    (term,) = dim.terms
-    axis = group.axes[term.axis]
-    if term.unit == "block" or term.coeff != 1 or axis.extent != size:
-        return None
-    shape = [-1 if a == term.axis else 1 for a in range(len(group.axes))]
+    axis = group.axes[number]
+    shape = [-1 if a == number else 1 for a in range(len(group.axes))]
     fill = _NO_FILL.reshape([1] * len(group.axes))
     start, end = axis.cuts[:-1], axis.cuts[1:]
     return Extent(start.reshape(shape), (end - start).reshape(shape), fill, fill)
+
+
+def _axis_of(group: VertexGroup, dim: Dim, size: int) -> int | None:
+    """The axis that a dimension of a size is, element by element; None where it is not just one."""
+    if len(dim.terms) != 1 or dim.offset or dim.divisor != 1:
+        return None
+    (term,) = dim.terms
+    is_axis = term.unit == "element" and term.coeff == 1 and group.axes[term.axis].extent == size
+    return term.axis if is_axis else None
+
+
+def whole_axes(group: VertexGroup, access: Access) -> frozenset[int] | None:
+    """The axes that the dimensions of an access are, one each, element by element; None where they are not."""
+    found = [_axis_of(group, dim, size) for dim, size in zip(access.dims, access.tensor.shape, strict=True)]
+    axes = frozenset(axis for axis in found if axis is not None)
+    return axes if len(axes) == len(found) else None
 
 
 def extents(group: VertexGroup, access: Access) -> tuple[Extent, ...]:

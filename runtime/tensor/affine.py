@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy as np
 from ipujax.runtime.tensor.variable import Variable
 
 Group = tuple[tuple[int, int], ...]
+_VIEWS = 4096  # of which it is remembered; layers view their tensors alike
 Piece = tuple[int, Group]  # (what to add to the offset, the group)
 
 
@@ -73,6 +75,16 @@ def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[G
                 return None
         dims.append(tuple(reversed(group)))
     return tuple(reversed(dims))
+
+
+@lru_cache(maxsize=_VIEWS)
+def _reshaped(dims: tuple[Group, ...], shape: tuple[int, ...]) -> tuple[Group, ...] | None:
+    return regroup([subdim for group in dims for subdim in group], shape)
+
+
+@lru_cache(maxsize=_VIEWS)
+def _flat(dims: tuple[Group, ...]) -> Group:
+    return canonical([subdim for group in dims for subdim in group])
 
 
 def _offset_of(group: Group, index: int) -> int:
@@ -202,7 +214,7 @@ class Affine:
         size = self.variable.size
         if self.is_empty or size == 0:
             return self.is_empty and size == 0
-        return self.offset == 0 and canonical(self.subdims) == (() if size == 1 else ((size, 1),))
+        return self.offset == 0 and _flat(self.dims) == (() if size == 1 else ((size, 1),))
 
     def transpose(self, perm: Sequence[int]) -> Affine:
         """Dimension i of the result is dimension perm[i] of this."""
@@ -230,7 +242,7 @@ class Affine:
         """The same elements in row-major order under another shape, or None where that is not affine."""
         if self.is_empty:
             return empty(self.variable, shape)
-        dims = regroup(self.subdims, shape)
+        dims = _reshaped(self.dims, tuple(shape))
         return None if dims is None else Affine(self.variable, self.offset, dims)
 
     def flat_indices(self) -> np.ndarray:

@@ -235,25 +235,30 @@ def check_mapping(mapping: TileMapping, shape: Sequence[int], num_tiles: int, na
     Raises:
         MappingError: naming the variable, the first offending boundary or tile.
     """
+    flaw = _flaw(mapping, tuple(shape), num_tiles)
+    if flaw is not None:
+        what, expected, got = flaw
+        raise MappingError(f"tile mapping of {name} {what}", expected=expected, got=got)
+
+
+@remembered
+def _flaw(mapping: TileMapping, shape: tuple[int, ...], num_tiles: int) -> tuple[str, object, object] | None:
+    """What is wrong with a mapping, what is expected and what is there instead; None if nothing is wrong."""
     size = prod(shape)
     if isinstance(mapping, Blocked):
-        if mapping.shape != tuple(shape):
-            raise MappingError(f"tile mapping of {name} has another shape", expected=tuple(shape), got=mapping.shape)
+        if mapping.shape != shape:
+            return "has another shape", shape, mapping.shape
         rising = all(c[0] == 0 and np.all(np.diff(c) > 0) for c in mapping.cuts)
         tiles = mapping.tile
         if tuple(len(c) - 1 for c in mapping.cuts) != tiles.shape:
-            raise MappingError(f"tile mapping of {name} has not one tile a box", got=tiles.shape)
+            return "has not one tile a box", None, tiles.shape
     else:
         tiles = mapping.tiles
         rising = mapping.size == size and len(tiles) == len(mapping.starts)
         rising = rising and (size == 0 or (len(tiles) > 0 and mapping.starts[0] == 0))
         rising = rising and bool(np.all(np.diff(np.append(mapping.starts, size)) > 0))
     if not rising:
-        what = f"tile mapping of {name} leaves elements out or holds them twice"
-        raise MappingError(what, expected=f"each of {size} elements once")
+        return "leaves elements out or holds them twice", f"each of {size} elements once", None
     if tiles.size and (tiles.min() < 0 or tiles.max() >= num_tiles):
-        raise MappingError(
-            f"tile mapping of {name} names a tile the target lacks",
-            expected=f"0 … {num_tiles - 1}",
-            got=f"{tiles.min()} … {tiles.max()}",
-        )
+        return "names a tile the target lacks", f"0 … {num_tiles - 1}", f"{tiles.min()} … {tiles.max()}"
+    return None

@@ -250,13 +250,14 @@ def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tup
     """The order of dimensions in which most bytes lie in memory; of two with as many, not that of `shape`."""
     own = MemoryOrder.own(shape)
     tensors = [x for x in (*operands, *(out for out in outs if out is not None)) if x.size > 1]
+    orders = [own if found is not None and found.is_own else found for found in map(memory_order, tensors)]
     held: Counter[MemoryOrder] = Counter({own: 0})
-    for tensor in tensors:
-        found = memory_order(tensor)
-        if found is not None:
-            held[own if found.is_own else found] += tensor.size * element_bytes(tensor.dtype)
+    for tensor, order in zip(tensors, orders, strict=True):
+        if order is not None:
+            held[order] += tensor.size * element_bytes(tensor.dtype)
     most = max(held, key=lambda order: (held[order], order != own))
-    return most if all(most.can_cut(x) for x in tensors) else own
+    can_cut = (order == most or most.can_cut(x) for x, order in zip(tensors, orders, strict=True))
+    return most if most == own or all(can_cut) else own
 
 
 def _map_all(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:

@@ -84,7 +84,7 @@ def choose_layout(
     One in which vertices can reduce, if there are such. Of equal tensors that lie alike, as those of equal layers, the
     layout is chosen once.
     """
-    tensors = *operands, *(own.tensor for own in narrow), *(out for out in outs if out is not None)
+    tensors = *(own.tensor for own in narrow), *(out for out in outs if out is not None)
     seen = tuple(_seen(graph, tensor) for tensor in tensors)
     rest = kernel, tuple(own.axes for own in narrow), tuple(out is None for out in outs), shape, tuple(reductions)
 
@@ -218,6 +218,8 @@ def place_operands(
     """Puts operands that lie nowhere yet where they are used."""
     mapping = layout.mapping
     for tensor, own in zip(operands, narrow, strict=True):
+        if graph.is_mapped(tensor):
+            continue
         if own.is_whole:
             map_alike(graph, tensor.reshape(layout.shape), mapping)
         elif isinstance(mapping, Blocked) and layout.shape == shape:
@@ -256,6 +258,8 @@ class Grid(NamedTuple):
     def with_windows(self) -> tuple[list[Axis], np.ndarray, list[Access]]:
         """All axes, those of windows behind the others, the tile of each vertex and the accesses of the fields read."""
         axes, read = list(self.axes), {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}
+        if not self.windows:
+            return axes, self.tile, list(read.values())
         for window in self.windows:
             dims = list(map(element, range(len(self.axes))))
             for d, reach in enumerate(window.reach):
