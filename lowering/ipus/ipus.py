@@ -33,7 +33,14 @@ class LowersEquations(Protocol):
         self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
     ) -> Sequence[Tensor]: ...
 
-    def equations(self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence) -> None: ...
+    def equations(
+        self,
+        eqns: Sequence[JaxprEqn],
+        env: dict[Var, Tensor],
+        prog: ProgramSequence,
+        results: Sequence[Atom],
+        after: Callable[[JaxprEqn], object] = ...,
+    ) -> None: ...
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
 

@@ -1,8 +1,9 @@
 """The equation `function_call`: a callee that is lowered once and called from several places.
 
-Operands are copied into the function's own variables and results out of them, at each place, which takes cycles and
-code. What is saved is its code, its exchange code, its vertices and the time to lower them, at all places but one. An
-operand that is the same value at every place, `fixed`, is not copied: the function reads it where it lies.
+Operands are copied into the function's own variables, and results that are read after its next call out of them, at
+each place, which takes cycles and code. What is saved is its code, its exchange code, its vertices and the time to
+lower them, at all places but one. An operand that is the same value at every place, `fixed`, is not copied: the
+function reads it where it lies.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.ipus import Ipus, variables
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, is_float0
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_float0
 from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
@@ -155,6 +155,7 @@ class _PipelineLowering:
         body = self.jaxpr.jaxpr
         self.roles = dict(zip(body.invars, self.spec.roles, strict=True))
         self.operands = dict(zip(body.invars, operands, strict=True))
+        self.following = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
         self.same: dict[Var, Tensor] = {var: x for var, x in self.operands.items() if self.roles[var] == "same"}
         self.viewed: set[tuple[Variable, int]] = set()
         self.shared: dict[tuple[Variable, int], Variable] = {}  # copies on other IPUs, for several views there
@@ -226,7 +227,7 @@ class _PipelineLowering:
         given = [self._input(var, builder) for var in invars]
         env = dict(zip(invars, given, strict=True))
         fused = self.fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr
-        rest = self._equations(fused.eqns, self._results_of(part), env, builder)
+        rest = self._equations(fused, self._results_of(part), env, builder)
         states = [var for var, holder in self.staged.partition.carried.items() if self._holds(builder, holder)]
         env.update({var: self.states[var] for var in states})
         for var in (*states, *outvars, *invars):
@@ -244,22 +245,23 @@ class _PipelineLowering:
         rows = ((number, place, term) for number, terms in results for place, term in enumerate(terms))
         return [row for row in rows if self.staged.part_with(row[2]) is part]
 
-    def _equations(
-        self, eqns: Sequence[JaxprEqn], terms: Sequence[Term], env: dict[Var, Tensor], builder: PartBuilder
-    ) -> list[Term]:
+    def _equations(self, body: Jaxpr, terms: list[Term], env: dict[Var, Tensor], builder: PartBuilder) -> list[Term]:
         """Lowers the equations of a part, and adds each term to its result as soon as it is known.
 
         So the gradients of one layer are gone before those of the next are made. Returns the terms no equation makes.
         """
-        lowering, start = self.ipus.lowering(builder.ipu), 0
-        made = {var: number for number, eqn in enumerate(eqns) for var in variables(eqn.outvars)}
-        waiting = sorted((made[row[2]], row) for row in terms if isinstance(row[2], Var) and row[2] in made)
-        for maker, (number, place, term) in waiting:
-            lowering.equations(eqns[start : maker + 1], env, builder.body)
-            self._reduce(number, place, self._value(term, env, builder), builder)
-            start = maker + 1
-        lowering.equations(eqns[start:], env, builder.body)
-        return [row for row in terms if not isinstance(row[2], Var) or row[2] not in made]
+        made = {var for eqn in body.eqns for var in variables(eqn.outvars)}
+        waiting = [row for row in terms if isinstance(row[2], Var) and row[2] in made]
+        wanted = {term for _, _, term in waiting}
+
+        def reduce(eqn: JaxprEqn) -> None:
+            for number, place, term in () if wanted.isdisjoint(variables(eqn.outvars)) else waiting:
+                if term in eqn.outvars:
+                    self._reduce(number, place, env[term], builder)
+
+        results = [*body.outvars, *self.following.values()]
+        self.ipus.lowering(builder.ipu).equations(body.eqns, env, builder.body, results, reduce)
+        return [row for row in terms if row not in waiting]
 
     def _holds(self, builder: PartBuilder, holder: int) -> bool:
         return builder.part is self.staged.parts[holder]
@@ -413,9 +415,7 @@ class _PipelineLowering:
 
     def _next_states(self, states: Sequence[Var], env: dict[Var, Tensor], builder: PartBuilder) -> None:
         """Replaces the states that a stage holds, all at once."""
-        body = self.jaxpr.jaxpr
-        following = {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
-        pairs = [(self._value(following[var], env, builder), self.states[var]) for var in states]
+        pairs = [(self._value(self.following[var], env, builder), self.states[var]) for var in states]
         if pairs:
             values, variables = zip(*pairs, strict=True)
             assign(self.ipus.view(builder.ipu), values, variables, builder.body, builder.name)

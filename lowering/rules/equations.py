@@ -7,7 +7,7 @@ be traced goes to `fallback`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
+from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.table import RULES
 from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -55,7 +56,12 @@ class Lowering:
         return [self.read(env, atom) for atom in body.outvars]
 
     def equations(
-        self, eqns: Sequence[JaxprEqn], env: dict[Var, Tensor], prog: ProgramSequence, results: Sequence[Atom] = ()
+        self,
+        eqns: Sequence[JaxprEqn],
+        env: dict[Var, Tensor],
+        prog: ProgramSequence,
+        results: Sequence[Atom],
+        after: Callable[[JaxprEqn], object] = lambda _: None,
     ) -> None:
         """Lowers equations in order.
 
@@ -64,6 +70,7 @@ class Lowering:
             env: the tensors of what they read; those of their results are added.
             prog: program to add to.
             results: what is read after them.
+            after: is called behind each equation; it may read what that has made.
         """
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
@@ -72,12 +79,21 @@ class Lowering:
             operands = [self.read(env, atom) for atom in eqn.invars]
             into = {var: self._into[var] for var in eqn.outvars if var in self._into}
             into = {var: out for var, out in into.items() if reads.may_overwrite(out, operands, number)}
-            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, into), strict=True))
+            later = LaterValues(env, reads, number)
+            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, into, later), strict=True))
             reads.add(found.items())
             env.update(found)
+            after(eqn)
+        left = [variable for function in self._functions.values() for variable in function.left]
+        LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, left, prog)
 
     def equation(
-        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+        self,
+        eqn: JaxprEqn,
+        operands: list[Tensor],
+        prog: ProgramSequence,
+        into: Mapping[Var, Tensor],
+        later: LaterValues | None = None,
     ) -> Sequence[Tensor]:
         """Lowers one equation on given tensors; returns the tensors of its results.
 
@@ -86,12 +102,18 @@ class Lowering:
             operands: a tensor for each of its operands.
             prog: program to add to.
             into: tensors that are written at once, by the variables of its results, where its rule can.
+            later: the values that are read after it; None where that is not known.
         """
         with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
-            return self._apply_rule(eqn, operands, prog, into)
+            return self._apply_rule(eqn, operands, prog, into, later)
 
     def _apply_rule(
-        self, eqn: JaxprEqn, operands: list[Tensor], prog: ProgramSequence, into: Mapping[Var, Tensor]
+        self,
+        eqn: JaxprEqn,
+        operands: list[Tensor],
+        prog: ProgramSequence,
+        into: Mapping[Var, Tensor],
+        later: LaterValues | None,
     ) -> Sequence[Tensor]:
         stack = name_stack(eqn)
         context = Context(
@@ -104,6 +126,7 @@ class Lowering:
             options=self._options,
             lower_jaxpr=self.jaxpr,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
+            later=later,
         )
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)

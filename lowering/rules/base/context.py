@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
@@ -34,6 +35,7 @@ class Context:
         functions: lowered functions by callee, kept for the rule of calls.
         into_tensors: for each result where it may be written at once, or None; a rule that does so returns it.
         options: what the user chose.
+        later: the values that are read after the equation; None where that is not known.
     """
 
     graph: Graph
@@ -45,6 +47,7 @@ class Context:
     functions: dict[Any, Any]
     into_tensors: tuple[Tensor | None, ...]
     options: Options
+    later: LaterValues | None = None
 
     @property
     def primitive(self) -> Primitive:

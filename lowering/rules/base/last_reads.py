@@ -1,7 +1,7 @@
 """Until where memory is read, so that an equation may write its result into it at once.
 
 Input: the last equation that reads each value of a jaxpr, and the tensors of values as they are made. Output: whether a
-tensor may be overwritten by an equation.
+tensor may be overwritten by an equation, and which values see a variable.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class LastReads:
 
     def __init__(self, last_read: Mapping[Var, int], values: Iterable[tuple[Var, Tensor]]) -> None:
         self._last_read, self._last = last_read, dict[Variable, int]()
+        self._values: dict[Variable, list[Var]] = {}
         self.add(values)
 
     def add(self, values: Iterable[tuple[Var, Tensor]]) -> None:
@@ -30,6 +31,15 @@ class LastReads:
             last = self._last_read.get(var, -1)
             for variable in tensor.variables():
                 self._last[variable] = max(last, self._last.get(variable, -1))
+                self._values.setdefault(variable, []).append(var)
+
+    def last(self, variable: Variable) -> int:
+        """The last equation that reads a variable, as far as values have been made; −1 for none."""
+        return self._last.get(variable, -1)
+
+    def values_in(self, variable: Variable) -> list[Var]:
+        """The values made so far that see a variable."""
+        return self._values.get(variable, [])
 
     def may_overwrite(self, out: Tensor, operands: Sequence[Tensor], number: int) -> bool:
         """Whether an equation may write a tensor: nothing reads it later, nor in part now.

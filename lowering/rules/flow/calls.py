@@ -1,7 +1,8 @@
 """Rule for what a program computes several times: a function of the control program, lowered at its first call.
 
-A function's variables have one place for all its calls, so operands are copied to where it reads them and results from
-where it leaves them. What nothing has placed before its first call is placed as the function wants it.
+A function's variables have one place for all its calls, so operands are copied to where it reads them. Results are read
+where it leaves them, and what is still needed at its next call is copied before that. What nothing has placed before
+its first call is placed as the function wants it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
-from ipujax.lowering.layout import add_like, map_like, map_linearly, variable_like
-from ipujax.lowering.popops import Op
-from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_order, variable_like
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Call, Copy, Function, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, is_key_dtype
+from ipujax.lowering.rules.base.later_values import copy_in_vertices
+from ipujax.runtime.graph import Call, Function, Sequence as ProgramSequence, substituted
+from ipujax.runtime.tensor import Tensor, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +26,13 @@ class LoweredFunction:
         function: what is called.
         operands: where it reads each operand.
         results: where it leaves each result.
+        left: the variables of results that it alone writes, and whose elements each are one of a result.
     """
 
     function: Function
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    left: tuple[Variable, ...]
 
 
 def function_call_rule(
@@ -41,37 +40,38 @@ def function_call_rule(
 ) -> Sequence[Tensor]:
     """Copies the operands in that change between calls, calls, and copies results out."""
     graph, prog = ctx.graph, ctx.prog
-    key = jaxpr.jaxpr, *(x.node for x, same in zip(operands, fixed, strict=True) if same)
-    if key not in ctx.functions:
-        ctx.functions[key] = _lower(ctx, operands, jaxpr, name, fixed)
-    lowered: LoweredFunction = ctx.functions[key]
     place = ctx.name.removesuffix(ctx.primitive.name) + name
-    for number, (given, own) in enumerate(zip(operands, lowered.operands, strict=True)):
+    settled = _settled(ctx, operands, fixed)
+    key = jaxpr.jaxpr, *(x.node for x, same in zip(settled, fixed, strict=True) if same)
+    if key not in ctx.functions:
+        ctx.functions[key] = _lower(ctx, settled, jaxpr, name, fixed)
+    lowered: LoweredFunction = ctx.functions[key]
+    if ctx.later is not None:
+        ctx.later.move_out(graph, lowered.left, prog)
+    for number, (given, own) in enumerate(zip(settled, lowered.operands, strict=True)):
         if given.node is not own.node:
             map_like(graph, given, own)
-            _copy(ctx, given, own, f"{place}/operand{number}")
+            copy_in_vertices(graph, given, own, prog, f"{place}/operand{number}")
     prog.add(Call(lowered.function))
     outs = []
     for number, own in enumerate(lowered.results):
-        if isinstance(ctx.equation.outvars[number], DropVar):
+        is_read_there = ctx.later is not None and set(lowered.left).issuperset(own.variables())
+        if is_read_there or isinstance(ctx.equation.outvars[number], DropVar):
             outs.append(own)
             continue
         outs.append(add_like(graph, own, f"{place}/result{number}"))
-        _copy(ctx, own, outs[-1], f"{place}/result{number}")
+        copy_in_vertices(graph, own, outs[-1], prog, f"{place}/result{number}")
     return outs
 
 
-def _copy(ctx: Context, source: Tensor, destination: Tensor, name: str) -> None:
-    """Copies in vertices, so that the copies of one call share a compute set."""
-    if is_key_dtype(source.dtype):
-        ctx.prog.add(Copy(source, destination, name, ctx.graph.origin))
-    else:
-        elementwise(ctx.graph, _copying(source.dtype), [source], ctx.prog, name, destination)
-
-
-@remembered
-def _copying(dtype: np.dtype) -> Op:
-    return Op("copy", lambda x: x, dtype, "copy")
+def _settled(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
+    """The operands, those that the function reads where they lie out of the way of other functions' calls."""
+    if ctx.later is None:
+        return list(operands)
+    read = {v for x, same in zip(operands, fixed, strict=True) if same for v in x.variables()}
+    left = [v for function in ctx.functions.values() for v in function.left if v in read]
+    moved = ctx.later.move_out(ctx.graph, left, ctx.prog)
+    return [substituted(x, moved) for x in operands]
 
 
 def _lower(
@@ -87,7 +87,10 @@ def _lower(
         results = tuple(ctx.lower_jaxpr(jaxpr, own, body))
     for tensor in (*own, *results):
         map_linearly(graph, tensor)
-    return LoweredFunction(graph.add_function(body, name), own, results)
+    given = {v for x in own for v in x.variables()}
+    whole = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
+    left = tuple(v for v in whole if v not in given and not v.is_constant)
+    return LoweredFunction(graph.add_function(body, name), own, results, left)
 
 
 RULES: dict[str, Rule] = {"function_call": function_call_rule}
