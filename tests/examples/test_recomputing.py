@@ -12,7 +12,7 @@ import ipujax as ipu
 from tests.examples.loading import example
 
 ROW = re.compile(r"^(.+?)  +([\d.]+) KiB +([\d,]+) cycles$", re.MULTILINE)
-SMALL = ["--tiles", "4", "--width", "16", "--batch", "256"]
+SMALL = ["--tiles", "4", "--width", "16", "--batch", "512"]
 
 
 recomputing = example("recomputing")
