@@ -11,9 +11,6 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
 
-_HOLDERS = (ClosedJaxpr, Jaxpr, tuple)  # types of parameters that are jaxprs or may hold some
-
-
 def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     """The equation with every jaxpr in its parameters rewritten; the equation itself where that changes none.
 
@@ -22,12 +19,22 @@ def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
         rewrite: from a jaxpr to one of the same inputs and outputs. An open jaxpr that would get constants, which it
             has no place for, stays as it is.
     """
-    changed = {
-        key: new
-        for key, value in eqn.params.items()
-        if isinstance(value, _HOLDERS) and (new := _rewritten(value, rewrite)) is not value
-    }
-    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+    if not holds_jaxprs(eqn):
+        return eqn
+    params = {key: _rewritten(value, rewrite) for key, value in eqn.params.items()}
+    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
+
+
+def holds_jaxprs(eqn: JaxprEqn) -> bool:
+    """Whether there is a jaxpr in the parameters of an equation."""
+    for value in eqn.params.values():  # most equations have none, and every pass asks each
+        if isinstance(value, tuple):
+            for item in value:
+                if isinstance(item, (Jaxpr, ClosedJaxpr)):
+                    return True
+        elif isinstance(value, (Jaxpr, ClosedJaxpr)):
+            return True
+    return False
 
 
 def _rewritten(value: Any, rewrite: Rewrite) -> Any:
@@ -81,7 +88,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The equations of a jaxpr and of the jaxprs they hold, each before what it holds."""
     for eqn in jaxpr.eqns:
         yield eqn
-        if any(isinstance(value, _HOLDERS) for value in eqn.params.values()):
+        if holds_jaxprs(eqn):
             yield from equations_inside(eqn)
 
 
