@@ -7,7 +7,7 @@ ever larger bounds when nothing fits (reference machine.md §2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ class Graph:
         unmet_bounds: operations whose plans take more memory than planners may use.
         libraries: op libraries that the user's program says it uses.
         off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
+        emissions: what operations have added, by operation and operands: equal ones are planned once.
     """
 
     next_tile = 0  # where the next small variable starts
@@ -65,6 +66,7 @@ class Graph:
         self.unmet_bounds: list[UnmetBound] = []
         self.libraries: set[str] = set()
         self.off_chip: dict[Variable, RemoteBuffer] = {}
+        self.emissions: dict[Hashable, Any] = {}
         self._origin = Origin()
 
     def __repr__(self) -> str:

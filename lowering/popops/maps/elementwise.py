@@ -30,6 +30,7 @@ from ipujax.lowering.popops.maps.elementwise_layout import (
     narrow_view,
     place_operands,
 )
+from ipujax.lowering.popops.maps.emission import added
 from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.reduce import reduce
@@ -103,6 +104,27 @@ def apply_steps(
         For each result a new tensor of `shape`, or what is given for it; then for each reduction a new tensor of the
         shape without its axes.
     """
+
+    def add(own: ProgramSequence) -> list[Tensor]:
+        return _added_steps(graph, steps, results, operands, shape, own, name, outs, reductions)
+
+    operation = tuple(steps), tuple(results), shape, tuple(reductions), graph.next_tile if reductions else None
+    made = added(graph, operation, [*operands, *outs], prog, name, add)
+    return [*(x if out is None else out for x, out in zip(made, outs, strict=False)), *made[len(outs) :]]
+
+
+def _added_steps(
+    graph: Graph,
+    steps: Sequence[Step],
+    results: Sequence[int],
+    operands: Sequence[Tensor],
+    shape: tuple[int, ...],
+    prog: ProgramSequence,
+    name: str,
+    outs: Sequence[Tensor | None],
+    reductions: Sequence[Reduction],
+) -> list[Tensor]:
+    """The same, planned and added."""
     held = _order(operands, outs, shape)
     turned = [None if out is None else held.of_variable(out) for out in outs]
     inside = [replace(r, axes=tuple(n for n, d in enumerate(held.view_dims) if d in r.axes)) for r in reductions]
