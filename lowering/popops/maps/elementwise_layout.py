@@ -20,8 +20,8 @@ from ipujax.lowering.layout.place import along, place_operand, row_boxes, spread
 from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combined_cycles
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
-from ipujax.runtime.cache import recall, remembered
-from ipujax.runtime.exchange import access_traffic, geometry, receive_cycles
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.exchange import access_traffic, receive_cycles
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
@@ -81,34 +81,8 @@ def choose_layout(
 ) -> Layout:
     """The layout to compute in: of a mapped tensor that results go to, or of an operand, or an even one.
 
-    One in which vertices can reduce, if there are such. Of equal tensors that lie alike, as those of equal layers, the
-    layout is chosen once.
+    One in which vertices can reduce, if there are such.
     """
-    tensors = *(own.tensor for own in narrow), *(out for out in outs if out is not None)
-    seen = tuple(_seen(graph, tensor) for tensor in tensors)
-    rest = kernel, tuple(own.axes for own in narrow), tuple(out is None for out in outs), shape, tuple(reductions)
-
-    def find() -> Layout:
-        return _chosen(graph, kernel, operands, narrow, outs, shape, reductions)
-
-    return find() if None in seen else recall(("layout", seen, rest, graph.target, graph.byte_price_cycles), find)
-
-
-def _seen(graph: Graph, tensor: Tensor) -> tuple[object, ...] | None:
-    """All that a layout depends on in a tensor; None where a list of elements is part of that."""
-    view = geometry(tensor)
-    return None if view is None else (view, tensor.dtype, tuple(map(graph.mappings.get, tensor.variables())))
-
-
-def _chosen(
-    graph: Graph,
-    kernel: Kernel,
-    operands: Sequence[Tensor],
-    narrow: Sequence[View],
-    outs: Sequence[Tensor | None],
-    shape: tuple[int, ...],
-    reductions: Sequence[Reduction],
-) -> Layout:
     given = [out for out in outs if out is not None and graph.is_mapped(out)]
     whole = [x for x, own in zip(operands, narrow, strict=True) if own.is_whole]
     homes = [home for x in given or whole if (home := _layout_of(graph, x)) is not None]

@@ -102,6 +102,7 @@ def test_a_network_predicts_as_stock_keras() -> None:
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
 
 
+@pytest.mark.slow
 def test_a_training_step_with_joined_channels_is_that_of_stock_keras() -> None:
     model = assert_as_stock(joining)
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
