@@ -108,7 +108,7 @@ def apply_steps(
     def add(own: ProgramSequence) -> list[Tensor]:
         return _added_steps(graph, steps, results, operands, shape, own, name, outs, reductions)
 
-    operation = tuple(steps), tuple(results), shape, tuple(reductions), graph.next_tile if reductions else None
+    operation = tuple(steps), tuple(results), shape, tuple(reductions)
     made = added(graph, operation, [*operands, *outs], prog, name, add)
     return [*(x if out is None else out for x, out in zip(made, outs, strict=False)), *made[len(outs) :]]
 

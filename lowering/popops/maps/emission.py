@@ -61,7 +61,7 @@ def added(
 
     Args:
         graph: graph to add to.
-        operation: all that it depends on besides its operands and the tile at which small variables start.
+        operation: all that it depends on besides its operands and the graph.
         operands: what it reads and writes, None for what it makes.
         prog: program to add to.
         name: debug name of what is added.
@@ -71,7 +71,8 @@ def added(
     forms = [None if x is None else _form(graph, x, numbers) for x in operands]
     if () in forms or not graph.maps_automatically:
         return add(prog)
-    question, given = (operation, tuple(forms)), tuple(numbers)
+    # Small variables and partial results start at that tile.
+    question, given = (operation, tuple(forms), graph.next_tile), tuple(numbers)
     known = graph.emissions.get(question)
     if known is not None:
         again: list[Tensor] = known.again(graph, given, prog, name)
@@ -81,7 +82,7 @@ def added(
     for step in own.children():
         prog.add(step)
     emission = _recorded(graph, name, given, graph.variables[first_variable:], own, results)
-    if emission is not None and graph.next_tile == next_tile:  # what depends on what was added before is not the same
+    if emission is not None and graph.next_tile == next_tile:
         graph.emissions[question] = emission
     return results
 
