@@ -39,7 +39,7 @@ MODELS = {
 
 
 def plans_of(name: str, layers: int) -> tuple[Counter[str], int]:
-    """Questions that planners of products were asked, after a model and its gradient, and operations that it planned."""
+    """Questions that planners of products were asked after a model and its gradient, and operations it planned."""
     fun, weight, x = MODELS[name]
     arguments = [np.ones(weight, np.float32)] * layers, np.ones(x, np.float32)
     graph = lowered(jax.value_and_grad(fun), arguments, TARGET).graph
