@@ -37,9 +37,10 @@ class LastReads:
         """The last equation that reads a variable, as far as values have been made; −1 for none."""
         return self._last.get(variable, -1)
 
-    def values_in(self, variable: Variable) -> list[Var]:
-        """The values made so far that see a variable."""
-        return self._values.get(variable, [])
+    def moved_from(self, variable: Variable) -> list[Var]:
+        """The values made so far that see a variable, which none does from now on."""
+        self._last.pop(variable, None)
+        return self._values.pop(variable, [])
 
     def may_overwrite(self, out: Tensor, operands: Sequence[Tensor], number: int) -> bool:
         """Whether an equation may write a tensor: nothing reads it later, nor in part now.

@@ -53,7 +53,7 @@ class LaterValues:
                     copy_in_vertices(graph, Tensor.of(old), new, prog, name)
                 (moved[old],) = new.variables()
         for old in moved:
-            values = {var: substituted(self._env[var], moved) for var in self._reads.values_in(old)}
+            values = {var: substituted(self._env[var], moved) for var in self._reads.moved_from(old)}
             self._env.update(values)
             self._reads.add(values.items())
         return moved

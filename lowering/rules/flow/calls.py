@@ -48,8 +48,8 @@ def function_call_rule(
     lowered: LoweredFunction = ctx.functions[key]
     if ctx.later is not None:
         ctx.later.move_out(graph, lowered.left, prog)
-    for number, (given, own) in enumerate(zip(settled, lowered.operands, strict=True)):
-        if given.node is not own.node:
+    for number, (given, own, same) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
+        if not same:
             map_like(graph, given, own)
             copy_in_vertices(graph, given, own, prog, f"{place}/operand{number}")
     prog.add(Call(lowered.function))

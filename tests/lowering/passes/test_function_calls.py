@@ -281,26 +281,31 @@ def test_results_are_read_where_a_function_leaves_them() -> None:
             outs.append(block(w, x).T)
         return sum(out.sum(0) for out in outs)
 
-    assert kept(chain, WEIGHTS, X) == 1
+    def skipping(weights: Any, x: jax.Array) -> jax.Array:
+        first = block(weights[0], x)
+        return chain(weights[1:], first) * first
+
+    assert kept(chain, WEIGHTS, X) == kept(skipping, WEIGHTS, X) == 1
     assert kept(summed, WEIGHTS, X) == len(WEIGHTS) - 1
-    for fun in (chain, summed):
+    for fun in (chain, summed, skipping):
         check(fun, WEIGHTS, X, split_rtol=1e-5)
 
 
 def test_a_function_may_read_a_result_of_another_at_all_its_calls() -> None:
     """It reads that where it lies, so that must be out of the way of the other's next call."""
 
-    @jax.jit
-    def gated(shared: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.tanh(jnp.tanh(x @ shared.T) @ shared) * x
-
-    def mixed(weights: Any, x: jax.Array) -> jax.Array:
-        shared = block(weights[0], x)
-        outs = [gated(shared, x * n) for n in range(1, 4)]
-        outs += [gated(shared, block(w, x)) for w in weights]
+    def spread(weights: Any, x: jax.Array) -> jax.Array:
+        level = block(weights[0], x)[0, 0]
+        outs = []
+        for w in weights:
+            outs.append(jnp.where(jnp.tanh(x @ w) > 0, jnp.exp(x @ w.T), jnp.broadcast_to(level, x.shape)) @ w)
+        for w in weights:
+            outs.append(block(w, x))
         return sum(outs)
 
-    check(mixed, WEIGHTS, X, split_rtol=1e-5)
+    operands = [name for name in copies(spread, WEIGHTS, X) if "/operand" in name and not name.startswith("block")]
+    assert len(operands) == 4 and len(set(operands)) == 1  # the weight
+    check(spread, WEIGHTS, X, split_rtol=1e-5)
 
 
 def test_what_no_call_needs_is_dropped() -> None:
