@@ -7,10 +7,10 @@ equations with another source.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
 from ipujax.runtime.tensor import Origin
 
@@ -67,7 +67,7 @@ def name_stack(eqn: JaxprEqn) -> str:
     return _printed(eqn.source_info.name_stack)
 
 
-@lru_cache(maxsize=4096)  # a compilation asks for each hundreds of times
+@remembered_small
 def _printed(stack: Any) -> str:
     text = str(stack)
     return text if text.isprintable() else text.encode("unicode_escape").decode()

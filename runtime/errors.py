@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -19,7 +18,7 @@ from typing import Any
 
 import jax
 
-_FILES = 4096  # of which it is remembered whose they are; a compilation asks for each hundreds of times
+from ipujax.runtime.cache import remembered_small
 
 # Frames of ipujax itself, of JAX and of generated code are not the user's; nor is the standard library.
 _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
@@ -84,14 +83,14 @@ def shown_place(place: Place) -> str:
     return f"{Path(name).name}:{line} ({function})"
 
 
-@lru_cache(maxsize=_FILES)
+@remembered_small
 def is_of_user(file: str) -> bool:
     """Whether a file is neither ipujax's own, nor JAX's, nor the standard library's, nor generated code."""
     is_standard = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
     return not is_standard and not file.startswith(_OWN_FILES)
 
 
-@lru_cache(maxsize=_FILES)
+@remembered_small
 def is_installed(file: str) -> bool:
     """Whether a file is an installed package's, the standard library's, ipujax's own, or holds generated code."""
     if file.startswith("<"):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.nested import equations, equations_inside
 from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.cache import remembered_small
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _PHASE = "ipu_phase_"
@@ -24,7 +24,6 @@ _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
 _RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
-_STACKS = 4096  # name stacks that are remembered; a compilation asks for each hundreds of times
 MICRO_BATCHES = "ipu_micro_batches"  # the scope of the loop of a pipeline
 
 
@@ -48,7 +47,7 @@ def stage_scope(number: int) -> str:
     return f"ipu_stage_{number}"
 
 
-@lru_cache(maxsize=_STACKS)
+@remembered_small
 def read_name(stack: str) -> StageName:
     """What a name stack says of stages."""
     found = list(_TOKEN.finditer(stack))
@@ -67,7 +66,7 @@ def recompute_scope(mode: str) -> str:
     return f"{_RECOMPUTE}{mode}"
 
 
-@lru_cache(maxsize=_STACKS)
+@remembered_small
 def recompute_mode(stack: str) -> str | None:
     """The way that a name stack says, the innermost."""
     found = _MODE.findall(stack)
@@ -79,7 +78,7 @@ def phase_scope(number: int) -> str:
     return f"{_PHASE}{number}"
 
 
-@lru_cache(maxsize=_STACKS)
+@remembered_small
 def _phase_in(stack: str) -> int | None:
     found = _NUMBER_OF_PHASE.findall(stack)
     return int(found[-1]) if found else None

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.layout.mapping import layout_like, linear_mapping, map_alike, mapping_like
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Blocked, Group, Tensor, TileMapping, blocked_mapping, frozen
 
@@ -147,7 +147,7 @@ def memory_order(tensor: Tensor) -> MemoryOrder | None:
     return _by_strides(affine.dims, affine.variable.size) if affine.offset == 0 else None
 
 
-@lru_cache(maxsize=4096)  # layers view their tensors alike
+@remembered_small
 def _by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
     """The dimensions of a view of `size` elements, those of the longest stride outermost; None if they leave gaps."""
     rows = [group or ((1, size),) for group in dims]

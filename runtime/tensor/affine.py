@@ -18,15 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.tensor.variable import Variable
 
 Group = tuple[tuple[int, int], ...]
-_VIEWS = 4096  # of which it is remembered; layers view their tensors alike
 Piece = tuple[int, Group]  # (what to add to the offset, the group)
 
 
@@ -77,12 +76,12 @@ def regroup(subdims: Iterable[tuple[int, int]], shape: Sequence[int]) -> tuple[G
     return tuple(reversed(dims))
 
 
-@lru_cache(maxsize=_VIEWS)
+@remembered_small
 def _reshaped(dims: tuple[Group, ...], shape: tuple[int, ...]) -> tuple[Group, ...] | None:
     return regroup([subdim for group in dims for subdim in group], shape)
 
 
-@lru_cache(maxsize=_VIEWS)
+@remembered_small
 def _flat(dims: tuple[Group, ...]) -> Group:
     return canonical([subdim for group in dims for subdim in group])
 

@@ -105,34 +105,42 @@ def apply_steps(
         shape without its axes.
     """
 
-    def add(own: ProgramSequence) -> list[Tensor]:
-        return _added_steps(graph, steps, results, operands, shape, own, name, outs, reductions)
+    operation = _Operation(tuple(steps), tuple(results), shape, tuple(reductions))
 
-    operation = tuple(steps), tuple(results), shape, tuple(reductions)
-    made = added(graph, operation, [*operands, *outs], prog, name, add)
+    def plan(own: ProgramSequence) -> list[Tensor]:
+        return operation.planned(graph, operands, outs, own, name)
+
+    made = added(graph, operation, [*operands, *outs], prog, name, plan)
     return [*(x if out is None else out for x, out in zip(made, outs, strict=False)), *made[len(outs) :]]
 
 
-def _added_steps(
-    graph: Graph,
-    steps: Sequence[Step],
-    results: Sequence[int],
-    operands: Sequence[Tensor],
-    shape: tuple[int, ...],
-    prog: ProgramSequence,
-    name: str,
-    outs: Sequence[Tensor | None],
-    reductions: Sequence[Reduction],
-) -> list[Tensor]:
-    """The same, planned and added."""
-    held = _order(operands, outs, shape)
-    turned = [None if out is None else held.of_variable(out) for out in outs]
-    inside = [replace(r, axes=tuple(n for n, d in enumerate(held.view_dims) if d in r.axes)) for r in reductions]
-    space = _IndexSpace(graph, held.variable_shape, prog, name)
-    made = space.add(steps, results, [held.of_variable(x) for x in operands], turned, inside)
-    found = [held.of_view(x) if out is None else out for x, out in zip(made, outs, strict=False)]
-    reduced = zip(reductions, made[len(outs) :], strict=True)
-    return [*found, *(held.without(reduction.axes).of_view(x) for reduction, x in reduced)]
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What `apply_steps` is asked for, but for its operands."""
+
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+    shape: tuple[int, ...]
+    reductions: tuple[Reduction, ...]
+
+    def planned(
+        self,
+        graph: Graph,
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        prog: ProgramSequence,
+        name: str,
+    ) -> list[Tensor]:
+        """Adds it, in the order of dimensions in memory."""
+        held = _order(operands, outs, self.shape)
+        turned = [None if out is None else held.of_variable(out) for out in outs]
+        dims = [(r, [n for n, d in enumerate(held.view_dims) if d in r.axes]) for r in self.reductions]
+        inside = [replace(reduction, axes=tuple(axes)) for reduction, axes in dims]
+        space = _IndexSpace(graph, held.variable_shape, prog, name)
+        made = space.add(self.steps, self.results, [held.of_variable(x) for x in operands], turned, inside)
+        found = [held.of_view(x) if out is None else out for x, out in zip(made, outs, strict=False)]
+        reduced = zip(self.reductions, made[len(outs) :], strict=True)
+        return [*found, *(held.without(reduction.axes).of_view(x) for reduction, x in reduced)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from ipujax.lowering.popops import Op
-from ipujax.lowering.popops.maps import elementwise as maps
 from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.maps.emission import added
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
 from tests.lowering.helpers import small_target
@@ -17,61 +17,58 @@ from tests.lowering.helpers import small_target
 ADD = Op("add", lambda x, y: x + y, np.dtype(np.float32))
 
 
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that have been planned."""
-    names: list[str] = []
-    plan = maps._added_steps
+class Sums:
+    """Adds sums of two operands to a graph; `planned` are the names of those that were planned."""
 
-    def noted(*args: object) -> list[Tensor]:
-        names.append(str(args[6]))
-        return plan(*args)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.graph, self.planned = Graph(small_target(8)), list[str]()
 
-    monkeypatch.setattr(maps, "_added_steps", noted)
-    return names
+    def of(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        def plan(prog: ProgramSequence) -> list[Tensor]:
+            self.planned.append(name)
+            return [elementwise(self.graph, ADD, (a, b), prog, name)]
 
+        (found,) = added(self.graph, "sum", (a, b), ProgramSequence(), name, plan)
+        return found
 
-def twice(pairs: Callable[[Graph], Sequence[tuple[Tensor, Tensor]]]) -> tuple[Graph, list[Tensor]]:
-    """A graph with a sum of each pair of operands, and the sums."""
-    graph, prog = Graph(small_target(8)), ProgramSequence()
-    return graph, [elementwise(graph, ADD, pair, prog, f"sum{n}") for n, pair in enumerate(pairs(graph))]
+    def operands(self, count: int) -> list[Tensor]:
+        return [self.graph.add_variable((16, 24), np.float32, f"x{n}") for n in range(count)]
 
 
-def variables(graph: Graph, count: int) -> list[Tensor]:
-    return [graph.add_variable((16, 24), np.float32, f"x{n}") for n in range(count)]
+def test_equal_operands_are_planned_once() -> None:
+    sums = Sums()
+    a, b, c, d = sums.operands(4)
+    (first,), (second,) = sums.of(a, b, "one").variables(), sums.of(c, d, "two").variables()
+    assert sums.planned == ["one"] and (first.name, second.name) == ("one", "two")
+    mappings, groups = sums.graph.mappings, [group for own in sums.graph.groups.values() for group in own]
+    seen = [[v for access in group.accesses for v in access.tensor.variables()] for group in groups]
+    assert [[v.name for v in own] for own in seen] == [["x0", "x1", "one"], ["x2", "x3", "two"]]
+    assert all(mappings[v] is mappings[first] for v in seen[1]) and groups[0].codelet is groups[1].codelet
 
 
-def test_equal_operands_are_planned_once(planned: list[str]) -> None:
-    def pairs(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-        a, b, c, d = variables(graph, 4)
-        return [(a, b), (c, d)]
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda graph, a, c, d: (c, c),
+        lambda graph, a, c, d: (c, d.reverse([0])),
+        lambda graph, a, c, d: (a, d),  # a has been placed
+        lambda graph, a, c, d: (c, graph.add_constant(np.ones((16, 24), np.float32))),
+    ],
+    ids=["one operand twice", "another view", "placed elsewhere", "a constant"],
+)
+def test_what_differs_is_planned_anew(other: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    sums = Sums()
+    a, b, c, d = sums.operands(4)
+    sums.of(a, b, "one")
+    sums.of(*other(sums.graph, a, c, d), "two")
+    assert sums.planned == ["one", "two"]
 
-    graph, sums = twice(pairs)
-    assert planned == ["sum0"]
-    (first,), (second,) = (x.variables() for x in sums)
-    assert graph.mappings[first] is graph.mappings[second] and (first.name, second.name) == ("sum0", "sum1")
-    groups = [group for own in graph.groups.values() for group in own]
-    read = [tuple(v for access in group.accesses for v in access.tensor.variables()) for group in groups]
-    assert len(groups) == 2 and set(read[0]).isdisjoint(read[1]) and groups[0].codelet is groups[1].codelet
-    assert {v.name: graph.mappings[v] is graph.mappings[first] for v in read[1]} == dict.fromkeys(
-        ("x2", "x3", "sum1"), True
-    )
 
-
-@pytest.mark.parametrize("case", ["one operand twice", "another view", "placed elsewhere", "a constant"])
-def test_what_differs_is_planned_anew(planned: list[str], case: str) -> None:
-    def pairs(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-        a, b, c, d = variables(graph, 4)
-        other = {
-            "one operand twice": lambda: (c, c),
-            "another view": lambda: (c, d.reverse([0])),
-            "placed elsewhere": lambda: (a, d),  # a has been placed with b
-            "a constant": lambda: (c, graph.add_constant(np.ones((16, 24), np.float32))),
-        }[case]
-        first = elementwise(graph, ADD, (a, b), ProgramSequence(), "before")
-        assert graph.is_mapped(first)
-        planned.clear()
-        return [other()]
-
-    twice(pairs)
-    assert planned == ["sum0"]
+def test_what_users_place_themselves_is_planned_each_time() -> None:
+    """Else what lies nowhere would be placed for them, not refused."""
+    sums = Sums()
+    a, b, c, d = sums.operands(4)
+    sums.of(a, b, "one")
+    sums.graph.maps_automatically = False
+    with pytest.raises(Exception, match="unmapped variable"):
+        sums.of(c, d, "two")
