@@ -4,7 +4,7 @@ Input: the spans of a field that the operation places where it is read, and cand
 contiguous runs, for all grids at once.
 
 Source: the rules of `ipujax.runtime.exchange.boxes` for runs, of `exchange.shared_bus` for buses, of
-`blocks.place_operand` for places.
+`place.place_operand` for places.
 Limits: one typical block a grid; the tiles of a grid are numbered in row-major order, as `Grids.placement` does it.
 """
 
@@ -26,7 +26,7 @@ MOST_SHARED_BYTES = 16 * 1024
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shares:
-    """How blocks of a field that several tiles read are shared out among these, as `blocks.place_operand` does it.
+    """How blocks of a field that several tiles read are shared out among these, as `place.place_operand` does it.
 
     Args:
         users: tiles that read a block.

@@ -111,11 +111,12 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
         return
     cuts, users = _blocks(spans, placement)
     block_bytes = prod(int(np.diff(cut).max(initial=0)) for cut in cuts) * element_bytes(tensor.dtype)
+    tile = frozen(users[..., 0], np.int32)
     if users.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
-        cuts, tile = _shared_out(cuts, users)
-    else:
-        tile = users[..., 0]
-    map_by_plan(graph, tensor, cuts, frozen(tile, np.int32))
+        # The outermost dimension alone, as `box_charge` expects.
+        outermost = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
+        cuts, tile = share_out(cuts, users, users.shape[-1], [outermost])
+    map_by_plan(graph, tensor, cuts, tile)
     map_linearly(graph, tensor)
 
 
@@ -144,15 +145,30 @@ def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray
     return tuple(cuts), np.transpose(boxes, [*used, *rest]).reshape([*(len(cut) - 1 for cut in cuts), users])
 
 
-def _shared_out(cuts: tuple[np.ndarray, ...], users: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cuts blocks along their outermost dimension for the tiles that read them, as `box_charge` expects."""
-    dim = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
-    parts = min(users.shape[-1], int(np.diff(cuts[dim]).min()))
-    finer, block, part = cut_again(cuts[dim], parts)
-    tiles = np.take(users, block, dim)
-    shape = [len(part) if d == dim else 1 for d in range(tiles.ndim)]
-    tile = np.take_along_axis(tiles, part.reshape(shape), -1)[..., 0]
-    return (*cuts[:dim], finer, *cuts[dim + 1 :]), tile
+def share_out(
+    cuts: Sequence[np.ndarray], users: np.ndarray, wanted: int, dims: Sequence[int]
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Cuts every block in equal parts, and gives each to one of the tiles that read the block.
+
+    Args:
+        cuts: boundaries of each dimension of a tensor.
+        users: the tiles that read each block, one dimension for each of the tensor's and a last one.
+        wanted: most parts of a block, at most its users; there are as many as the shortest block allows.
+        dims: the dimensions that may be cut; outer ones are first.
+
+    Returns:
+        The finer boundaries, and the tile of each part.
+    """
+    finer, blocks, number, parts = [], [], np.zeros((), np.int64), 1
+    for dim, cut in enumerate(cuts):
+        most = max(1, min(wanted // parts, int(np.diff(cut).min()))) if dim in dims else 1
+        bounds, block, part = cut_again(cut, most)
+        count = int(part.max()) + 1
+        finer.append(bounds)
+        blocks.append(block)
+        number = np.add.outer(number * count, part)
+        parts *= count
+    return tuple(finer), frozen(users[(*np.ix_(*blocks), number * users.shape[-1] // parts)], np.int32)
 
 
 def mapped_variable(

@@ -22,7 +22,7 @@ from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
     memory_of,
-    place_operand,
+    place_by_plan,
     result_variable,
     zeros,
 )
@@ -311,7 +311,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
     if is_one or over_batch:
-        place_operand(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+        place_by_plan(graph, w, plan, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
     if not is_one and over_batch:
         return
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
@@ -320,7 +320,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     for axis, size in zip(field, plan.spec.in_field, strict=True):
         cuts[axis], kept = _scaled(cuts[axis], size)
         tile = tile.take(kept, axis)
-    place_operand(graph, x, plan, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
+    place_by_plan(graph, x, plan, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
 
 
 def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:

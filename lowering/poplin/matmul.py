@@ -20,7 +20,7 @@ from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
     memory_of,
-    place_operand,
+    place_by_plan,
     result_variable,
     zeros,
 )
@@ -137,10 +137,10 @@ def _in_steps(
     grid, by_columns = _grid(plan), plan.step_axis == OUT_CHANNELS
     is_one = plan.steps == 1
     if is_one or by_columns:
-        place_operand(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
+        place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
     if is_one or not by_columns:
         columns = np.transpose(grid.tile, (_G, _K, _N, _M))
-        place_operand(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
+        place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
     if is_one:
         return _step(graph, a, b, plan, precision, prog, name)
 

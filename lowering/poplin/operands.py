@@ -12,12 +12,12 @@ import numpy as np
 from ipujax.lowering.layout import (
     GROUP_CHANNELS,
     MemoryOrder,
-    cut_again,
     linear_mapping,
     map_by_plan,
     map_linearly,
     view_digits,
 )
+from ipujax.lowering.layout.place import share_out
 from ipujax.lowering.poplin.partials import combine, monoid_of
 from ipujax.lowering.poplin.product_plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
@@ -29,7 +29,6 @@ from ipujax.runtime.tensor import (
     Tensor,
     element_bytes,
     even_cuts,
-    frozen,
 )
 
 
@@ -57,7 +56,7 @@ class Result:
 
 
 def is_free(graph: Graph, operand: Tensor) -> bool:
-    """Whether `place_operand` will place an operand: no tile mapping yet, and a view of one whole variable."""
+    """Whether `place_by_plan` will place an operand: no tile mapping yet, and a view of one whole variable."""
     return not graph.is_mapped(operand) and view_digits(operand) is not None
 
 
@@ -75,7 +74,7 @@ def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
     return tuple((axis, size) for _, axis, size in sorted(pieces, reverse=True))
 
 
-def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
+def place_by_plan(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray) -> None:
     """Maps an operand without a mapping: each block spread over the tiles that use it, or it lies evenly on the plan's.
 
     Args:
@@ -91,26 +90,9 @@ def place_operand(graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.n
     if plan.lays_linearly or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
-    rank = operand.ndim
-    users = tile.reshape((*tile.shape[:rank], -1))
+    users = tile.reshape((*tile.shape[: operand.ndim], -1))
     wanted = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
-    finer, index, parts = [], [], 1
-    for dim, cut in enumerate(cuts):
-        # As many parts of every block as the shortest allows.
-        bounds, block, part = cut_again(cut, max(1, min(wanted // parts, int(np.diff(cut).min()))))
-        count = int(part.max()) + 1
-        finer.append(bounds)
-        index.append((dim, block, part, count))
-        parts *= count
-    shape = [-1 if d == 0 else 1 for d in range(rank)]
-    which, blocks, stride = np.zeros((1,) * rank, np.int64), [], parts
-    for dim, block, part, count in index:
-        stride //= count
-        along = np.roll(shape, dim)
-        which = which + (part * stride).reshape(along)
-        blocks.append(block.reshape(along))
-    user = which * users.shape[-1] // parts
-    map_by_plan(graph, operand, finer, frozen(users[(*blocks, user)], np.int32))
+    map_by_plan(graph, operand, *share_out(cuts, users, wanted, range(operand.ndim)))
 
 
 def result_variable(
