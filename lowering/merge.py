@@ -166,7 +166,7 @@ def _result_bytes(graph: Graph, program: Program) -> int:
 
 def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
     """Bytes on a tile of the tensors of some fields, were each spread evenly over the tiles of the vertices."""
-    tiles = max(1, int(np.count_nonzero(np.bincount(group.tile.ravel() - NO_TILE))))
+    tiles = max(1, int(np.count_nonzero(np.bincount((group.tile - NO_TILE).ravel())[1:])))
     sizes = (group.accesses[n].tensor.size * element_bytes(group.codelet.fields[n].dtype) for n in numbers)
     return [-(-size // tiles) for size in sizes]
 

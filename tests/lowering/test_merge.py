@@ -14,7 +14,7 @@ from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Copy, Execute, Graph, HostStream, Sequence, StreamIn
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, NO_TILE, Copy, Execute, Graph, HostStream, Sequence, StreamIn
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tensor.mapping import grid
@@ -78,6 +78,18 @@ def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
     for one, (group,) in list(graph.groups.items()):
         axes = replace(group.axes[0], cuts=np.arange(0, 13, 2)), group.axes[1]
         graph.groups[one] = [replace(group, axes=axes, tile=np.repeat(group.tile, 3, axis=0))]
+    merge_compute_sets(graph, prog)
+    assert counts(graph, prog) == [1, 1]
+
+
+def test_blocks_without_a_vertex_are_on_no_tile() -> None:
+    """All 384 bytes that a sine reads are on one tile, though one of its four blocks has no vertex."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=500 / 8192)
+    graph, prog = Graph(target), Sequence()
+    for name in "ab":
+        elementwise(graph, SIN, [tensor(graph, name)], prog, name)
+    for one, (group,) in list(graph.groups.items()):
+        graph.groups[one] = [replace(group, tile=np.array([[0, 0], [0, NO_TILE]], np.int32))]
     merge_compute_sets(graph, prog)
     assert counts(graph, prog) == [1, 1]
 
