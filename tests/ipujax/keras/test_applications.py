@@ -93,6 +93,7 @@ def assert_as_stock(make: Callable[[], tuple[Any, np.ndarray]], options: Options
     return model
 
 
+@pytest.mark.slow
 def test_a_network_predicts_as_stock_keras() -> None:
     model, x = NETWORKS["MobileNetV2"]()
     expected = model.predict(x, batch_size=EXAMPLES, verbose=0)
