@@ -46,9 +46,9 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     if 0 in shape:
         return nowhere(shape)
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
-    order = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE) or order
+    in_short_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
     in_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
-    order = in_rows if prod(shape[d] for d in in_rows) >= blocks else order
+    order = next((dims for dims in (in_rows, in_short_rows) if prod(shape[d] for d in dims) >= blocks), order)
     grids = even_grids(shape, order, blocks)
     keys = [-grids.blocks[d] for d in reversed(order)]
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))

@@ -40,19 +40,23 @@ class Lowering:
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
-    def jaxpr(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]:
+    def jaxpr(
+        self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Lowers a jaxpr on given tensors; returns the tensors of its results.
 
         Args:
             jaxpr: what to lower.
             operands: a tensor for each of its operands.
             prog: program to add to.
+            into: tensors that its first results may be written to at once.
         """
         body = jaxpr.jaxpr
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
-        self.equations(body.eqns, env, prog, body.outvars)
+        places = {var: out for var, out in zip(body.outvars, into, strict=False) if isinstance(var, Var)}
+        self.equations(body.eqns, env, prog, body.outvars, into=places)
         return [self.read(env, atom) for atom in body.outvars]
 
     def equations(
@@ -62,6 +66,7 @@ class Lowering:
         prog: ProgramSequence,
         results: Sequence[Atom],
         after: Callable[[JaxprEqn], object] = lambda _: None,
+        into: Mapping[Var, Tensor] | None = None,
     ) -> None:
         """Lowers equations in order.
 
@@ -71,16 +76,17 @@ class Lowering:
             prog: program to add to.
             results: what is read after them.
             after: is called behind each equation; it may read what that has made.
+            into: tensors that may be written at once, beside those of all jaxprs.
         """
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
-        reads = LastReads(last_read, env.items())
+        reads, places = LastReads(last_read, env.items()), {**self._into, **(into or {})}
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
-            into = {var: self._into[var] for var in eqn.outvars if var in self._into}
-            into = {var: out for var, out in into.items() if reads.may_overwrite(out, operands, number)}
+            free = {var: places[var] for var in eqn.outvars if var in places}
+            free = {var: out for var, out in free.items() if reads.may_overwrite(out, operands, number)}
             later = LaterValues(env, reads, number)
-            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, into, later), strict=True))
+            found = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
             reads.add(found.items())
             env.update(found)
             after(eqn)

@@ -126,6 +126,12 @@ def dynamic_update_slice_in_place(
         map_linearly(graph, buffer)
         prog.add(Copy(update, buffer, name, graph.origin))
         return
+    held = memory_order(buffer)
+    if held is not None and not held.is_own and all(len(held.sizes[d]) == 1 for d in dims):
+        box, moving = held.with_shape(update.shape), [held.view_dims.index(d) for d in dims]
+        own, update = held.of_variable(buffer), box.of_variable(update)
+        dynamic_update_slice_in_place(graph, own, update, starts, prog, name, moving)
+        return
     map_for_slicing(graph, buffer, dims)
     placement = _placement(graph, buffer, dims)
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]

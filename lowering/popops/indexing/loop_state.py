@@ -75,8 +75,8 @@ def assign(graph: Graph, values: Sequence[Tensor], states: Sequence[Tensor], pro
         prog: program to add to.
         name: debug name of the loop.
     """
-    own = {variable for state in states for variable in state.variables()}
     pairs = [(v, s) for v, s in zip(values, states, strict=True) if v.node != s.node]
+    own = {variable for _, state in pairs for variable in state.variables()}
     aside = [set_aside(graph, v, prog, name) if must_be_set_aside(v, s, own) else v for v, s in pairs]
     for value, (_, state) in zip(aside, pairs, strict=True):
         map_linearly(graph, value)

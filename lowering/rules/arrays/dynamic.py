@@ -16,7 +16,13 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import charged_price, map_linearly
-from ipujax.lowering.popops import dynamic_slice, dynamic_update_slice, immediate_of, signed
+from ipujax.lowering.popops import (
+    dynamic_slice,
+    dynamic_update_slice,
+    dynamic_update_slice_in_place,
+    immediate_of,
+    signed,
+)
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
@@ -42,15 +48,19 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
-    """A copy with a box overwritten at a dynamic place."""
+    """A copy with a box overwritten at a dynamic place; the array itself, where nothing reads the old one any more."""
     if not update.size:
         return x
     map_linearly(ctx.graph, update)
     known, moving = _places(x.shape, update.shape, starts)
+    place = ctx.into_tensors[0]
+    if place is not None and place.node is x.node and moving and not _too_long(ctx.graph, x, update.shape, moving):
+        _update(ctx, _within(place, known, update.shape), update, moving, in_place=True)
+        return place
     return _around(x, _update(ctx, _within(x, known, update.shape), update, moving), known)
 
 
-def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts) -> Tensor:
+def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts, in_place: bool = False) -> Tensor:
     long = _too_long(ctx.graph, x, update.shape, moving)
     if not moving:
         return update
@@ -60,7 +70,7 @@ def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts) -> Tensor:
             moving,
             x,
             update.shape,
-            lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving),
+            lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving, in_place),
         )
     (dim, *_), rest = long, {d: start for d, start in moving.items() if d != long[0]}
     size = update.shape[dim]
@@ -130,13 +140,24 @@ def _sliced(
 
 
 def _updated(
-    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, update: Tensor, moving: Starts
+    graph: Graph,
+    prog: ProgramSequence,
+    name: str,
+    way: Sequence[Dims],
+    x: Tensor,
+    update: Tensor,
+    moving: Starts,
+    in_place: bool,
 ) -> Tensor:
     dims, *rest = way
     if rest:
         part = _sliced(graph, prog, name, [dims], x, update.shape, moving)
-        update = _updated(graph, prog, name, rest, part, update, moving)
-    return dynamic_update_slice(graph, x, update, [moving[d] for d in dims], prog, name, dims)
+        update = _updated(graph, prog, name, rest, part, update, moving, True)
+    starts = [moving[d] for d in dims]
+    if not in_place:
+        return dynamic_update_slice(graph, x, update, starts, prog, name, dims)
+    dynamic_update_slice_in_place(graph, x, update, starts, prog, name, dims)
+    return x
 
 
 # --- what is too long for one tile ------------------------------------------------------------------------------------

@@ -16,9 +16,14 @@ from ipujax.runtime.tensor import Tensor
 
 
 class LowerJaxpr(Protocol):
-    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results."""
+    """Lowers a jaxpr on given tensors, adding to a program; returns the tensors of its results.
 
-    def __call__(self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence) -> list[Tensor]: ...
+    Results may be written to the tensors `into` at once, one for each of the first results.
+    """
+
+    def __call__(
+        self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
+    ) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def scan_rule(
     # `unroll` and its like are advice for XLA
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name
-    carries = _states(ctx, operands[num_consts : num_consts + num_carry], jaxpr, num_consts)
+    carries = _states(ctx, operands, slice(num_consts, num_consts + num_carry), jaxpr, num_consts)
     stacks = operands[num_consts + num_carry :]
     for stack in stacks:
         if not is_off_chip(ctx, stack):
@@ -59,7 +59,7 @@ def scan_rule(
         is_remote = is_off_chip(ctx, stack)
         slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
     streams.fetch_ahead()
-    results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body)
+    results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
     pushed = []
     for value in results[num_carry:]:
         pushed.append(new_stack(graph, value, length, ctx.prog, name))
@@ -85,11 +85,12 @@ def while_rule(
     """
     cond_consts = operands[:cond_nconsts]
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
-    carries = _states(ctx, operands[cond_nconsts + body_nconsts :], body_jaxpr, body_nconsts)
+    carries = _states(ctx, operands, slice(cond_nconsts + body_nconsts, None), body_jaxpr, body_nconsts)
     condition, body = ProgramSequence(), ProgramSequence()
     (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
-    results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body)
-    if predicate.ndim:
+    is_batched = predicate.ndim > 0
+    results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body, () if is_batched else carries)
+    if is_batched:
         (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
         results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
         predicate = reduce(ctx.graph, predicate, range(predicate.ndim), "or", condition, f"{ctx.name}/any")
@@ -99,11 +100,21 @@ def while_rule(
     return carries
 
 
-def _states(ctx: Context, initial: Sequence[Tensor], body: ClosedJaxpr, num_consts: int) -> list[Tensor]:
-    """The carries of a loop, which follow the constants among the inputs of its body."""
-    grouped = grouped_inputs(body.jaxpr)[num_consts:]
-    rows = zip(initial, grouped, strict=False)
-    return [new_state(ctx.graph, x, ctx.prog, ctx.name, n, own) for n, (x, own) in enumerate(rows)]
+def _states(
+    ctx: Context, operands: Sequence[Tensor], initial: slice, body: ClosedJaxpr, num_consts: int
+) -> list[Tensor]:
+    """The carries of a loop, which follow the constants among the inputs of its body.
+
+    A carry is the first value itself where nothing else reads that, and the result may be there.
+    """
+    states = list[Tensor]()
+    for n, (x, in_groups) in enumerate(zip(operands[initial], grouped_inputs(body.jaxpr)[num_consts:], strict=False)):
+        place = ctx.into_tensors[n]
+        if place is not None and place.node is x.node and sum(other.node is x.node for other in operands) == 1:
+            states.append(place)
+        else:
+            states.append(new_state(ctx.graph, x, ctx.prog, ctx.name, n, in_groups))
+    return states
 
 
 def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:

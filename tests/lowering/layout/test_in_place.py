@@ -13,7 +13,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.layout.in_place import changes, must_be_set_aside
-from ipujax.runtime.graph import Graph
+from ipujax.runtime.graph import Copy, Graph, distinct
 from ipujax.runtime.tensor import concat
 from tests.lowering.helpers import check, small_target
 
@@ -60,7 +60,53 @@ def turned(u: Any, v: Any) -> Any:
     return jnp.concatenate([u[5:], u[:5]]), v.at[1:].set(v[:-1])
 
 
-@pytest.mark.parametrize("step", [border, exchanged, turned])
+def row_of(v: Any) -> Any:
+    return (jnp.abs(v[0, 0]) * 5).astype(jnp.int32) % 9
+
+
+def at_a_place(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, v[:1], (row_of(v), 0)), v * 2
+
+
+def at_a_place_of_both(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, v[:2, :3], (row_of(v), row_of(u))), v * 2
+
+
+def within_known_columns(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, v[:2, :3], (row_of(v), 2)), v * 2
+
+
+def while_the_old_is_read(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, v[:1], (row_of(v), 0)), u + v
+
+
+def with_what_is_overwritten(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, u[1:3], (row_of(v), 0)), v * 2
+
+
+def with_what_was_read_of_it(u: Any, v: Any) -> Any:
+    return lax.dynamic_update_slice(u, u[1:3] * 2, (row_of(v), 0)), v.at[1].set(u.sum(0))
+
+
+def and_in_the_place_of_the_other(u: Any, v: Any) -> Any:
+    return v + 1, lax.dynamic_update_slice(u, v[:1], (row_of(v), 0))
+
+
+STEPS = [
+    border,
+    exchanged,
+    turned,
+    at_a_place,
+    at_a_place_of_both,
+    within_known_columns,
+    while_the_old_is_read,
+    with_what_is_overwritten,
+    with_what_was_read_of_it,
+    and_in_the_place_of_the_other,
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_updates_in_loops_and_of_donated_arguments_are_right(step: Callable[..., Any]) -> None:
     args = tuple(RNG.standard_normal((9, 6)).astype(np.float32) for _ in range(2))
     check(lambda u, v: lax.fori_loop(0, 3, lambda _, s: step(*s), (u, v)), *args, tiles=(7,), rtol=1e-6)
@@ -74,3 +120,21 @@ def test_a_row_is_written_without_a_copy_of_the_array() -> None:
     profile = step.lower(jax.ShapeDtypeStruct((1024, 1024), np.float32)).compile().profile
     copied_whole = 1024 * 1024 * 4 / 1472 / ipu.IPUModel().target.memcpy_bytes_per_cycle
     assert profile.phase_cycles["compute"] < copied_whole
+
+
+def at_its_first(u: Any) -> Any:
+    return lax.dynamic_update_slice(u, jnp.ones((1, 1024), u.dtype), (u[0, 0].astype(jnp.int32), 0))
+
+
+def in_a_loop(body: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda u: lax.fori_loop(0, 3, lambda _, u: body(u), u)
+
+
+@pytest.mark.parametrize("step", [at_its_first, in_a_loop(at_its_first), in_a_loop(lambda u: u * 2)])
+def test_of_a_donated_array_nothing_is_copied(step: Callable[..., Any]) -> None:
+    """Loops copy their counters."""
+    given = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    for donated, expected in (((0,), {1}), ((), {1, 1024 * 1024})):
+        program = ipu.jit(step, device=ipu.IPUModel(), donate_argnums=donated).lower(given).program
+        copied = {node.destination.size for node in distinct(program) if isinstance(node, Copy)}
+        assert copied <= expected and (donated or max(copied) > 1)

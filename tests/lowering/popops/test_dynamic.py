@@ -88,6 +88,15 @@ def test_the_sliced_dimension_is_whole_on_every_tile() -> None:
     assert bytes_per_tile.max() <= 2 * x.size * 4 / 16
 
 
+def test_short_rows_are_cut_where_nothing_else_can_be() -> None:
+    graph = Graph(small_target(16))
+    x = graph.add_variable((2, 512, 2, 32), np.dtype(np.float32), "x")
+    map_for_slicing(graph, x, (1,))
+    mapping = graph.mappings[x.variables()[0]]
+    assert isinstance(mapping, Blocked)
+    assert [len(cut) - 1 for cut in mapping.cuts] == [2, 1, 2, 4]
+
+
 def test_a_slice_of_a_well_mapped_tensor_moves_only_indices() -> None:
     program = lowered(lambda x, i: lax.dynamic_index_in_dim(x, i, 0), (np.zeros((8, 6, 64), np.float32), np.int32(0)),
                       small_target(16))  # fmt: skip
