@@ -3,8 +3,10 @@
 A row is never cut here, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone
 is worked on by one tile. (The rules cut rows that no tile can hold: `rules/long_rows.py`.)
 
-Source: heap sort and bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative
-results have no public figure and cost one load, one operation and one store an element (assumed).
+Rows are sorted by a bitonic network, as the top-k of PopLibs: its heap sort, by one worker, takes ten times as long.
+
+Source: bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative results have
+no public figure and cost one load, one operation and one store an element (assumed).
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ CUMULATIVE: dict[str, tuple[Callable[..., jax.Array], int]] = {
 }
 _WORKER_START_CYCLES = 20  # assumed, as of a reduction
 _SORT_SUPERVISOR_CYCLES = 19
-_HEAP_SORT_INSTRUCTIONS = 8
-_HEAP_SORT_LEVEL_CYCLES, _HEAP_SORT_ELEMENT_CYCLES, _HEAP_SORT_CYCLES = 19, 6, 2
-_COMPARE_SWAP_CYCLES = 11  # a pair of float keys with values
+_SORT_WORKER_CYCLES = 23
+# A pair of float keys alone, with values, and where a second key decides between equal ones.
+_COMPARE_SWAP_KEYS_CYCLES, _COMPARE_SWAP_CYCLES, _COMPARE_SWAP_SECOND_KEY_CYCLES = 13, 11, 26
+_SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
 def cumulative(
@@ -208,21 +211,31 @@ def _sort_codelet(
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
 
+    # To keep the order of equal keys, a second key holds it; one tensor alone has no order to keep.
+    keys = max(num_keys, 2) if is_stable and len(dtypes) > 1 else num_keys
+
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _rows_and_length(shapes, axis)
-        # A merge goes through its row once; that costs what a level of the sort does (assumed).
-        levels = 1 if has_sorted_halves else np.floor(np.log2(np.maximum(length, 1))).astype(np.int64)
-        row = _HEAP_SORT_LEVEL_CYCLES * length * levels + _HEAP_SORT_ELEMENT_CYCLES * length + _HEAP_SORT_CYCLES
-        carried = 1 if len(dtypes) == 1 else 2  # keys with values cost twice
-        workers = target.worker_contexts
-        means = emulation(dtypes[0], "add", target)  # a comparison
-        loop = -(-rows // workers) * (_HEAP_SORT_INSTRUCTIONS * means.factor + means.cast_cycles) * carried * row
-        return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
+        levels = np.ceil(np.log2(np.maximum(length, 2))).astype(np.int64)
+        stages = levels if has_sorted_halves else levels * (levels + 1) // 2
+        pairs = -(-rows * -(-length // 2) // target.worker_contexts)
+        compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
+        pair = max(means.factor * _compare_swap_cycles(keys, len(dtypes)) + means.cast_cycles for means in compared)
+        stage = _SORT_SUPERVISOR_CYCLES + target.worker_contexts * (_SORT_WORKER_CYCLES + pairs * pair)
+        return target.supervisor_overhead_cycles + stages * stage
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
-    title = f"popops::{'Merge' if has_sorted_halves else 'HeapSort'}<{dtype_name(dtypes[0])}>"
+    title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
     return Codelet(title, tuple(fields), compute, cycles, 32, 700)
+
+
+def _compare_swap_cycles(keys: int, tensors: int) -> int:
+    """Cycles in which a worker compares one pair of elements and swaps them, in so many tensors."""
+    if tensors == 1:
+        return _COMPARE_SWAP_KEYS_CYCLES
+    first = _COMPARE_SWAP_CYCLES if keys == 1 else _COMPARE_SWAP_SECOND_KEY_CYCLES
+    return first + _SWAP_CYCLES * (tensors - 2)
 
 
 @remembered
