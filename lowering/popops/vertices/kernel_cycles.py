@@ -95,7 +95,8 @@ def _instructions(op: OpCount, elements: int, target: Target) -> int:
     means = emulation(op.dtype, kind_of(op.name), target)
     if op.name in _COMPARISONS and means.width in ("float", "half"):
         return int(words * means.factor + means.cast_cycles * elements)
-    row = "sum" if op.name in _SUMS else "unary" if op.tensors + op.constants == 1 else "other"
+    in_assembly = op.name in _SUMS and means.width in ("float", "half")
+    row = "sum" if in_assembly else "unary" if op.tensors + op.constants == 1 else "other"
     cycles, vector = OP_COSTS[op.name].of(means.width)
     work = means.factor * max(1, cycles - _MOVED[row]) * ceil_div(elements, vector)
     return int(work + means.cast_cycles * elements)

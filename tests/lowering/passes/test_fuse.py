@@ -203,6 +203,14 @@ def test_cycles_are_loads_instructions_and_stores() -> None:
     assert cycles == target.supervisor_overhead_cycles + 6 * (31 + 50 * 3)
 
 
+def test_an_integer_sum_is_what_its_row_has_beside_the_loop() -> None:
+    """The row of 7 cycles an element is of C++, of which loads, the store and the loop are 5."""
+    target, int32 = preset("mk2"), np.dtype(np.int32)
+    ops = [OpCount("add", int32, 2, 0), OpCount("add", int32, 2, 0)]
+    cycles = kernel_cycles(ops, [int32] * 3, [int32], np.int64(600), target)
+    assert cycles == target.supervisor_overhead_cycles + 6 * (31 + 50 * (3 + 1 + 2 * 2 * (7 - 5)))
+
+
 def test_a_scalar_is_loaded_once() -> None:
     """Not in every iteration of the loop, as a constant is."""
     vector, scalar = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((1200,), ()))
