@@ -32,13 +32,25 @@ def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:
 def op_of(eqn: JaxprEqn) -> Op:
     """The operation of an elementwise equation."""
     aval: Any = eqn.outvars[0].aval
-    return _bound_op(eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
+    return _bound_op(_charged_as(eqn), eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
+
+
+# What XLA computes powers of constant exponents as; assumed of the machine's compiler too.
+_POWERS = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "square", 3.0: "integer_pow"}
+
+
+def _charged_as(eqn: JaxprEqn) -> str:
+    """The row of `OP_COSTS` of an equation."""
+    name, exponent = eqn.primitive.name, eqn.invars[-1] if eqn.invars else None
+    if name != "pow" or not isinstance(exponent, Literal) or np.size(exponent.val) != 1:
+        return name
+    return _POWERS.get(float(np.reshape(exponent.val, ()).astype(np.float64)), name)
 
 
 @remembered
-def _bound_op(primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
-    key, has_none = (primitive.name, params), all(value is None for _, value in params)
-    return Op(primitive.name, partial(primitive.bind, **dict(params)), out_dtype, key, has_none)
+def _bound_op(row: str, primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
+    key, has_none = (row, primitive.name, params), all(value is None for _, value in params)
+    return Op(row, partial(primitive.bind, **dict(params)), out_dtype, key, has_none)
 
 
 def unchanged_operand(eqn: JaxprEqn) -> int | None:

@@ -7,9 +7,14 @@ with it is a vector of 64 bits and gets the loop's overhead: 4 unary, 5 binary, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
 
+import ipujax as ipu
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
 from tests.lowering.helpers import small_target
 
@@ -134,3 +139,14 @@ def test_a_scalar_operand_saves_its_load(op: str) -> None:
     """BroadcastScalar1D: 1 cycle of overhead a turn, not 2, and 20 cycles of a worker once."""
     charged = elementwise_cycles(op, F32, 1, 1, np.array([0, 2 * 6 * 5]), small_target(1))
     np.testing.assert_array_equal(charged, 11 + 6 * np.array([20, 20 + 5 * (1 + 1)]))
+
+
+POWERS = [(2.0, jax.lax.square), (0.5, jax.lax.sqrt), (-0.5, jax.lax.rsqrt)]
+
+
+@pytest.mark.parametrize(("exponent", "same"), POWERS)
+def test_a_constant_power_costs_what_it_is_computed_as(exponent: float, same: Callable[..., Any]) -> None:
+    """But for a few cycles before the loop."""
+    device, x = ipu.IPUModel(tiles_per_ipu=1), jax.ShapeDtypeStruct((6000,), np.float32)
+    one, other = (ipu.jit(fun, device=device).lower(x).compile().profile for fun in (lambda x: x**exponent, same))
+    assert 0 <= one.phase_cycles["compute"] - other.phase_cycles["compute"] < 20
