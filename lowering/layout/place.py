@@ -35,7 +35,8 @@ from ipujax.runtime.tensor import (
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
     """The most even grid over at most `tiles` tiles, with at least 128 bytes a box where there are as many.
 
-    What is in a row of fewer bytes than that is not cut, where something else can be: it would move in small pieces.
+    What is in a row of fewer bytes than that is not cut, where something else can be, or where boxes are small anyway:
+    it would move in small pieces.
 
     Args:
         shape: extents of the index space.
@@ -48,7 +49,9 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
     in_short_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
     in_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
-    order = next((dims for dims in (in_rows, in_short_rows) if prod(shape[d] for d in dims) >= blocks), order)
+    few = min(blocks, -(-prod(shape) * block_bytes // MOST_SHARED_BYTES))
+    enough = ((in_rows, blocks), (in_short_rows, few))
+    order = next((dims for dims, least in enough if dims and prod(shape[d] for d in dims) >= least), order)
     grids = even_grids(shape, order, blocks)
     keys = [-grids.blocks[d] for d in reversed(order)]
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))
@@ -113,9 +116,10 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
     block_bytes = prod(int(np.diff(cut).max(initial=0)) for cut in cuts) * element_bytes(tensor.dtype)
     tile = frozen(users[..., 0], np.int32)
     if users.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
-        # The outermost dimension alone, as `box_charge` expects.
+        # The outermost dimension alone, for the first of the tiles, as `box_charge` expects.
         outermost = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
-        cuts, tile = share_out(cuts, users, users.shape[-1], [outermost])
+        parts = min(users.shape[-1], int(np.diff(cuts[outermost]).min()))
+        cuts, tile = share_out(cuts, users[..., :parts], parts, [outermost])
     map_by_plan(graph, tensor, cuts, tile)
     map_linearly(graph, tensor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,17 @@ from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.compile import program_cycles
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES, NO_TILE, Copy, Execute, Graph, HostStream, Sequence, StreamIn
+from ipujax.runtime.graph import (
+    BYTE_PRICE_CYCLES,
+    NO_TILE,
+    Copy,
+    Execute,
+    Graph,
+    HostStream,
+    Sequence,
+    StreamIn,
+    VertexGroup,
+)
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 from ipujax.runtime.tensor.mapping import grid
@@ -69,29 +80,34 @@ def test_the_dearer_a_byte_the_less_a_merged_set_reads() -> None:
         assert counts(*built("ab cd ef", target, price)) == expected
 
 
-def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
-    """A sine reads 96 bytes on a tile, be it in one vertex or in three."""
-    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=150 / 8192)
+def counts_of_two(most_bytes: int, changed: Callable[[VertexGroup], VertexGroup]) -> list[int]:
+    """`counts` of two sines whose vertices are changed, where one operation may read so many bytes of a tile."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=most_bytes / 8192)
     graph, prog = Graph(target), Sequence()
     for name in "ab":
         elementwise(graph, SIN, [tensor(graph, name)], prog, name)
     for one, (group,) in list(graph.groups.items()):
-        axes = replace(group.axes[0], cuts=np.arange(0, 13, 2)), group.axes[1]
-        graph.groups[one] = [replace(group, axes=axes, tile=np.repeat(group.tile, 3, axis=0))]
+        graph.groups[one] = [changed(group)]
     merge_compute_sets(graph, prog)
-    assert counts(graph, prog) == [1, 1]
+    return counts(graph, prog)
+
+
+def test_what_many_vertices_of_a_tile_read_counts_for_all_of_them() -> None:
+    """A sine reads 96 bytes on a tile, be it in one vertex or in three."""
+
+    def cut_in_three(group: VertexGroup) -> VertexGroup:
+        axes = replace(group.axes[0], cuts=np.arange(0, 13, 2)), group.axes[1]
+        return replace(group, axes=axes, tile=np.repeat(group.tile, 3, axis=0))
+
+    assert counts_of_two(150, cut_in_three) == [1, 1]
+    assert counts_of_two(200, cut_in_three) == [2]
 
 
 def test_blocks_without_a_vertex_are_on_no_tile() -> None:
     """All 384 bytes that a sine reads are on one tile, though one of its four blocks has no vertex."""
-    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=500 / 8192)
-    graph, prog = Graph(target), Sequence()
-    for name in "ab":
-        elementwise(graph, SIN, [tensor(graph, name)], prog, name)
-    for one, (group,) in list(graph.groups.items()):
-        graph.groups[one] = [replace(group, tile=np.array([[0, 0], [0, NO_TILE]], np.int32))]
-    merge_compute_sets(graph, prog)
-    assert counts(graph, prog) == [1, 1]
+    tile = np.array([[0, 0], [0, NO_TILE]], np.int32)
+    assert counts_of_two(500, lambda group: replace(group, tile=tile)) == [1, 1]
+    assert counts_of_two(800, lambda group: replace(group, tile=tile)) == [2]
 
 
 def test_a_chain_stays_apart() -> None:

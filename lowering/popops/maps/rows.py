@@ -3,7 +3,8 @@
 A row is never cut here, so that every result is that of `lax`; the other dimensions are cut over tiles. One row alone
 is worked on by one tile. (The rules cut rows that no tile can hold: `rules/long_rows.py`.)
 
-Rows are sorted by a bitonic network, as the top-k of PopLibs: its heap sort, by one worker, takes ten times as long.
+Rows are sorted by a bitonic network, as in the top-k of PopLibs; its heap sort, by one worker, takes over ten times as
+long.
 
 Source: bitonic compare-and-swap from the PopLibs cycle estimators (reference machine.md §1.3); cumulative results have
 no public figure and cost one load, one operation and one store an element (assumed).

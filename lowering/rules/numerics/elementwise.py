@@ -35,8 +35,9 @@ def op_of(eqn: JaxprEqn) -> Op:
     return _bound_op(_charged_as(eqn), eqn.primitive, tuple(sorted(eqn.params.items())), aval.dtype)
 
 
-# What XLA computes powers of constant exponents as; assumed of the machine's compiler too.
-_POWERS = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "square", 3.0: "integer_pow"}
+# What powers of constant exponents are computed as. Source: poplibs `optimise`, by its tests in
+# `tests/popops/MapExprOptimisations.cpp`; the third power is what XLA makes of it.
+_POWERS: dict[complex, str] = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "square", 3.0: "integer_pow"}
 
 
 def _charged_as(eqn: JaxprEqn) -> str:
@@ -44,7 +45,7 @@ def _charged_as(eqn: JaxprEqn) -> str:
     name, exponent = eqn.primitive.name, eqn.invars[-1] if eqn.invars else None
     if name != "pow" or not isinstance(exponent, Literal) or np.size(exponent.val) != 1:
         return name
-    return _POWERS.get(float(np.reshape(exponent.val, ()).astype(np.float64)), name)
+    return _POWERS.get(np.asarray(exponent.val).item(), name)
 
 
 @remembered

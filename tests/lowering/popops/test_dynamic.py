@@ -132,3 +132,15 @@ def test_a_box_is_kept_as_the_tensor_is() -> None:
     start = graph.add_constant(np.int32(3), "start")
     box = dynamic_slice(graph, columns, [start], (2, 6, 4), prog, "box", dims=(0,))
     assert box.shape == (2, 6, 4) and box.transpose((1, 0, 2)).is_whole_variable
+
+
+def test_an_update_is_written_in_the_order_of_memory() -> None:
+    """Else the whole buffer would be exchanged to and fro."""
+    graph, prog = Graph(small_target(4)), Sequence()
+    columns = graph.add_variable((6, 8, 4), np.dtype("float32"), "x").transpose((1, 0, 2))  # [8, 6, 4]
+    update = graph.add_variable((2, 6, 4), np.dtype("float32"), "update")
+    start = graph.add_constant(np.int32(3), "start")
+    dynamic_update_slice_in_place(graph, columns, update, [start], prog, "write", dims=(0,))
+    ((group,),) = graph.groups.values()
+    buffer, written = (access.tensor for access in group.accesses[:2])
+    assert buffer.is_whole_variable and written.shape == (6, 2, 4)

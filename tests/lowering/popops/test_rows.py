@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.lowering.popops.maps.rows import sort
+from ipujax.runtime.graph import Graph, Sequence
 from tests.lowering.helpers import check, lowered, small_target
 from tests.marks import slow_but
 
@@ -43,6 +45,22 @@ def test_sort() -> None:
     check(lambda k, x: lax.sort((k, x), dimension=1, num_keys=1), keys, X, tiles=(7,))
     check(lambda x: jnp.argsort(x, axis=-1), X, tiles=(7,))
     check(jnp.sort, np.array([3.0, np.nan, -0.0, 0.0, -np.inf], np.float32), tiles=(4,))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "num_keys", "is_stable", "pair_cycles"),
+    [(1, 1, True, 13), (2, 1, False, 11), (2, 1, True, 26), (2, 2, False, 26), (4, 1, False, 11 + 2 * 4)],
+)
+def test_a_sort_is_a_bitonic_network(tensors: int, num_keys: int, is_stable: bool, pair_cycles: int) -> None:
+    """Of 64 elements 21 stages, each of 32 pairs for six workers; a pair of rows is twice as many pairs."""
+    for rows in (1, 2):
+        graph, target = Graph(small_target(1)), small_target(1)
+        operands = [graph.add_variable((rows, 64), np.float32, f"x{n}") for n in range(tensors)]
+        sort(graph, operands, 1, num_keys, is_stable, Sequence(), "sort")
+        ((group,),) = graph.groups.values()
+        shapes = [tuple(np.asarray(n) for n in (rows, 64))] * 2 * tensors
+        stage = 19 + 6 * (23 + -(-32 * rows // 6) * pair_cycles)
+        assert group.codelet.cycles(shapes, target) == target.supervisor_overhead_cycles + 21 * stage
 
 
 def test_top_k() -> None:
