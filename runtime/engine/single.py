@@ -159,7 +159,8 @@ class EngineProgram:
         self._has_failed = Variable((), jnp.dtype(bool), "host has failed")
         self._side_states: dict[Program, list[Variable]] = {}
         self._called_around = called_around(program)
-        self._functions: dict[Function, list[_OneFunction]] = {}
+        self._functions: dict[object, list[_OneFunction]] = {}
+        self._compared = _compared_variables(graph, program)
 
     def _constants_read(self, program: Program) -> list[Variable]:
         """Constants in the order of the graph, made arrays once, outside of all control flow."""
@@ -246,12 +247,12 @@ class EngineProgram:
     def _step(self, step: Program, values: Values, live: Live) -> None:
         """Runs one step on values, which are changed; `live` is what may be read after it."""
         match step:
-            case Execute(compute_set):
-                groups = [self._groups[group] for group in self._graph.groups[compute_set]]
-                for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
-                    apply(written, values)
-            case Copy(source, destination):
-                values.store(destination, values.load(source))
+            case Execute(compute_set) if self._effects(step).writes & self._compared:
+                self._as_function(compute_set, step, values, self._effects(step).writes)
+            case Copy() if self._effects(step).writes & self._compared:
+                self._as_function(step, step, values, self._effects(step).writes)
+            case Execute() | Copy():
+                self._move_or_compute(step, values)
             case WriteUndef(destination):
                 if destination.is_whole_variable:
                     (variable,) = destination.variables()
@@ -288,6 +289,14 @@ class EngineProgram:
             case _:
                 raise AssertionError(f"unknown program node {step!r}")
 
+    def _move_or_compute(self, step: Execute | Copy, values: Values) -> None:
+        if isinstance(step, Copy):
+            values.store(step.destination, values.load(step.source))
+            return
+        groups = [self._groups[group] for group in self._graph.groups[step.compute_set]]
+        for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
+            apply(written, values)
+
     def _received(self, stream: HostStream, values: Values) -> jax.Array:
         """The next value of a stream to the device."""
         if isinstance(stream, CallStream) and stream.call is not None:
@@ -315,18 +324,22 @@ class EngineProgram:
         return results
 
     def _call(self, step: Call, values: Values, live: Live) -> None:
-        wanted, known = self._effects(step).writes & live, self._functions.setdefault(step.function, [])
-        one = next((one for one in known if wanted <= one.wanted), None)
-        if one is None:
-            one = self._one_function(step, wanted)
-            known.append(one)
-        with set_xla_metadata(inlineable="false"):
-            state = one.run([values[v] for v in one.takes])
-        values.update(zip(one.gives, state, strict=True))
+        self._as_function(step.function, step, values, self._effects(step).writes & live)
 
-    def _one_function(self, step: Call, wanted: Live) -> _OneFunction:
-        """The function of a call as one of JAX, which gives some of the variables that it writes."""
-        effects, constants = self._effects(step), self._constants_read(step.function.body)
+    def _as_function(self, key: object, step: Call | Execute | Copy, values: Values, wanted: Live) -> None:
+        """Runs a step as a function that XLA does not inline; `key` is equal for steps that do the same."""
+        known = self._functions.setdefault(key, [])
+        function = next((function for function in known if wanted <= function.wanted), None)
+        if function is None:
+            function = self._one_function(step, wanted)
+            known.append(function)
+        with set_xla_metadata(inlineable="false"):
+            state = function.run([values[v] for v in function.takes])
+        values.update(zip(function.gives, state, strict=True))
+
+    def _one_function(self, step: Call | Execute | Copy, wanted: Live) -> _OneFunction:
+        """The function of a step as one of JAX, which gives some of the variables that it writes."""
+        effects, constants = self._effects(step), self._constants_read(step)
         read = effects.reads | (effects.writes - effects.kills)
         takes = [v for v in sorted(read, key=self._order.__getitem__) if v.by_replica or not v.is_constant]
         takes = list(dict.fromkeys(self._stands_for.get(v, v) for v in takes))
@@ -336,7 +349,10 @@ class EngineProgram:
             with set_xla_metadata(inlineable=None):  # what is called inside may be inlined
                 inner = Values({v: jnp.asarray(v.value) for v in constants if not v.by_replica})
                 inner.update(zip(takes, state, strict=True))
-                self.go(step.function.body, inner, wanted)
+                if isinstance(step, Call):
+                    self.go(step.function.body, inner, wanted)
+                else:
+                    self._move_or_compute(step, inner)
                 return [inner[v] for v in gives]
 
         return _OneFunction(wanted, takes, gives, jax.jit(run))
@@ -431,6 +447,18 @@ def _one_by_one(program: Program, is_whole: Callable[[Program], bool]) -> Iterat
             yield from _one_by_one(child, is_whole)
     else:
         yield program
+
+
+def _compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
+    """The variables that codelets compare, each of which must have one value.
+
+    XLA computes a cheap value anew in each fusion that reads it, in one with and in another without a fused
+    multiply-add. A largest element then equals no element of what it was chosen from. A function that is not inlined
+    computes such a value once.
+    """
+    groups = (group for group in executed_groups(graph, program) if group.codelet.compares)
+    reads = (access for group in groups for access in group.accesses)
+    return frozenset(v for access in reads for v in access.tensor.variables() if not v.is_constant)
 
 
 def called_around(program: Program) -> set[Function]:

@@ -62,6 +62,8 @@ class Codelet:
             "origins": `origins=`, per axis in `VertexGroup.origins` the first index of the block.
             "shapes": `shapes=`, per field written the shape of its block.
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
+        compares: whether results depend on which elements of its inputs are equal. What it reads is then computed once:
+            compiled anew with another reader, a sum of products may round otherwise, and differ from itself.
         flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add.
             Only reports use it.
     """
@@ -77,6 +79,7 @@ class Codelet:
     supervisor: bool = True
     takes: tuple[Extras, ...] = ()
     moves: bool = False
+    compares: bool = False
     flops: int = 1
 
     def __repr__(self) -> str:

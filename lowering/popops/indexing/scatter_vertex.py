@@ -21,6 +21,7 @@ from ipujax.lowering.popops.indexing.gather import Mode, signed
 from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles, vectors
 from ipujax.lowering.popops.vertices.emulation import Kind
 from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
+from ipujax.lowering.popops.vertices.reducers import SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
@@ -181,4 +182,6 @@ def scatter_codelet(
         fields.insert(0, Field("table", "in", dtype))
     moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), moves=moves)
+    compares = _MONOIDS.get(spec.kind) in SELECTING
+    takes = ("origins", "shapes")
+    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=takes, moves=moves, compares=compares)

@@ -38,6 +38,7 @@ from ipujax.lowering.layout.place import (
 from ipujax.lowering.popops.indexing.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reducers import SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,
@@ -210,7 +211,7 @@ def _codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *starts))]
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",))
+    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=monoid in SELECTING)
 
 
 def select_and_scatter(
@@ -313,7 +314,8 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if starts else []))]
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, state_bytes=48, code_bytes=900, takes=("pads", "shapes"))
+    takes = ("pads", "shapes")
+    return Codelet(title, tuple(fields), compute, cycles, state_bytes=48, code_bytes=900, takes=takes, compares=True)
 
 
 def _local(

@@ -120,6 +120,6 @@ def _codelet(
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
-    return Codelet(
-        f"popops::{title}<{dtype_name(out_dtypes[0])}>", tuple(fields), compute, cycles, 32, 600, moves=not operations
-    )
+    operates = bool(operations)
+    title = f"popops::{title}<{dtype_name(out_dtypes[0])}>"
+    return Codelet(title, tuple(fields), compute, cycles, 32, 600, moves=not operates, compares=operates)

@@ -202,7 +202,8 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + loop)
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
-    return Codelet(f"popops::{kind.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 300)
+    title, compares = f"popops::{kind.title()}<{dtype_name(dtype)}>", kind in ("cummax", "cummin")
+    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares)
 
 
 @remembered
@@ -228,7 +229,7 @@ def _sort_codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
     title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 700)
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True)
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:
@@ -253,4 +254,4 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         return _SORT_SUPERVISOR_CYCLES + (_COMPARE_SWAP_CYCLES * means.factor + means.cast_cycles) * pairs
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
-    return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900)
+    return Codelet(f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True)

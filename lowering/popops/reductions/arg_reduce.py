@@ -178,7 +178,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
 
     cycles = partial(_search_cycles, monoid, dtype, axis)
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
-    return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500)
+    return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500, compares=True)
 
 
 @remembered
@@ -192,7 +192,7 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
     cycles = partial(_search_cycles, monoid, dtype, axis)
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",))
+    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares=True)
 
 
 @remembered
@@ -207,4 +207,6 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
 
     cycles = partial(_search_cycles, monoid, dtype, 0)
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
-    return Codelet(f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>", fields, compute, cycles, 28, 500)
+    return Codelet(
+        f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>", fields, compute, cycles, 28, 500, compares=True
+    )

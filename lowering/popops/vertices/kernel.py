@@ -28,7 +28,7 @@ from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.emulation import kind_of
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles
-from ipujax.lowering.popops.vertices.reducers import REDUCERS
+from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
@@ -40,6 +40,7 @@ _CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only red
 _STATE_BYTES = 16  # as `Codelet.state_bytes`, with up to
 _USUAL_FIELDS = 3
 _POINTER_BYTES = 4  # assumed: of each further field
+_COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
 _MOST_NAMES = 4  # operations that the name of a codelet shows
 
 Frozen = tuple[str, bytes]
@@ -235,8 +236,16 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
         takes=() if whole else ("shapes",),
         moves=not kernel.reductions and not computing,
+        compares=_compares(kernel),
         flops=len(computing) + len(kernel.reductions),
     )
+
+
+def _compares(kernel: Kernel) -> bool:
+    """Whether any step compares two values with each other, or any reduction takes the largest or the smallest."""
+    steps = (step for step in kernel.steps if step.op.name in _COMPARING)
+    selects = any(reduction.monoid in SELECTING for reduction in kernel.reductions)
+    return selects or any(all(isinstance(x, int) for x in step.operands) for step in steps)
 
 
 def _unaligned(kernel: Kernel, target: Target) -> list[Any]:

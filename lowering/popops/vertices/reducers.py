@@ -69,6 +69,8 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
     "signed_add": reduce_signed_add,
 }
 
+SELECTING = ("max", "min")  # monoids whose result is one of the elements, which others may compare with it
+
 MONOIDS = {  # of the primitives of reductions
     "reduce_sum": "add",
     "reduce_prod": "mul",
@@ -92,4 +94,5 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
-    return Codelet(title, fields, partial(REDUCERS[monoid], axes=axes), cycles, state_bytes=24, code_bytes=600)
+    compute, compares = partial(REDUCERS[monoid], axes=axes), monoid in SELECTING
+    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=600, compares=compares)

@@ -227,7 +227,9 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
         Field(f"in{n}", "in", dtypes[n]) if n < num_operands else Field(f"out{n - num_operands}", "out", dtypes[n])
         for n in connected
     ]
-    return Codelet(f"ipujax::Fallback<{primitive.name}>", tuple(fields), compute, cycles, 64, _CODE_BYTES)
+    return Codelet(
+        f"ipujax::Fallback<{primitive.name}>", tuple(fields), compute, cycles, 64, _CODE_BYTES, compares=True
+    )
 
 
 def _work(
