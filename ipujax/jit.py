@@ -1,8 +1,8 @@
 """`ipu.jit`: a JAX function, compiled for a simulated IPU.
 
 The call path is `jax.jit`'s own. The function it traces lowers the user's function for the shapes it is traced with,
-checks that the program fits the machine, and then emits the engine's computation: one call of XLA a step, with JAX's
-own cache, donation and dispatch.
+checks that the program fits the machine, and then emits what XLA computes, see `Lowered.computes_function`: one call of
+XLA a step, with JAX's own cache, donation and dispatch.
 """
 
 from __future__ import annotations

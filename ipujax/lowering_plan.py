@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ipujax.calls import FunctionName, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
-from ipujax.lowering.dumps import DumpRequest, Dumps
+from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
@@ -27,7 +27,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Signature
 
-STEPS = ("trace", *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
+STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
 _BATCH_SHARE = 1 / 64  # of the memory of a chip, what is loaded together at most at the first price of a byte
 
@@ -69,7 +69,7 @@ class LoweringPlan:
         # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
         recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
-        dumps.passed("trace", self.jaxpr)
+        dumps.passed(TRACE, self.jaxpr)
         with dumps.kept_if_failing():
             run_passes(self.jaxpr, timings, choice.price, recomputation, trades, offloading, dumps.passed)
             with step(_LOG, "lower", timings):

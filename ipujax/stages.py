@@ -22,8 +22,8 @@ from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tr
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
-from ipujax.lowering.dumps import LOWERED, intermediate_json, tile_map, write_json
-from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, used_inputs, with_weak_type
+from ipujax.lowering.dumps import LOWERED, TRACE, intermediate_json, tile_map, write_json
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, jaxpr_as_fun, used_inputs, with_weak_type
 from ipujax.lowering.jaxpr import equations, has_phases
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
@@ -252,23 +252,30 @@ class Lowered:
         """
         return tile_map(self.graph)
 
-    def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:
-        """The engine's computation on the leaves of the arguments, as JAX operations that can be traced.
+    def evaluate(self, *leaves: Any, record: Record | None = None, of_program: bool = False) -> Any:
+        """The results for the leaves of the arguments, as JAX operations that can be traced.
+
+        They are those of the function, or of the program where it decides; see `computes_function`.
 
         Args:
             leaves: arrays of the signature's shapes and dtypes, in order.
-            record: receives what data-dependent control does, see `engine_function`.
+            record: receives what data-dependent control of the program does, see `engine_function`.
+            of_program: compute the program also where the function would do.
         """
         signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
-        outs = iter(self._evaluate(moved, record))
+        is_program = of_program or record is not None or not self.computes_function
+        outs = iter(self._run_program(moved, record) if is_program else self._run_function(moved))
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
             for aval in signature.out_avals
         ]
         return jax.tree.unflatten(signature.out_tree, results)
 
-    def _evaluate(self, operands: list[Any], record: Record | None) -> Sequence[Any]:
+    def _run_function(self, operands: list[Any]) -> Sequence[Any]:
+        return list(jaxpr_as_fun(self._jaxprs[TRACE])(*operands))
+
+    def _run_program(self, operands: list[Any], record: Record | None) -> Sequence[Any]:
         """The results of the program, by this process or, if replicas are spread, by all instances together."""
         program, spread = self._lowered, self.spread
         instances = ALONE if spread is None else spread.instances
@@ -290,6 +297,19 @@ class Lowered:
             lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
         )
         return together(*operands)
+
+    @cached_property
+    def computes_function(self) -> bool:
+        """Whether XLA computes the function as it was traced: the same as it gets from `jax.jit`.
+
+        It computes the program that the function was lowered to where that decides something: with
+        `Options(exact_splits=True)`, for replicas, also those of a `jax.shard_map`, whose devices need not exist, and
+        where Python functions are called, whose exceptions must leave donated state whole.
+        """
+        traced = equations(self._jaxprs[TRACE].jaxpr)
+        is_replicated = self.graph.replication_factor > 1 or any(eqn.primitive.name == "shard_map" for eqn in traced)
+        decides = self._options.exact_splits or is_replicated or self.spread is not None or self.calls is not None
+        return not decides
 
     @cached_property
     def calls(self) -> HostCalls | None:

@@ -27,8 +27,9 @@ class Options:
     """Choices for one compilation.
 
     Args:
-        exact_splits: compute every axis block by block as the tiles do, instead of in one go where its kind allows it.
-            Numbers then round exactly as split, and running is slower. Cycles and memory do not change.
+        exact_splits: compute the lowered program, every axis block by block as the tiles do, in place of the function
+            as it was traced. Numbers then round exactly as split, and running is slower. Cycles and memory do not
+            change.
         allow_out_of_memory: compile a program that overflows tiles instead of raising `TileMemoryError`; the profile
             still reports what each tile would need.
         trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,

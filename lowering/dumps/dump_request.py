@@ -22,7 +22,8 @@ from ipujax.runtime.target import nearest
 
 DOT, DUMP, FOLDER = "IPUJAX_DOT", "IPUJAX_DUMP", "IPUJAX_DUMP_DIR"
 LOWERED = "lower"  # behind all passes: the graph
-STEPS = ("trace", *(name for name, _ in PASSES), LOWERED)
+TRACE = "trace"  # before all passes
+STEPS = (TRACE, *(name for name, _ in PASSES), LOWERED)
 KINDS = ("ir", "tiles")
 _AFTER = "after:"
 

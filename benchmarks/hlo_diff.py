@@ -1,0 +1,122 @@
+"""What XLA compiles for `ipu.jit` beside what it compiles for `jax.jit`: operations that one has and the other has not.
+
+    python benchmarks/hlo_diff.py
+    python benchmarks/hlo_diff.py --only argsort --only gpt-4
+    python benchmarks/hlo_diff.py --program
+
+Each function is compiled in both ways for the shapes of its arguments, and the operations of the optimised HLO are
+counted by opcode, those inside fusions too: copies, transposes, converts and loops tell what costs time. A row is a
+case; behind it, for each opcode that differs, how many `jax.jit` has and how many `ipu.jit`. `--program` compares the
+program that the function was lowered to, which XLA computes for replicas and with `Options(exact_splits=True)`.
+Exits with 1 where anything differs, which `--program` expects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from models import COMPARED, MODELS, Model
+
+import ipujax as ipu
+
+_OPCODE = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = .*? ([a-z][a-z0-9-]*)\(", re.MULTILINE)
+_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function and the shapes of its arguments.
+
+    Args:
+        fun: any function of arrays.
+        args: their shapes.
+        donate_argnums: the arguments whose memory may be reused.
+        device: the machine.
+    """
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    donate_argnums: tuple[int, ...] = ()
+    device: ipu.IPUModel = ipu.IPUModel()
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """The shape of an array of single precision."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def keep_largest(weights: Sequence[jax.Array]) -> list[jax.Array]:
+    """Weights of which the smaller half is set to zero, by a sort of each."""
+    return [jnp.where(jnp.abs(w) < jnp.sort(jnp.abs(w).ravel())[w.size // 2], 0, w) for w in weights]
+
+
+OPERATIONS: dict[str, Case] = {
+    "x @ w.T": Case(lambda x, w: x @ w.T, (floats(16, 1024), floats(1024, 1024))),
+    "x @ w.T, many rows": Case(lambda x, w: x @ w.T, (floats(8210, 1024), floats(1024, 1024))),
+    "einsum tbi,gi->tbg": Case(partial(jnp.einsum, "tbi,gi->tbg"), (floats(100, 4, 256), floats(1024, 256))),
+    "argsort": Case(jnp.argsort, (floats(235_200),)),
+    "permutation": Case(lambda x: jax.random.permutation(jax.random.key(0), x), (floats(235_200),)),
+    "pruning": Case(keep_largest, ([floats(64, 256)] * 4,)),
+}
+
+
+def of_model(make: Callable[..., Model]) -> Case:
+    """The training step of a model."""
+    model = make()
+    return Case(model.step, model.args, model.donate_argnums, model.device())
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    **{name: partial(lambda case: case, case) for name, case in OPERATIONS.items()},
+    **{name: partial(of_model, make) for name, make in COMPARED.items()},
+    "gcn": partial(of_model, MODELS["gcn"]),
+    "graphnet": partial(of_model, MODELS["graphnet"]),
+}
+
+
+def opcodes(jitted: Any, args: Sequence[Any]) -> Counter[str]:
+    """The operations of what XLA compiles, counted by opcode."""
+    return Counter(_OPCODE.findall(jitted.lower(*args).compile().as_text()))
+
+
+def differences(case: Case, computes_program: bool) -> dict[str, tuple[int, int]]:
+    """By opcode that differs, how many operations `jax.jit` has and how many `ipu.jit`."""
+    options = ipu.Options(allow_out_of_memory=True, progress=False)
+    lowered = ipu.jit(case.fun, device=case.device, donate_argnums=case.donate_argnums, options=options).lower(
+        *case.args
+    )
+    evaluate = partial(lowered.evaluate, of_program=computes_program)
+    leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(case.args)]
+    donated = [n for n, is_donated in enumerate(lowered.signature.donated) if is_donated]
+    plain = opcodes(jax.jit(case.fun, donate_argnums=case.donate_argnums), case.args)
+    ours = opcodes(jax.jit(evaluate, donate_argnums=donated), leaves)
+    names = sorted(plain.keys() | ours.keys())
+    return {name: (plain[name], ours[name]) for name in names if plain[name] != ours[name]}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a row a case; returns 1 if any differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(CASES), action="append", help="these cases")
+    parser.add_argument("--program", action="store_true", help="compare the lowered program")
+    given = parser.parse_args(argv)
+    is_different = False
+    for name in given.only or CASES:
+        rows = differences(CASES[name](), given.program)
+        is_different |= bool(rows)
+        cells = [f"{opcode} {plain} → {ours}" for opcode, (plain, ours) in rows.items()]
+        print(f"{name:<{_WIDTH}}{', '.join(cells) or 'the same operations'}", flush=True)
+    return int(is_different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
