@@ -246,6 +246,102 @@ def _bent_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
     return _bent(primals[0]), tangents[0] * (jnp.cos(primals[0]) + 1)
 
 
+def _rows_and_steps(x: jax.Array) -> tuple[jax.Array, int]:
+    """A buffer of at least two rows, and how many iterations go over it."""
+    rows = _some(x)
+    rows = jnp.concatenate([rows, rows]) if len(rows) < 2 else rows
+    return rows, min(len(rows), 6)
+
+
+def _recurrence(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
+    """A loop that writes rows of a buffer computed from other rows of it."""
+    buffer, steps = _rows_and_steps(x)
+    distance = 1 + picks[2] % 3
+    more = fitted(y, buffer.shape)
+
+    def iteration(i: Any, b: jax.Array) -> jax.Array:
+        return b.at[i].set(jnp.tanh(b[i - distance] * 0.5 + more[i]))
+
+    if picks[3] % 2:
+        return lax.scan(lambda b, i: (iteration(i, b), None), buffer, jnp.arange(steps))[0]
+    return lax.fori_loop(0, steps, iteration, buffer)
+
+
+def _shuffled(x: jax.Array, i: jax.Array, picks: Picks) -> jax.Array:
+    """Rows that a loop exchanges with rows at places that are data."""
+    buffer, steps = _rows_and_steps(x)
+    places = fitted(i, (steps,)) % len(buffer)
+
+    def iteration(n: Any, b: jax.Array) -> jax.Array:
+        here, there = b[n], b[places[n]]
+        return b.at[n].set(there).at[places[n]].set(here)
+
+    return lax.fori_loop(0, steps, iteration, buffer)
+
+
+def _counted(i: jax.Array, picks: Picks) -> jax.Array:
+    """A table of counts at places that the table says."""
+    table = (_some(i).ravel() % 5)[:9]
+    return lax.fori_loop(0, 6, lambda n, t: t.at[t[(n + picks[1]) % len(t)] % len(t)].add(1), table)
+
+
+# Sums of multiples of an eighth and of an eighth of this are equal or far from each other: rounding never decides which
+# of two is larger.
+_GOLDEN = np.float32(0.618034)
+
+
+def _extreme_of_fused(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
+    """Elements chosen by comparing sums of products, which XLA rounds once in a fused multiply-add, or twice."""
+    x = _some(x)
+    axis = _axis(x, picks[1])
+    computed = x + fitted(y, x.shape) * (-_GOLDEN * (1 + picks[3] % 3))
+    match picks[2] % 5:
+        case 0:
+            return jnp.max(computed, axis) / 4
+        case 1:
+            return jnp.min(computed) / 4
+        case 2:
+            return jnp.where(computed == jnp.max(computed, axis, keepdims=True), x, 0)
+        case 3:
+            return jnp.take_along_axis(computed, jnp.argmin(computed, axis, keepdims=True), axis) / 4
+    return jnp.maximum(computed, jnp.flip(computed, axis)) / 4
+
+
+def _sorted_values(x: jax.Array, y: jax.Array, picks: Picks) -> list[jax.Array]:
+    """Computed keys sorted with what belongs to them."""
+    x = _some(x)
+    axis = _axis(x, picks[1])
+    keys = x + fitted(y, x.shape) * _GOLDEN
+    return [part / 4 for part in lax.sort((keys, x), dimension=axis, num_keys=1)]
+
+
+def _times_transposed(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
+    x = _matrix(x)
+    w = fitted(y, (1 + picks[2] % 5, x.shape[1]))
+    if picks[3] % 2:
+        return jnp.tanh(jnp.einsum("tbi,gi->tbg", x[None], w) / x.shape[1])
+    return jnp.tanh(x @ w.T / x.shape[1])
+
+
+def _solved(x: jax.Array, y: jax.Array, picks: Picks) -> jax.Array:
+    """Roots and linear solves, whose gradients are further solves."""
+    size = 2 + picks[1] % 3
+    matrix = jnp.eye(size) * 4 + jnp.tanh(fitted(x, (size, size)))
+    right = jnp.tanh(fitted(y, (size,)))
+    if picks[2] % 2:
+        symmetric = matrix + matrix.T
+        solve = lambda matvec, b: jax.scipy.sparse.linalg.cg(matvec, b, maxiter=8)[0]  # noqa: E731
+        return lax.custom_linear_solve(lambda v: symmetric @ v, right, solve, symmetric=True)
+
+    def newton(f: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 6, lambda _, v: v - f(v) / (2 + v**2), start)
+
+    root = lax.custom_root(
+        lambda v: v + v**3 / 3 - right.sum(), jnp.float32(0), newton, lambda g, b: b / g(jnp.ones_like(b))
+    )
+    return jnp.tanh(right * root)
+
+
 F, N, B, H = "float", "int", "bool", "half"  # N for whole numbers
 
 OPERATIONS: dict[str, Operation] = {
@@ -338,4 +434,11 @@ OPERATIONS: dict[str, Operation] = {
     "iota": Operation((F,), _along(lambda x, axis: x / 2 + lax.broadcasted_iota(np.float32, x.shape, axis) / 64)),
     "uniform": Operation((N,), _drawn, moves=True),
     "vmap": Operation((F, F), _mapped),
+    "recurrence": Operation((F, F), _recurrence),
+    "shuffle": Operation((F, N), _shuffled, moves=True),
+    "counts": Operation((N,), _counted, moves=True),
+    "extreme": Operation((F, F), _extreme_of_fused, "exact"),
+    "sorted_values": Operation((F, F), _sorted_values, "exact"),
+    "transposed_dot": Operation((F, F), _times_transposed),
+    "solve": Operation((F, F), _solved),
 }

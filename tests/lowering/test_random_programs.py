@@ -1,7 +1,9 @@
 """Random programs: value and gradient by `ipu.jit` and by the tile interpreter, against plain JAX.
 
-Fixed seeds: a failure comes again. `-m slow` runs 2,000 programs in 20 parts, each with a seed of its own; in half of
-them every callee that is called twice is a function, however little it does.
+Fixed seeds: a failure comes again. `-m slow` runs 2,000 programs in 20 parts, each with a seed of its own, a quarter of
+them by the engine, a quarter split as the machine splits, half by the tile interpreter. In half of the parts every
+callee that is called twice is a function, however little it does; in half of the engine's XLA optimises as for users,
+and computes fused values more than once.
 """
 
 from __future__ import annotations
@@ -31,62 +33,72 @@ def with_bytes(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if x.dtype != jax.dtypes.float0]
 
 
-def compare(program: Program, *, on_tiles: bool) -> None:
-    """Asserts that a program gives what plain JAX gives, its gradient too where it has one."""
+def compare(program: Program, *, on_tiles: int = 0, exact_splits: bool = False, jit: Any = quick_jit) -> None:
+    """Asserts that a program gives what plain JAX gives, its gradient too where it has one.
+
+    Args:
+        program: what to compare.
+        on_tiles: tiles of a machine that the tile interpreter runs it on; the engine runs it on 64 when 0.
+        exact_splits: whether the engine computes every split.
+        jit: compiles both.
+    """
     arguments = program.arguments()
 
     def fun(*args: Any) -> Any:
         return program(*args), program.gradient(*args) if program.differentiable else ()
 
-    expected = with_bytes(quick_jit(fun)(*arguments))
-    ready = ipu.jit(fun, device=DEVICE).lower(*arguments)
-    ready.compile()  # verified, and fits its tiles
-    got = with_bytes(quick_jit(ready.evaluate)(*arguments))
-    assert_same(got, expected, TOLERANCE, TOLERANCE, "engine, 64 tiles")
+    expected = with_bytes(jit(fun)(*arguments))
     if on_tiles:
-        few = lowered(lambda *args: with_bytes(fun(*args)), arguments, small_target(7))
-        assert_same(run_tiles(few, arguments), expected, TOLERANCE, TOLERANCE, "interpreter, 7 tiles")
+        few = lowered(lambda *args: with_bytes(fun(*args)), arguments, small_target(on_tiles))
+        assert_same(run_tiles(few, arguments), expected, TOLERANCE, TOLERANCE, f"interpreter, {on_tiles} tiles")
+        return
+    ready = ipu.jit(fun, device=DEVICE, options=ipu.Options(exact_splits=exact_splits)).lower(*arguments)
+    ready.compile()  # verified, and fits its tiles
+    got = with_bytes(jit(ready.evaluate)(*arguments))
+    assert_same(got, expected, TOLERANCE, TOLERANCE, "engine, 64 tiles")
 
 
 @seed(1)
 @settings(EVERY, max_examples=6)
 @given(programs(4, 9))
 def test_engine(program: Program) -> None:
-    compare(program, on_tiles=False)
+    compare(program)
 
 
 @seed(2)
 @settings(EVERY, max_examples=2)
 @given(programs(4, 7))
 def test_interpreter(program: Program) -> None:
-    compare(program, on_tiles=True)
+    compare(program, on_tiles=7)
 
 
 # A part is a process' worth: what XLA keeps of each program adds up.
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(16))
-def test_engine_on_many(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exact_splits", [False, True])
+@pytest.mark.parametrize("part", range(5))
+def test_engine_on_many(part: int, exact_splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if part % 2:
         share_all(monkeypatch)
-    run_part(part, programs(), 100, on_tiles=False)
+    jit = jax.jit if part % 4 < 2 else quick_jit
+    run_part(part + 5 * exact_splits, programs(), 100, exact_splits=exact_splits, jit=jit)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(10))
 def test_interpreter_on_many(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if part % 2:
         share_all(monkeypatch)
-    run_part(part, programs(4, 7), 100, on_tiles=True)
+    run_part(part, programs(4, 9), 100, on_tiles=16)
 
 
-def run_part(part: int, strategy: st.SearchStrategy[Program], number: int, *, on_tiles: bool) -> None:
+def run_part(part: int, strategy: st.SearchStrategy[Program], number: int, **ways: Any) -> None:
     """Compares `number` programs of a seed of their own."""
 
     @seed(100 + part)
     @settings(EVERY, max_examples=number)
     @given(strategy)
     def run(program: Program) -> None:
-        compare(program, on_tiles=on_tiles)
+        compare(program, **ways)
 
     run()
     jax.clear_caches()
