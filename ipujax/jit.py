@@ -26,7 +26,9 @@ from ipujax.calls import (
     as_names,
     as_numbers,
     check_arguments,
+    check_jaxpr_whole,
     check_settings,
+    check_whole,
     compiling,
     compiling_for,
     explaining_axis_errors,
@@ -53,6 +55,10 @@ from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced, settled
 
 _LOG = Log("jit")
+_KEYWORDS_OF_JAX = {
+    "in_shardings": "in_specs= with replicas=N, or jax.shard_map inside the function",
+    "out_shardings": "out_specs= with replicas=N, or jax.shard_map inside the function",
+}
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -78,7 +84,7 @@ class _Settings(TypedDict, total=False):
 def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
-@checking_calls("ipu.jit")
+@checking_calls("ipu.jit", hints=_KEYWORDS_OF_JAX)
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -125,7 +131,7 @@ def jit(  # type: ignore[no-untyped-def]
 
     Raises:
         ArgumentError: at a call, for arguments that are not arrays, or cannot be split, or for an array that is donated
-            and given a second time.
+            and given a second time; for what is sharded over several devices, and for meshes with explicit axes.
         GraphError: at a call, for a result that `out_specs` say is the same on all replicas, and may not be.
         TileMemoryError: at the first call with given shapes, if the program does not fit the machine.
         StreamingMemoryError: likewise, if what is offloaded does not fit streaming memory.
@@ -210,7 +216,10 @@ class IpuFunction(Generic[_P, _R]):
         plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         if self._donates and not plain and given_twice(args, kwargs):
             self._check_donated(args, kwargs)
-        run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
+        on_cpu = plain or isinstance(device, CPU)
+        if not on_cpu:
+            self._check_whole(args, kwargs)
+        run = self._plain if on_cpu else self._runner(device)
         try:
             outs = run(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
@@ -233,6 +242,7 @@ class IpuFunction(Generic[_P, _R]):
         if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
+        self._check_whole(args, kwargs)
         try:
             operands = self._operands(spread, args, kwargs)
             spread.meet(operands)
@@ -323,13 +333,16 @@ class IpuFunction(Generic[_P, _R]):
         Raises:
             ArgumentError: for arguments that are no arrays.
         """
+        device = self._device or current_device()
+        if not isinstance(device, CPU):
+            self._check_whole(args, kwargs)
         try:
             operands: Any = args, kwargs
             if self._spread is not None:
                 whole = self._operands(self._spread, args, kwargs, shapes_only=True)
                 operands = whole.args, whole.kwargs
             with self._watching():
-                return self._trace(self._device or current_device(), *operands)
+                return self._trace(device, *operands)
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
@@ -375,6 +388,9 @@ class IpuFunction(Generic[_P, _R]):
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._static)
+
+    def _check_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs)
 
     def _check_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         traced = self.trace(*args, **kwargs)
@@ -468,6 +484,7 @@ class IpuFunction(Generic[_P, _R]):
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
+        check_jaxpr_whole(self.__name__, jaxpr)
         line, target, options = self._line or calling_line(), device.target, self._options
         plan = LoweringPlan(
             self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings

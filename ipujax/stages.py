@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import EVERYWHERE, check_not_deleted, first_difference, has_tracer, may_be_offloaded
+from ipujax.calls import EVERYWHERE, check_not_deleted, check_whole, first_difference, has_tracer, may_be_offloaded
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
@@ -475,6 +475,7 @@ class Compiled:
         avals, spread = signature.in_avals, self._lowered.spread
         if spread is not None:
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
+        check_whole(name, lambda: signature.arguments, args, kwargs)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
             check_not_deleted(name, place, leaf)
             found = described(leaf)

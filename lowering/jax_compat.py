@@ -160,6 +160,11 @@ def new_equation(
     return new_jaxpr_eqn(list(invars), list(outvars), primitive, params, frozenset(), info)
 
 
+def context_mesh(eqn: JaxprEqn) -> jax.sharding.AbstractMesh:
+    """The mesh that was set where an equation was traced, as by `jax.set_mesh`; of no axes where none was."""
+    return eqn.ctx.cur_abstract_mesh
+
+
 def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that a function of the operands traces to, in the place of one equation of one result.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -19,12 +20,18 @@ _STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Paramet
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def checking_calls(who: str, first: str = "self") -> Callable[[_F], _F]:
+_NO_HINTS: Mapping[str, str] = MappingProxyType({})
+
+
+def checking_calls(
+    who: str, first: str = "self", hints: Mapping[str, str] = _NO_HINTS
+) -> Callable[[_F], _F]:
     """Makes a function or class of ipujax refuse calls that do not fit its signature, as `check_call` does.
 
     Args:
         who: its name for users, `ipu.jit`.
         first: name of the parameter that users do not write, if it is there.
+        hints: by keywords it lacks, which users know from elsewhere, what to try in their place.
 
     Returns:
         A decorator.
@@ -38,7 +45,7 @@ def checking_calls(who: str, first: str = "self") -> Callable[[_F], _F]:
 
         @functools.wraps(fun)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            check_call(who, taken, args[is_method:], kwargs)
+            check_call(who, taken, args[is_method:], kwargs, hints)
             return fun(*args, **kwargs)
 
         if isinstance(target, type):
@@ -50,7 +57,11 @@ def checking_calls(who: str, first: str = "self") -> Callable[[_F], _F]:
 
 
 def check_call(
-    who: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    who: str,
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hints: Mapping[str, str] = _NO_HINTS,
 ) -> inspect.BoundArguments:
     """The arguments of a call by name.
 
@@ -59,6 +70,7 @@ def check_call(
         signature: what it takes.
         args: given by position.
         kwargs: given by name.
+        hints: as of `checking_calls`.
 
     Raises:
         ArgumentTypeError: missing arguments, too many, or keywords that the function lacks, with the nearest it has.
@@ -70,12 +82,12 @@ def check_call(
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         unknown = [] if takes_all else [name for name in kwargs if name not in known]
         reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
-        hints = [nearest(name, [word for word in known if word not in kwargs]) for name in unknown]
+        near = [hints.get(name) or nearest(name, [word for word in known if word not in kwargs]) for name in unknown]
         raise ArgumentTypeError(
             f"{who} cannot be called like this: {reason}",
             expected=shown_signature(who, signature),
             got=f"{who}({', '.join([*map(_given, args), *(f'{k}={_given(x)}' for k, x in kwargs.items())])})",
-            hint=next((hint for hint in hints if hint), None),
+            hint=next((hint for hint in near if hint), None),
         ) from error
 
 
