@@ -2,10 +2,10 @@
 
     python examples/keras_pipeline.py
 
-Layers are put into stages as the functional model is built. Each update takes the gradients of several batches in each
-replica, so it is that of one large batch: the example trains stock Keras on such batches, and shows that the losses are
-the same. Then it says what an update takes on the machine, for several numbers of batches: the more there are, the less
-the stages wait for each other.
+Layers are put into stages as the functional model is built. Each update takes the mean gradient of several batches in
+each replica. Without masks and batch normalisation it is that of one large batch: the example trains stock Keras on
+such batches, and shows that the losses are the same. Then it says what an update takes on the machine, for several
+numbers of batches: the more there are, the less the stages wait for each other.
 
 Task: the 8 × 8 digits of scikit-learn (UCI, Alpaydin and Kaynak 1998).
 """

@@ -217,7 +217,7 @@ class IpuFunction(Generic[_P, _R]):
         if self._donates and not plain and given_twice(args, kwargs):
             self._check_donated(args, kwargs)
         on_cpu = plain or isinstance(device, CPU)
-        if not on_cpu:
+        if not on_cpu and jax.device_count() > 1:  # else none of the arrays can be split
             self._check_whole(args, kwargs)
         run = self._plain if on_cpu else self._runner(device)
         try:

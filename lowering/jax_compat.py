@@ -6,6 +6,7 @@ Written for jax 0.10. Everything else in ipujax imports these names from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import CodeType
 from typing import Any, TypeVar
 
 import jax
@@ -163,6 +164,12 @@ def new_equation(
 def context_mesh(eqn: JaxprEqn) -> jax.sharding.AbstractMesh:
     """The mesh that was set where an equation was traced, as by `jax.set_mesh`; of no axes where none was."""
     return eqn.ctx.cur_abstract_mesh
+
+
+def raw_frames(eqn: JaxprEqn) -> list[tuple[CodeType, int]]:
+    """The code and the number of the instruction of each frame an equation was traced in, innermost first."""
+    traceback = eqn.source_info.traceback
+    return list(zip(*traceback.raw_frames(), strict=True)) if traceback else []
 
 
 def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:

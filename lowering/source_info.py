@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
 from ipujax.runtime.tensor import Origin
@@ -50,6 +50,11 @@ def _shown(frame: Any) -> str:
     if frame is None:
         return ""
     return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))
+
+
+def call_site(eqn: JaxprEqn) -> tuple[tuple[Any, int], ...]:
+    """The calls in code that is neither JAX's nor ipujax's an equation was traced in: code and place in it, of each."""
+    return tuple((code, place) for code, place in raw_frames(eqn) if is_of_user(code.co_filename))
 
 
 def library_function(eqn: JaxprEqn) -> str:

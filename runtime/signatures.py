@@ -23,9 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
-def checking_calls(
-    who: str, first: str = "self", hints: Mapping[str, str] = _NO_HINTS
-) -> Callable[[_F], _F]:
+def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO_HINTS) -> Callable[[_F], _F]:
     """Makes a function or class of ipujax refuse calls that do not fit its signature, as `check_call` does.
 
     Args:

@@ -84,10 +84,11 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
         " runtime.graph runtime.target runtime.tensor"
     ),
-    "lowering.replicas": (
-        "lowering.gcl lowering.jax_compat lowering.popops lowering.source_info runtime.host runtime.target"
-    ),
     "lowering.jaxpr": "lowering.jax_compat lowering.source_info runtime.tensor",
+    "lowering.replicas": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.host"
+        " runtime.target"
+    ),
     "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info",
     "lowering.passes": (
@@ -151,8 +152,8 @@ ROOMS: dict[str, str] = {
     "lowering": "",
     "ipujax.device": "runtime.target",
     "ipujax.calls": (
-        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.signatures"
-        " runtime.target runtime.tensor"
+        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs"
+        " runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"

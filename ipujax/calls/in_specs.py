@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,9 +18,17 @@ from jax.sharding import PartitionSpec
 
 from ipujax.calls.arguments import whole_number
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, trace_over_axis, with_float0, without_float0
-from ipujax.lowering.replicas import AXIS, Dims, global_shape
+from ipujax.lowering.replicas import AXIS, Dims, global_shape, gradient_sums
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
+from ipujax.runtime.logs import Log
 
+_LOG = Log("jit")
+_WRITTEN = {"psum": "psum or pmean"}
+_SUMMED = (
+    "%s: a gradient passes through the %s at %s. It is the gradient of the sum of the losses of all %d replicas: %d"
+    " times that of a loss that they all share. jax.shard_map inside ipu.jit, without replicas=, has the gradient of"
+    " the loss"
+)
 Places = tuple[Sequence[str], Collection[int]]  # names of positional arguments, and the numbers of static ones
 
 
@@ -33,12 +41,14 @@ class Replication:
         in_specs: prefix of the positional arguments that are not static; all `PartitionSpec()` when None.
         out_specs: prefix of the results; the same.
         axis_name: the name of the axis of replicas.
+        warned: lines with collectives that a gradient passes through, once the user is warned of them.
     """
 
     replicas: int = 1
     in_specs: Any = None
     out_specs: Any = None
     axis_name: str = AXIS
+    warned: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @staticmethod
     def of(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any = AXIS) -> Replication | None:
@@ -101,6 +111,7 @@ class Replication:
 
         with explaining_axis_errors(self):
             jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
+        self._warn_of_gradients(name, jaxpr)
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)
@@ -121,6 +132,13 @@ class Replication:
         pairs = zip(jaxpr.out_avals, out_dims, strict=True)
         whole = with_float0(outs, is_empty, [global_shape(x.shape, dim, self.replicas) for x, dim in pairs])
         return jax.tree.unflatten(jax.tree.structure(results), whole)
+
+    def _warn_of_gradients(self, name: str, jaxpr: ClosedJaxpr) -> None:
+        """Warns once for each line with a collective that sums gradients of what all replicas share."""
+        for collective, line in gradient_sums(jaxpr.jaxpr, self.axis_name) if self.replicas > 1 else ():
+            if line not in self.warned:
+                self.warned.add(line)
+                _LOG.warning(_SUMMED, name, _WRITTEN.get(collective, collective), line, self.replicas, self.replicas)
 
     def _local(self, x: Any, dim: int | None, place: str) -> jax.ShapeDtypeStruct:
         """Shape and dtype of one replica's part of an array."""

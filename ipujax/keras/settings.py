@@ -95,10 +95,13 @@ def set_gradient_accumulation_options(
 ) -> None:
     """Accumulates gradients over several batches for each update of the weights.
 
+    All batches count alike: with masks the update is not that of one large batch, as each loss is the mean of its own
+    valid elements; nor is it with batch normalisation, whose statistics are those of each batch.
+
     Args:
         model: a Keras model.
         gradient_accumulation_steps_per_replica: batches for each replica.
-        gradient_accumulation_reduction_method: "mean", as one larger batch has it, "running_mean" or "sum".
+        gradient_accumulation_reduction_method: "mean", "running_mean" or "sum" of the batches.
 
     Raises:
         ArgumentError: for a number or a method that there is not, or if `set_pipelining_options` says another.
@@ -111,6 +114,8 @@ def set_gradient_accumulation_options(
 @checking_calls("model.set_replication_options", first="model")
 def set_replication_options(model: Any, replicas: int = 1) -> None:
     """Runs copies of the model side by side, each with its own batches; gradients are averaged.
+
+    All batches count alike, as in `set_gradient_accumulation_options`.
 
     Args:
         model: a Keras model.

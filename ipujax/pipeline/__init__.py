@@ -85,7 +85,8 @@ def pipeline(
             last micro-batch leaves it, unless `reduce` names it.
         reduce: what becomes of the results of all micro-batches, for all of them or as a tree whose leaves each stand
             for a part of the results: "mean", "running_mean" (the same, of which no more than a mean is ever held),
-            "sum", "stack" (one row a micro-batch) or "last".
+            "sum", "stack" (one row a micro-batch) or "last". In a mean all micro-batches count alike: it is that of the
+            whole batch if each result is a mean over as many elements, so not with masks.
         accumulate_dtype: dtype in which sums and means of floating-point results are accumulated and returned; their
             own when None.
         recompute: which values gradients compute again in place of keeping them, as `Options.recompute`, for this

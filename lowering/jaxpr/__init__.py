@@ -30,6 +30,7 @@ from ipujax.lowering.jaxpr.stage_names import (
     has_stages as has_stages,
     holds_pipeline as holds_pipeline,
     is_pipeline as is_pipeline,
+    is_transposed as is_transposed,
     named_stages as named_stages,
     phase_of as phase_of,
     phase_scope as phase_scope,

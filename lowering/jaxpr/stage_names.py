@@ -61,6 +61,11 @@ def stage_name(eqn: JaxprEqn) -> StageName:
     return read_name(name_stack(eqn))
 
 
+def is_transposed(stack: str) -> bool:
+    """Whether a name stack is that of a transposed equation; not of one that is computed again on its way."""
+    return _TRANSPOSED in stack.rpartition(_RECOMPUTED)[2]
+
+
 def recompute_scope(mode: str) -> str:
     """The name of a scope whose gradients compute values again in a way of their own."""
     return f"{_RECOMPUTE}{mode}"

@@ -1,6 +1,7 @@
 """Functions of several replicas: their primitive, its evaluation on stacked arrays, and which values may differ."""
 
 from ipujax.lowering.replicas.checks import check_results as check_results, of_one_replica as of_one_replica
+from ipujax.lowering.replicas.gradient_sums import gradient_sums as gradient_sums
 from ipujax.lowering.replicas.replicated_primitive import (
     AXIS as AXIS,
     Dims as Dims,

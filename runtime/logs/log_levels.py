@@ -28,7 +28,8 @@ _OFF = logging.CRITICAL + 1
 LEVELS: dict[str, int] = {"OFF": _OFF, "ERR": ERR, "WARN": WARN, "INFO": INFO, "DEBUG": DEBUG, "TRACE": TRACE}
 
 MODULES: dict[str, str] = {
-    "jit": "tracing, calls that run as plain JAX, IPUs that nothing uses, compilations that fail",
+    "jit": "tracing, calls that run as plain JAX, gradients summed over replicas, IPUs that nothing uses, compilations"
+    " that fail",
     "passes": "each pass over the jaxpr",
     "lowering": "from the jaxpr to a graph, ways to cut it into stages, primitives without a tile-parallel rule",
     "poplin": "products whose plan needs more memory than it may take",

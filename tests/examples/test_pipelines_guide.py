@@ -32,6 +32,19 @@ def test_the_code_trains() -> None:
         np.testing.assert_allclose(got[name], params[name] - 0.1 * grads[name], rtol=1e-4, atol=1e-5)
 
 
+def test_sums_of_masked_losses_have_the_gradient_of_the_whole_batch() -> None:
+    _, names = run(PAGE)
+    rng = np.random.default_rng(0)
+    w, x, y = (rng.normal(size=shape).astype(np.float32) for shape in ((5,), (8, 5), (8,)))
+    mask = np.array([1, 1, 1, 1, 1, 0, 0, 1], np.float32)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.sum((x @ w - y) ** 2 * mask) / jnp.sum(mask)
+
+    got = names["masked"](jnp.asarray(w), {"x": x, "y": y, "mask": mask})
+    np.testing.assert_allclose(got, jax.grad(loss)(w), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_a_loop_over_layers_is_cut() -> None:
     (_, names), rng = run(PAGE), np.random.default_rng(0)
