@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import jax
 
 from ipujax.calls import (
+    INSTEAD_OF_SHARDINGS,
     Compilation,
     FunctionName,
     Places,
@@ -55,10 +56,7 @@ from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced, settled
 
 _LOG = Log("jit")
-_KEYWORDS_OF_JAX = {
-    "in_shardings": "in_specs= with replicas=N, or jax.shard_map inside the function",
-    "out_shardings": "out_specs= with replicas=N, or jax.shard_map inside the function",
-}
+_IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -84,7 +82,7 @@ class _Settings(TypedDict, total=False):
 def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
 def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
-@checking_calls("ipu.jit", hints=_KEYWORDS_OF_JAX)
+@checking_calls("ipu.jit", hints=INSTEAD_OF_SHARDINGS)
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
     /,
@@ -208,18 +206,17 @@ class IpuFunction(Generic[_P, _R]):
             outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
+        is_traced = has_tracer(args, kwargs)
+        plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        if not plain and jax.device_count() > 1:
+            self._check_whole(args, kwargs)
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs)
-        is_traced = has_tracer(args, kwargs)
         if is_traced:
-            self._log_plain()
-        plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
+            _LOG.info(_IS_PLAIN, self.__name__)
         if self._donates and not plain and given_twice(args, kwargs):
             self._check_donated(args, kwargs)
-        on_cpu = plain or isinstance(device, CPU)
-        if not on_cpu and jax.device_count() > 1:  # else none of the arrays can be split
-            self._check_whole(args, kwargs)
-        run = self._plain if on_cpu else self._runner(device)
+        run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
@@ -242,7 +239,6 @@ class IpuFunction(Generic[_P, _R]):
         if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
-        self._check_whole(args, kwargs)
         try:
             operands = self._operands(spread, args, kwargs)
             spread.meet(operands)
@@ -333,16 +329,14 @@ class IpuFunction(Generic[_P, _R]):
         Raises:
             ArgumentError: for arguments that are no arrays.
         """
-        device = self._device or current_device()
-        if not isinstance(device, CPU):
-            self._check_whole(args, kwargs)
+        self._check_whole(args, kwargs)
         try:
             operands: Any = args, kwargs
             if self._spread is not None:
                 whole = self._operands(self._spread, args, kwargs, shapes_only=True)
                 operands = whole.args, whole.kwargs
             with self._watching():
-                return self._trace(device, *operands)
+                return self._trace(self._device or current_device(), *operands)
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
@@ -390,7 +384,8 @@ class IpuFunction(Generic[_P, _R]):
         return argument_places(self._fun, args, *self._static)
 
     def _check_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs)
+        if not isinstance(self._device or current_device(), CPU):
+            check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs)
 
     def _check_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         traced = self.trace(*args, **kwargs)
@@ -400,9 +395,6 @@ class IpuFunction(Generic[_P, _R]):
             dynamic = [x for n, x in enumerate(args) if n not in static]
             leaves = jax.tree.leaves((dynamic, {name: x for name, x in kwargs.items() if name not in names}))
             traced.signature.check_donated(self.__name__, leaves)
-
-    def _log_plain(self) -> None:
-        _LOG.info("%s is called under a JAX transformation: it runs as jax.jit, without a profile", self.__name__)
 
     def _watching(self) -> AbstractContextManager[None]:
         """Around what compiles, for log lines and progress."""
@@ -418,7 +410,7 @@ class IpuFunction(Generic[_P, _R]):
                     traced = self._trace(device, args, kwargs)
                     compiled = None if traced.closes_over_tracers else traced.lower().compile()
                 if compiled is None:
-                    self._log_plain()
+                    _LOG.info(_IS_PLAIN, self.__name__)
                     return self._plain(*args, **kwargs)
                 lowered = compiled.lowered
                 if lowered.calls is not None:

@@ -30,7 +30,11 @@ from ipujax.calls.nesting import (
     compiling_for as compiling_for,
 )
 from ipujax.calls.offloaded import may_be_offloaded as may_be_offloaded, offloaded_arguments as offloaded_arguments
-from ipujax.calls.shardings import check_jaxpr_whole as check_jaxpr_whole, check_whole as check_whole
+from ipujax.calls.shardings import (
+    INSTEAD_OF_SHARDINGS as INSTEAD_OF_SHARDINGS,
+    check_jaxpr_whole as check_jaxpr_whole,
+    check_whole as check_whole,
+)
 from ipujax.calls.tree_difference import (
     EVERYWHERE as EVERYWHERE,
     first_difference as first_difference,

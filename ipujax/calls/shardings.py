@@ -30,6 +30,11 @@ _REMEDY_FOR_MESHES = (
     "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,)), or a call outside of jax.set_mesh; split by"
     " jax.shard_map inside ipu.jit, or by replicas=N with in_specs="
 )
+# What `ipu.jit` has in place of keywords of `jax.jit`.
+INSTEAD_OF_SHARDINGS = {
+    "in_shardings": "in_specs= with replicas=N, or jax.shard_map inside the function",
+    "out_shardings": "out_specs= with replicas=N, or jax.shard_map inside the function",
+}
 # The primitives that take a sharding, as users write them.
 _WRITTEN = {
     "sharding_constraint": "jax.lax.with_sharding_constraint",

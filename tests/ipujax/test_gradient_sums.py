@@ -25,13 +25,13 @@ LOSS = r"a gradient passes through the psum or pmean at test_gradient_sums.py:\d
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
-    """Warnings of gradients while a function of a replica's part of the weights, and its batch, is lowered."""
+    """Warnings of gradients while a function of a replica's part of the weights and of the batch is traced."""
 
     def collect(fun: Callable[..., Any], *args: Any, **settings: Any) -> list[str]:
         device = ipu.IPUModel(num_ipus=N, tiles_per_ipu=8)
         specs = {"in_specs": P("replica"), "out_specs": P("replica"), "replicas": N, **settings}
         with caplog.at_level(logging.WARNING, "ipujax"):
-            ipu.jit(fun, device=device, **specs).lower(*args or (W, X))
+            ipu.jit(fun, device=device, **specs).trace(*args or (W, X))
         return [record.getMessage() for record in caplog.records if "gradient" in record.getMessage()]
 
     return collect
@@ -78,9 +78,9 @@ WARNED: dict[str, Callable[..., Any]] = {
     "synchronised mean": jax.grad(lambda w, x: jnp.mean((w.T @ x - lax.pmean(jnp.mean(w.T @ x), "replica")) ** 2)),
     "linear": jax.grad(lambda w, x: lax.psum((x.T @ w).sum(), "replica")),
     "gather": jax.grad(lambda w, x: jnp.mean(lax.all_gather(w, "replica", tiled=True) ** 2)),
-    "second derivative": jax.hessian(lambda w: loss(w, X[:2])),
+    "second derivative": jax.hessian(loss),
     "meta learning": jax.grad(lambda w, x: plain_loss(w - lax.pmean(jax.grad(plain_loss)(w, x), "replica"), x)),
-    "micro-batches": lambda w, x: ipu.pipeline(jax.grad(loss), micro_batches=2)(w, x),
+    "micro-batches": lambda w, x: ipu.pipeline(jax.grad(lambda w, xt: loss(w, xt.T)), micro_batches=3)(w, x.T),
 }
 
 
@@ -112,7 +112,7 @@ def averaged(w: Any, x: Any) -> Any:
 
 
 def adam(w: Any, x: Any) -> Any:
-    optimizer = ipu.optim.shard(optax.adam(0.1), "replica", N)
+    optimizer = ipu.optim.shard(optax.adam(0.1), min_elements=0)
     grads = jax.grad(plain_loss)(w, x)
     return optimizer.update(grads, optimizer.init(w), w)[0]
 
@@ -144,7 +144,7 @@ SILENT: dict[str, Callable[..., Any]] = {
     "rules of custom_vjp, in jit": jax.grad(jax.jit(megatron), (0, 1)),
     "rules of custom_vjp, computed again": jax.grad(jax.checkpoint(megatron), (0, 1)),
     "micro-batches": lambda w, x: lax.pmean(
-        ipu.pipeline(jax.value_and_grad(plain_loss), micro_batches=2)(w, x), "replica"
+        ipu.pipeline(jax.value_and_grad(lambda w, xt: plain_loss(w, xt.T)), micro_batches=3)(w, x.T), "replica"
     ),
 }
 
@@ -163,12 +163,14 @@ def test_one_replica_and_shard_map_sum_nothing(warnings: Callable[..., list[str]
 
 
 def test_statistics_of_a_library_are_found_at_the_users_line(warnings: Callable[..., list[str]]):
-    model = linen.BatchNorm(use_running_average=False, axis_name="replica")
-    variables = model.init(jax.random.key(0), X[:2])
+    def model(axis_name: str | None) -> linen.Module:
+        return linen.Sequential([linen.Dense(4), linen.BatchNorm(use_running_average=False, axis_name=axis_name)])
+
+    variables = model(None).init(jax.random.key(0), X[:2])
 
     def fun(params: Any, x: Any) -> Any:
         def loss(params: Any) -> Any:
-            out, _ = model.apply({**variables, "params": params}, x, mutable=["batch_stats"])
+            out, _ = model("replica").apply({**variables, "params": params}, x, mutable=["batch_stats"])
             return jnp.mean(out**3)
 
         return lax.pmean(jax.grad(loss)(params), "replica")
@@ -185,7 +187,7 @@ def test_a_line_is_named_once_in_the_life_of_a_function(caplog: pytest.LogCaptur
     run = ipu.jit(twice, device=device, replicas=N, **specs)
     for size in (8, 16):
         run(np.ones(size, np.float32), np.ones(size, np.float32))
-    run.with_options(ipu.Options(exact_splits=True)).lower(np.ones(8, np.float32), np.ones(8, np.float32))
+    run.with_options(ipu.Options(exact_splits=True)).trace(np.ones(8, np.float32), np.ones(8, np.float32))
     (warning,) = [record.getMessage() for record in caplog.records if "gradient" in record.getMessage()]
     assert "(summed)" in warning
 
