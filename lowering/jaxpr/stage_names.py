@@ -62,7 +62,7 @@ def stage_name(eqn: JaxprEqn) -> StageName:
 
 
 def is_transposed(stack: str) -> bool:
-    """Whether a name stack is that of a transposed equation; not of one that is computed again on its way."""
+    """Whether a name stack is that of a transposed equation; one that a checkpoint computes again for it is not."""
     return _TRANSPOSED in stack.rpartition(_RECOMPUTED)[2]
 
 
