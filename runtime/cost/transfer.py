@@ -23,7 +23,7 @@ from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, geometry, mappings_of
+from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, geometry, independent_parts, mappings_of
 from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes
@@ -176,32 +176,36 @@ def _on_ipus(mapping: TileMapping, tiles_per_ipu: int, shift: int, num_ipus: int
     return mapping.on_tiles((mapping.tiles // tiles_per_ipu + shift) % num_ipus)
 
 
-def _ipu_traffic(graph: Graph, copy: Copy, shift: int = 0) -> Traffic:
+def _ipu_traffic(source: Tensor, destination: Tensor, graph: Graph, shift: int = 0) -> Traffic:
     """The traffic of a copy with IPUs for tiles, the destination's IPUs shifted cyclically."""
     target = graph.target
     ipus = Graph(_ipu_target(target))
-    for variables, by in ((copy.source.variables(), 0), (copy.destination.variables(), shift)):
+    for variables, by in ((source.variables(), 0), (destination.variables(), shift)):
         for variable in variables:
             mapping = graph.mappings[variable]
             ipus.mappings[variable] = _on_ipus(mapping, target.tiles_per_ipu, by, target.num_ipus)
-    return copy_traffic(copy.source, copy.destination, ipus)
+    return copy_traffic(source, destination, ipus)
 
 
 def _flows(graph: Graph, copy: Copy) -> np.ndarray:
     """Bytes a copy moves from each IPU (row) to each other (column), int64[num_ipus, num_ipus]."""
+    # Most parts of a copy between many IPUs, such as one a stage, are between two of them.
     num = graph.target.num_ipus
-    direct = _ipu_traffic(graph, copy)
     flows = np.zeros((num, num), np.int64)
-    sources, destinations = np.flatnonzero(direct.sent_bytes), np.flatnonzero(direct.received_bytes)
-    if len(sources) <= 1 or len(destinations) <= 1:
-        flows[np.ix_(sources, destinations)] = direct.received_bytes[destinations]
-    if len(destinations) == 1:
-        flows[sources, destinations[0]] = direct.sent_bytes[sources]
-    if len(sources) > 1 and len(destinations) > 1:
-        # What is local after shifting the destination by k is what IPU s sends to IPU s - k.
-        if not set(copy.source.variables()).isdisjoint(copy.destination.variables()):
-            raise GraphError(f"copy {copy.name} moves a variable onto itself between several IPUs", where=copy.origin)
-        ipus = np.arange(num)
-        for shift in range(1, num):
-            flows[ipus, (ipus - shift) % num] = _ipu_traffic(graph, copy, shift).local_bytes
+    for source, destination in independent_parts(copy.source, copy.destination):
+        direct = _ipu_traffic(source, destination, graph)
+        sources, destinations = np.flatnonzero(direct.sent_bytes), np.flatnonzero(direct.received_bytes)
+        if len(sources) <= 1:
+            flows[np.ix_(sources, destinations)] += direct.received_bytes[destinations]
+        elif len(destinations) == 1:
+            flows[sources, destinations[0]] += direct.sent_bytes[sources]
+        else:
+            if not set(source.variables()).isdisjoint(destination.variables()):
+                raise GraphError(
+                    f"copy {copy.name} moves a variable onto itself between several IPUs", where=copy.origin
+                )
+            # What is local after shifting the destination by k is what IPU s sends to IPU s - k.
+            for shift in sorted({int(d - s) % num for s in sources for d in destinations} - {0}):
+                local = _ipu_traffic(source, destination, graph, -shift).local_bytes
+                flows[sources, (sources + shift) % num] += local[sources]
     return flows

@@ -16,5 +16,6 @@ from ipujax.runtime.exchange.traffic import (
     copy_traffic as copy_traffic,
     exchange_cycles as exchange_cycles,
     geometry as geometry,
+    independent_parts as independent_parts,
     receive_cycles as receive_cycles,
 )

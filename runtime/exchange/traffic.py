@@ -18,7 +18,7 @@ elements are scattered singly over a `Flat` mapping (a flattened transpose) take
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +41,7 @@ from ipujax.runtime.tensor import (
     TileMapping,
     Variable,
     concat,
+    concat_nodes,
     element_bytes,
     padded,
     surely_disjoint,
@@ -63,7 +64,7 @@ def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None =
     """
     access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return _traffic(group, access, graph, writes)
+    return _widen(_traffic(group, access, graph, writes), graph.target.num_tiles)
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
@@ -75,7 +76,7 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
         access: to a tensor of mapped variables.
         graph: holds the target and the mappings.
     """
-    return _traffic(grid_of(tuple(axes), tile), access, graph, False)
+    return _widen(_traffic(grid_of(tuple(axes), tile), access, graph, False), graph.target.num_tiles)
 
 
 def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
@@ -91,42 +92,63 @@ def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
     Raises:
         GraphError: a variable without a tile mapping.
     """
+    return _summed(_copy_windows(source, destination, graph), graph.target.num_tiles)
+
+
+def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Window]:
+    """The traffic of each independent part of a copy."""
     if source.size == 0:
-        return _nothing(graph.target.num_tiles)
-    parts = _independent_parts(source, destination)
+        return []
+    parts = independent_parts(source, destination)
     if len(parts) > 1:
-        return _sum([copy_traffic(*part, graph) for part in parts])
+        return [window for part in parts for window in _copy_windows(*part, graph)]
     source, destination = _not_reshaped(source, destination)
     grid = copy_grid(source, destination, graph)
     if grid is not None:
-        return _traffic(*grid, graph, False)
-    return _element_traffic(source, destination, graph)
+        return [_traffic(*grid, graph, False)]
+    return [_element_traffic(source, destination, graph)]
 
 
-def _independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """A copy of concatenated parts as copies of which no two read one variable."""
+def independent_parts(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """A copy of concatenated parts as copies of which no two read one variable, in time linear in the parts."""
     one, other = source.node, destination.node
-    if not (isinstance(one, Concat) and isinstance(other, Concat)):
-        return []
-    if one.axis != other.axis:
-        return []
+    if not (isinstance(one, Concat) and isinstance(other, Concat) and one.axis == other.axis):
+        return [(source, destination)]
     cuts = sorted(set(one.bounds).intersection(other.bounds))
-
-    def pieces(x: Tensor) -> list[Tensor]:
-        return [x.slice(low, high, axis=one.axis) for low, high in pairwise(cuts)]
-
-    sources, destinations = pieces(source), pieces(destination)
-    together: list[tuple[set[Variable], list[int]]] = []
-    for number, piece in enumerate(sources):
-        variables, numbers = set(piece.variables()), [number]
-        for group in [group for group in together if not variables.isdisjoint(group[0])]:
-            together.remove(group)
-            variables, numbers = variables | group[0], [*group[1], *numbers]
-        together.append((variables, numbers))
+    sources, destinations = _pieces(one, cuts, source.dtype), _pieces(other, cuts, destination.dtype)
+    groups = _sharing([piece.variables() for piece in sources])
     return [
         (concat([sources[n] for n in numbers], one.axis), concat([destinations[n] for n in numbers], one.axis))
-        for _, numbers in together
+        for numbers in groups
     ]
+
+
+def _pieces(node: Concat, cuts: Sequence[int], dtype: np.dtype) -> list[Tensor]:
+    """A concatenation cut at some of its bounds."""
+    number_of = {bound: number for number, bound in enumerate(node.bounds)}
+    numbers = [(number_of[low], number_of[high]) for low, high in pairwise(cuts)]
+    nodes = [concat_nodes(node.axis, node.parts[low:high]) for low, high in numbers]
+    return [Tensor(piece, piece.shape, dtype) for piece in nodes]
+
+
+def _sharing(variables: Sequence[Sequence[Variable]]) -> list[list[int]]:
+    """The numbers of the sets of variables that overlap, directly or through others, together."""
+    root = list(range(len(variables)))
+
+    def root_of(number: int) -> int:
+        while root[number] != number:
+            root[number] = root[root[number]]
+            number = root[number]
+        return number
+
+    first: dict[Variable, int] = {}
+    for number, members in enumerate(variables):
+        for variable in members:
+            root[root_of(number)] = root_of(first.setdefault(variable, number))
+    groups: dict[int, list[int]] = {}
+    for number in range(len(variables)):
+        groups.setdefault(root_of(number), []).append(number)
+    return list(groups.values())
 
 
 def _not_reshaped(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,23 +159,27 @@ def _not_reshaped(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
     return source, destination
 
 
-def _sum(parts: Sequence[Traffic]) -> Traffic:
-    return Traffic(*(np.sum([getattr(part, field.name) for part in parts], axis=0) for field in fields(Traffic)))
+@dataclass(frozen=True, eq=False, slots=True)
+class _Window:
+    """Traffic of neighbouring tiles, all others having none; arrays begin with tile number `first`."""
+
+    first: int
+    traffic: Traffic
 
 
 def _buses(graph: Graph) -> Buses:
     return Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
 
 
-def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> Traffic:
-    tensor, num_tiles = access.tensor, graph.target.num_tiles
+def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> _Window:
+    tensor = access.tensor
     mappings = mappings_of(tensor, graph)
     item_bytes = element_bytes(tensor.dtype)
     if tensor.size == 0 or group.num_vertices == 0:
-        return _nothing(num_tiles)
+        return _Window(0, _nothing(1))
     if len(mappings) == 1 and _stays(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
-        return _widen(_in_place(mappings[0], item_bytes), first, num_tiles)
+        return _Window(first, _in_place(mappings[0], item_bytes))
     buses = _buses(graph)
     first, last = _around([_ends(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
     tile = group.tile if first == 0 else np.where(group.tile < 0, group.tile, group.tile - first)
@@ -166,10 +192,10 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     seen = geometry(tensor)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     question = seen, access.dims, cuts, tile.tobytes(), homes, tiles, item_bytes, writes, buses
-    return _widen(find() if seen is None else recall(("traffic", *question), find), first, num_tiles)
+    return _Window(first, find() if seen is None else recall(("traffic", *question), find))
 
 
-def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> _Window:
     """The exchange of a copy to what is no grid of boxes."""
     item_bytes, buses = element_bytes(source.dtype), _buses(graph)
     mappings = mappings_of(source, graph), mappings_of(destination, graph)
@@ -183,9 +209,7 @@ def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traff
 
     seen = geometry(source), geometry(destination)
     question = seen, homes, wanted, tiles, item_bytes, buses
-    return _widen(
-        find() if None in seen else recall(("element traffic", *question), find), first, graph.target.num_tiles
-    )
+    return _Window(first, find() if None in seen else recall(("element traffic", *question), find))
 
 
 def _around(ends: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
@@ -213,13 +237,28 @@ def _moved_down(mapping: TileMapping, by: int) -> TileMapping:
     return mapping.on_tiles(mapping.tiles - by)
 
 
-def _widen(part: Traffic, first: int, num_tiles: int) -> Traffic:
-    """The traffic of some tiles from number `first` on as that of all tiles."""
-    if len(part.local_bytes) == num_tiles:
-        return part
-    none, here = _zeros(num_tiles), _zeros(len(part.local_bytes))  # which is what `_in_bytes` has where there is none
-    members = (getattr(part, item.name) for item in fields(Traffic))
-    return Traffic(*(none if m is here else _read_only(padded(m, first, num_tiles)) for m in members))
+def _widen(part: _Window, num_tiles: int) -> Traffic:
+    """Traffic of some tiles as that of all."""
+    members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
+    if len(members[0]) == num_tiles:
+        return part.traffic
+    none, here = _zeros(num_tiles), _zeros(len(members[0]))  # which is what `_in_bytes` has where there is none
+    return Traffic(*(none if m is here else _read_only(padded(m, part.first, num_tiles)) for m in members))
+
+
+def _summed(parts: Sequence[_Window], num_tiles: int) -> Traffic:
+    """The sum of traffic in several windows, of all tiles."""
+    if len(parts) == 1:
+        return _widen(parts[0], num_tiles)
+    sums = {item.name: _zeros(num_tiles) for item in fields(Traffic)}
+    for part in parts:
+        tiles = len(part.traffic.local_bytes)
+        for name, total in sums.items():
+            values = getattr(part.traffic, name)
+            if values is not _zeros(tiles):
+                sums[name] = total = total if total.flags.writeable else total.copy()
+                total[part.first : part.first + tiles] += values
+    return Traffic(*map(_read_only, sums.values()))
 
 
 def geometry(tensor: Tensor) -> tuple[object, ...] | None:

@@ -38,6 +38,7 @@ from ipujax.runtime.tensor.view import (
     Indexed as Indexed,
     Node as Node,
     Reshaped as Reshaped,
+    concat_nodes as concat_nodes,
     elements as elements,
     freeze as freeze,
 )
