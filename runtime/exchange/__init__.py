@@ -8,8 +8,8 @@ from ipujax.runtime.exchange.runs import (
     box_runs as box_runs,
     flat_bases as flat_bases,
     joined as joined,
-    ragged as ragged,
 )
+from ipujax.runtime.exchange.sample import ragged as ragged
 from ipujax.runtime.exchange.traffic import (
     access_traffic as access_traffic,
     copy_cycles as copy_cycles,

@@ -1,7 +1,7 @@
 """The general exchange count: what boxes of a view need is cut at the tile mapping, and the pieces are counted.
 
 Input: `Demand`, runs of flat elements by box and the tiles that need each box, and `Homes`, where the elements live.
-Output: `Traffic`, elements and fragments a tile. Linear in the number of runs and of pieces of the mapping.
+Output: `Traffic`, elements and fragments a tile. Linear in the number of runs and of their pieces.
 
 The operand of a vertex is contiguous, so what is received goes right there, and what the tile has is copied there
 unless it is the whole operand in one piece. Vertices of one tile that need the same box share one copy of it.
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange.runs import Runs, covered, pick, ragged, tidy, total
+from ipujax.runtime.exchange.homes import homes
+from ipujax.runtime.exchange.runs import Runs, covered, pick, tidy, weighed
+from ipujax.runtime.exchange.sample import ragged
 from ipujax.runtime.exchange.shared_bus import Buses, shared_runs
 from ipujax.runtime.tensor import TileMapping
 
@@ -63,23 +64,6 @@ def copied(local: np.ndarray, local_parts: np.ndarray, parts: np.ndarray) -> tup
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Homes:
-    """Where the elements of some variables live, as runs of one flat space.
-
-    Args:
-        start: first element of each run, int64[n].
-        tile: the tile of each run, int64[n].
-        rank: position of the run's first element in the memory of its tile; counts from anywhere, int64[n].
-        size: elements of the flat space.
-    """
-
-    start: np.ndarray
-    tile: np.ndarray
-    rank: np.ndarray
-    size: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class Demand:
     """Which tiles need which elements.
 
@@ -119,6 +103,7 @@ class Pieces:
         length: number of elements, int64[n].
         home: the tile that holds them, int64[n].
         first: whether the piece starts a fragment, bool[n].
+        weight: number of pieces that each stands for, float64[n]; None where each is itself alone.
     """
 
     box: np.ndarray
@@ -126,44 +111,17 @@ class Pieces:
     length: np.ndarray
     home: np.ndarray
     first: np.ndarray
+    weight: np.ndarray | None = None
 
+    @property
+    def elements(self) -> np.ndarray:
+        """Elements that each piece stands for, [n]."""
+        return weighed(self.length, self.weight)
 
-@remembered
-def homes(mappings: tuple[TileMapping, ...]) -> Homes:
-    """The runs of several mappings one after the other, as `exchange_runs.flat_bases` lays out their variables."""
-    runs = [mapping.runs() for mapping in mappings]
-    sizes = [int(lengths.sum()) for _, lengths, _ in runs]
-    bases = [total(sizes[:number]) for number in range(len(sizes))]
-    start = np.concatenate([starts + base for (starts, _, _), base in zip(runs, bases, strict=True)])
-    length = np.concatenate([lengths for _, lengths, _ in runs])
-    tile = np.concatenate([tiles for _, _, tiles in runs]).astype(np.int64)
-    variable = np.repeat(np.arange(len(runs)), [len(starts) for starts, _, _ in runs])
-    order = in_tile_order(tile)
-    rank = np.empty_like(start)
-    # One is left free between variables: parts of two are never one fragment.
-    rank[order] = np.cumsum(length[order]) - length[order] + variable[order]
-    return Homes(start, tile, rank, total(sizes))
-
-
-def in_tile_order(tile: np.ndarray) -> np.ndarray:
-    """Positions of runs by their tile, those of one tile in order, int64[n]; numpy sorts 16 bits in linear time."""
-    return np.argsort(tile.astype(np.uint16) if tile.max(initial=0) < 2**16 else tile, kind="stable")
-
-
-@remembered
-def _run_of_element(mappings: tuple[TileMapping, ...]) -> np.ndarray:
-    """Number of the home run of every flat element, int32[size]."""
-    where = homes(mappings)
-    lengths = np.diff(np.append(where.start, where.size))
-    return np.repeat(np.arange(len(where.start), dtype=np.int32), lengths)
-
-
-def home_run(element: np.ndarray, mappings: tuple[TileMapping, ...]) -> np.ndarray:
-    """Number of the home run that holds each flat element, int of the same shape."""
-    where = homes(mappings)
-    if len(element) > where.size // 8:  # a table is faster than searching for so many
-        return _run_of_element(mappings)[element]
-    return np.searchsorted(where.start, element, side="right") - 1
+    @property
+    def fragments(self) -> np.ndarray:
+        """Fragments that start in what each piece stands for, [n]."""
+        return weighed(self.first, self.weight)
 
 
 def cut(runs: Runs, mappings: tuple[TileMapping, ...]) -> Pieces:
@@ -174,20 +132,26 @@ def cut(runs: Runs, mappings: tuple[TileMapping, ...]) -> Pieces:
         mappings: of the variables, in the order of the flat space.
     """
     where = homes(mappings)
-    box, start, length = runs.box, runs.start, runs.length
-    at = last = home_run(start, mappings)
+    box, start, length, weight, before = runs.box, runs.start, runs.length, runs.weight, runs.before
+    at = last = where.run_of(start)
     if np.any(length > 1):
-        last = home_run(start + length - 1, mappings)
+        last = where.run_of(start + length - 1)
     if np.any(last > at):
         row, within = ragged(last - at + 1)
         at = at[row] + within
-        limits = np.append(where.start[1:], where.size)
-        begin = np.maximum(start[row], where.start[at])
-        box, start, length = box[row], begin, np.minimum((start + length)[row], limits[at]) - begin
-    tile, rank = where.tile[at], where.rank[at] + start - where.start[at]
+        begin = np.maximum(start[row], where.start_of(at))
+        box, start, length = box[row], begin, np.minimum((start + length)[row], where.end_of(at)) - begin
+        weight = None if weight is None else weight[row]
+        before = None if before is None else np.where(within == 0, before[row], -1)
+    tile, rank = where.tile_of(at), where.rank_of(at) + start - where.start_of(at)
     first = np.ones(len(box), bool)
     first[1:] = (box[1:] != box[:-1]) | (tile[1:] != tile[:-1]) | (rank[1:] != rank[:-1] + length[:-1])
-    return Pieces(box, start, length, tile, first)
+    if before is not None:
+        behind = np.flatnonzero(before >= 0)
+        home = where.run_of(before[behind])
+        rank_before = where.rank_of(home) + before[behind] - where.start_of(home)
+        first[behind] = (tile[behind] != where.tile_of(home)) | (rank[behind] != rank_before + 1)
+    return Pieces(box, start, length, tile, first, weight)
 
 
 def demand(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> Demand:
@@ -215,7 +179,7 @@ def demand(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> De
 
 def sums(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
     """Sums of `values` by `index`, int64[size]; exact below 2^53."""
-    return np.bincount(index, values, size).astype(np.int64)
+    return np.rint(np.bincount(index, values, size)).astype(np.int64)
 
 
 def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses: Buses, once: bool = False) -> Traffic:
@@ -229,38 +193,43 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
         once: whether it is known that no element is needed by two tiles.
     """
     pieces, num_tiles = cut(wanted.runs, mappings), len(wanted.box_of_tile)
+    elements, firsts = pieces.elements, pieces.fragments
     vertex_tiles = np.flatnonzero(wanted.box_of_tile >= 0)
     box_of = wanted.box_of_tile[vertex_tiles]
     num_boxes = int(max(pieces.box.max(initial=0), box_of.max(initial=0))) + 1
     at_home = wanted.box_of_tile[pieces.home] == pieces.box
-    local = sums(pieces.home[at_home], pieces.length[at_home], num_tiles)
-    local_fragments = sums(pieces.home[at_home], pieces.first[at_home], num_tiles)
+    local = sums(pieces.home[at_home], elements[at_home], num_tiles)
+    local_fragments = sums(pieces.home[at_home], firsts[at_home], num_tiles)
     moved, parts = -local, -local_fragments
-    moved[vertex_tiles] += sums(pieces.box, pieces.length, num_boxes)[box_of]
-    parts[vertex_tiles] += sums(pieces.box, pieces.first, num_boxes)[box_of]
+    moved[vertex_tiles] += sums(pieces.box, elements, num_boxes)[box_of]
+    parts[vertex_tiles] += sums(pieces.box, firsts, num_boxes)[box_of]
     if wanted.operands is None:
         copies = copied(local, local_fragments, parts + local_fragments)
     else:
         copies = _copied(wanted.operands, mappings, num_tiles)
     others = np.bincount(box_of, minlength=num_boxes)[pieces.box] - at_home  # other tiles that need a piece
     if writes:  # an element has one home, so no two tiles receive it
-        received, none = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
-        arriving = sums(pieces.home, pieces.first * others, num_tiles)
+        received, none = sums(pieces.home, elements * others, num_tiles), np.zeros(num_tiles, np.int64)
+        arriving = sums(pieces.home, firsts * others, num_tiles)
         return Traffic(received, moved, arriving, local, local_fragments, none, *copies)
-    sent, shared = sums(pieces.home, pieces.length * others, num_tiles), np.zeros(num_tiles, np.int64)
+    sent, shared = sums(pieces.home, elements * others, num_tiles), np.zeros(num_tiles, np.int64)
     if not once:
-        start, length = covered(pieces.start[others > 0], pieces.length[others > 0], homes(mappings).size)
-        if length.sum() < sent.sum():  # some element goes to two tiles
-            sent = sums(homes(mappings).tile[home_run(start, mappings)], length, num_tiles)
-            needs = Runs(pieces.box, pieces.start, pieces.length)
-            shared = shared_runs(needs, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
+        where, needed = homes(mappings), Runs(pieces.box, pieces.start, pieces.length, pieces.weight)
+        moving = others > 0
+        weight = None if pieces.weight is None else pieces.weight[moving]
+        union = covered(Runs(pieces.box[moving], pieces.start[moving], pieces.length[moving], weight), where.size)
+        leaving = sums(where.tile_of(where.run_of(union.start)), weighed(union.length, union.weight), num_tiles)
+        if leaving.sum() < sent.sum():  # some element goes to two tiles
+            sent = leaving
+            shared = shared_runs(needed, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
     return Traffic(moved, sent, parts, local, local_fragments, shared, *copies)
 
 
 def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Elements and fragments of operands that are on their tile but not in one piece, int64[num_tiles] each."""
     pieces = cut(operands.runs, mappings)
-    parts = sums(pieces.box, pieces.first, int(operands.box.max(initial=0)) + 1)
+    elements, firsts = pieces.elements, pieces.fragments
+    parts = sums(pieces.box, firsts, int(operands.box.max(initial=0)) + 1)
     key, wanted = pieces.box * num_tiles + pieces.home, operands.box * num_tiles + operands.tile
     order = np.argsort(wanted)
     at = np.minimum(np.searchsorted(wanted[order], key), len(order) - 1)
@@ -268,5 +237,5 @@ def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: in
     operand = order[at[at_home]]
     scattered = parts[operands.box[operand]] > 1
     tile = operands.tile[operand[scattered]]
-    elements, first = pieces.length[at_home][scattered], pieces.first[at_home][scattered]
-    return sums(tile, elements, num_tiles), sums(tile, first, num_tiles)
+    held, first = elements[at_home][scattered], firsts[at_home][scattered]
+    return sums(tile, held, num_tiles), sums(tile, first, num_tiles)

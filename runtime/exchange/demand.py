@@ -7,7 +7,7 @@ for the general count. A copy is a read of its source by vertices that lie as th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -57,13 +57,14 @@ def mappings_of(tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
     return tuple(graph.mappings[variable] for variable in tensor.variables())
 
 
-def access_demand(group: VertexGroup, access: Access, num_tiles: int) -> Demand:
+def access_demand(group: VertexGroup, access: Access, num_tiles: int, most_runs: float = inf) -> Demand:
     """What the vertices of a group need through one access, by flat runs.
 
     Args:
         group: the vertices.
         access: one of its accesses.
         num_tiles: tiles of the target.
+        most_runs: runs beyond which a sample of about so many is given.
     """
     node, variables = access.tensor.node, access.tensor.variables()
     per_dim = extents(group, access)
@@ -80,7 +81,7 @@ def access_demand(group: VertexGroup, access: Access, num_tiles: int) -> Demand:
     used = np.all(length > 0, axis=1) & np.any(tile >= 0, axis=1)
     start, length, tile = start[used], length[used], tile[used]
     bases = flat_bases(variables)
-    runs = box_runs(node, np.arange(len(start)), start, length, bases)
+    runs = box_runs(node, np.arange(len(start)), start, length, bases, most_runs)
     return demand(runs, tile, total([v.size for v in variables]), num_tiles)
 
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ipujax.runtime.exchange.count import Traffic, copied, homes, in_tile_order, sums
+from ipujax.runtime.exchange.count import Traffic, copied, sums
+from ipujax.runtime.exchange.homes import in_tile_order, table
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
+_MOST_ELEMENTS = 1 << 25  # of a variable, assumed: 0.7 CPU s and 0.6 GB; a sample of runs serves for more
 _SHORT_RUN = 16  # elements; beyond, sorting runs was faster (measured: 4 million elements, 1,472 tiles)
 
 
@@ -38,7 +40,9 @@ def count_once(group: VertexGroup, access: Access, mapping: TileMapping, num_til
         num_tiles: tiles of the target.
     """
     node, tile = access.tensor.node, group.tile
-    if not isinstance(node, Affine) or np.unique(tile[tile >= 0]).size < np.count_nonzero(tile >= 0):
+    if not isinstance(node, Affine) or node.variable.size > _MOST_ELEMENTS:
+        return None
+    if np.unique(tile[tile >= 0]).size < np.count_nonzero(tile >= 0):
         return None
     axes = [dim.terms[0].axis for dim in access.dims]
     if any(group.axes[axis].extent != size for axis, size in zip(axes, access.tensor.shape, strict=True)):
@@ -105,7 +109,7 @@ def _goes_on(need: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.nd
     A part is what one tile holds and one tile needs. Such a part starts a run of the mapping, and the tile that needs
     it also needs the end of the run before it on the same tile, and nothing in between.
     """
-    where = homes((mapping,))
+    where = table((mapping,))
     order = in_tile_order(where.tile)
     same = where.tile[order[1:]] == where.tile[order[:-1]]
     part = np.searchsorted(start, where.start, side="right") - 1  # at the start of each run of the mapping

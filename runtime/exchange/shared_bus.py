@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange.runs import Runs, joined, ragged
+from ipujax.runtime.exchange.runs import Runs, joined, weighed
+from ipujax.runtime.exchange.sample import ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,14 @@ def shared_runs(pieces: Runs, home: np.ndarray, box_of_tile: np.ndarray, buses: 
         return shared
     needs, need_of_bus = _distinct_rows(boxes)
     common, home = _common(pieces, home, needs)
-    received = np.bincount(common.box, common.length, len(needs)).astype(np.int64)[need_of_bus]
+    elements = weighed(common.length, common.weight)
+    received = np.rint(np.bincount(common.box, elements, len(needs))).astype(np.int64)[need_of_bus]
     # What a tile of the bus holds itself it does not receive.
     bus_of_tile = np.full(len(box_of_tile), -1, np.int64)
     bus_of_tile[tiles] = np.arange(len(tiles))[:, None]
     bus = bus_of_tile[home]
     inside = (bus >= 0) & (need_of_bus[bus] == common.box)
-    received -= np.bincount(bus[inside], common.length[inside], len(received)).astype(np.int64)
+    received -= np.rint(np.bincount(bus[inside], elements[inside], len(received))).astype(np.int64)
     shared[tiles] = received[:, None]
     return shared
 
@@ -148,7 +150,8 @@ def _common(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np
     alike = needs[:, 0] == needs[:, -1]
     row, within = ragged(counts[needs[alike, 0]])
     piece = first[needs[alike, 0]][row] + within
-    same = Runs(np.flatnonzero(alike)[row], pieces.start[piece], pieces.length[piece])
+    weight = None if pieces.weight is None else pieces.weight[piece]
+    same = Runs(np.flatnonzero(alike)[row], pieces.start[piece], pieces.length[piece], weight)
     if np.all(alike):
         return same, home[piece]
     mixed, width = needs[~alike].ravel(), needs.shape[1]
@@ -163,5 +166,6 @@ def _common(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np
     depth = np.cumsum(np.where(order < len(at), 1, -1))
     length = np.diff(position, append=position[-1:])
     open_ = (depth == width) & (length > 0)
-    found = Runs(need[number[open_]], position[open_] % span, length[open_])
+    weight = None if pieces.weight is None else pieces.weight[at[number[open_]]]
+    found = Runs(need[number[open_]], position[open_] % span, length[open_], weight)
     return joined([same, found]), np.concatenate([home[piece], home[at[number[open_]]]])

@@ -47,6 +47,8 @@ from ipujax.runtime.tensor import (
     surely_disjoint,
 )
 
+MOST_RUNS = 1 << 21  # that an exchange is counted by, assumed: 1 µs and 200 bytes each; of more a sample is counted
+
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
     """The exchange of one field of a vertex group.
@@ -339,7 +341,7 @@ def _counts(
     if once and len(mappings) == 1:
         counts = count_once(group, access, mappings[0], num_tiles)
     if counts is None:
-        counts = count(access_demand(group, access, num_tiles), mappings, writes, buses, once)
+        counts = count(access_demand(group, access, num_tiles, MOST_RUNS), mappings, writes, buses, once)
     return counts
 
 
