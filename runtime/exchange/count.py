@@ -14,14 +14,17 @@ Limits: an operand of another order (a transposed read) counts the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from ipujax.runtime.exchange.homes import homes
 from ipujax.runtime.exchange.runs import Runs, covered, pick, tidy, weighed
-from ipujax.runtime.exchange.sample import ragged
+from ipujax.runtime.exchange.sample import sampled_if_many
 from ipujax.runtime.exchange.shared_bus import Buses, shared_runs
 from ipujax.runtime.tensor import TileMapping
+
+MOST_RUNS = 1 << 21  # that an exchange is counted by, assumed: 1 µs and 200 bytes each; of more a sample is counted
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -124,12 +127,13 @@ class Pieces:
         return weighed(self.first, self.weight)
 
 
-def cut(runs: Runs, mappings: tuple[TileMapping, ...]) -> Pieces:
+def cut(runs: Runs, mappings: tuple[TileMapping, ...], most: float = inf) -> Pieces:
     """Cuts runs where the home tile changes.
 
     Args:
         runs: sorted and disjoint in each box.
         mappings: of the variables, in the order of the flat space.
+        most: pieces beyond which a sample of about so many is given.
     """
     where = homes(mappings)
     box, start, length, weight, before = runs.box, runs.start, runs.length, runs.weight, runs.before
@@ -137,12 +141,14 @@ def cut(runs: Runs, mappings: tuple[TileMapping, ...]) -> Pieces:
     if np.any(length > 1):
         last = where.run_of(start + length - 1)
     if np.any(last > at):
-        row, within = ragged(last - at + 1)
+        row, within, each = sampled_if_many(at, last - at + 1, most)
         at = at[row] + within
         begin = np.maximum(start[row], where.start_of(at))
         box, start, length = box[row], begin, np.minimum((start + length)[row], where.end_of(at)) - begin
-        weight = None if weight is None else weight[row]
-        before = None if before is None else np.where(within == 0, before[row], -1)
+        weight = each if weight is None else weighed(weight[row], each)
+        if before is not None or each is not None:
+            ahead = -1 if before is None else before[row]
+            before = np.where(within == 0, ahead, -1 if each is None else begin - 1)
     tile, rank = where.tile_of(at), where.rank_of(at) + start - where.start_of(at)
     first = np.ones(len(box), bool)
     first[1:] = (box[1:] != box[:-1]) | (tile[1:] != tile[:-1]) | (rank[1:] != rank[:-1] + length[:-1])
@@ -192,7 +198,7 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
         buses: which tiles share an exchange bus.
         once: whether it is known that no element is needed by two tiles.
     """
-    pieces, num_tiles = cut(wanted.runs, mappings), len(wanted.box_of_tile)
+    pieces, num_tiles = cut(wanted.runs, mappings, MOST_RUNS), len(wanted.box_of_tile)
     elements, firsts = pieces.elements, pieces.fragments
     vertex_tiles = np.flatnonzero(wanted.box_of_tile >= 0)
     box_of = wanted.box_of_tile[vertex_tiles]
@@ -227,7 +233,7 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
 
 def _copied(operands: Operands, mappings: tuple[TileMapping, ...], num_tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Elements and fragments of operands that are on their tile but not in one piece, int64[num_tiles] each."""
-    pieces = cut(operands.runs, mappings)
+    pieces = cut(operands.runs, mappings, MOST_RUNS)
     elements, firsts = pieces.elements, pieces.fragments
     parts = sums(pieces.box, firsts, int(operands.box.max(initial=0)) + 1)
     key, wanted = pieces.box * num_tiles + pieces.home, operands.box * num_tiles + operands.tile

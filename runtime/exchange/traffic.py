@@ -25,7 +25,7 @@ import numpy as np
 
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.exchange.boxes import count_boxes
-from ipujax.runtime.exchange.count import Traffic, count
+from ipujax.runtime.exchange.count import MOST_RUNS, Traffic, count
 from ipujax.runtime.exchange.demand import access_demand, copy_demand, copy_grid, grid_of, mappings_of
 from ipujax.runtime.exchange.once import count_once, reads_once
 from ipujax.runtime.exchange.shared_bus import Buses
@@ -46,8 +46,6 @@ from ipujax.runtime.tensor import (
     padded,
     surely_disjoint,
 )
-
-MOST_RUNS = 1 << 21  # that an exchange is counted by, assumed: 1 µs and 200 bytes each; of more a sample is counted
 
 
 def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None = None) -> Traffic:
