@@ -148,13 +148,13 @@ def _enumerate(
     while dims and bool(np.all((run == dims[0][0]) | (dims[0][1] == 1))):
         run = run * dims.pop(0)[1]
     number, weight, before = np.arange(len(box)), None, None
-    steps = sampling_steps([count for _, count, _ in dims], most)
+    steps, fewest = sampling_steps([count for _, count, _ in dims], most)
     for (stride, count, low), step in zip(reversed(dims), reversed(steps), strict=True):
         if step == 1:
             row, within = ragged(count[number])
             weight = None if weight is None else weight[row]
         else:
-            row, within, each = sampled(low[number], count[number], step)
+            row, within, each = sampled(low[number], count[number], step, fewest)
             weight = each if weight is None else weight[row] * each
         number, base = number[row], base[row] + stride * within
         before = None if step == 1 else np.where(within > 0, base - stride + run[number] - 1, -1)
