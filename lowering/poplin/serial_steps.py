@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ipujax.lowering.layout import MemoryOrder, linear_mapping, mapping_like
+from ipujax.lowering.layout import MemoryOrder, copied_if_huge, linear_mapping, mapping_like
 from ipujax.lowering.popops import advance, map_for_slicing, new_counter, new_stack, push, slot_of, slots_first
 from ipujax.runtime.graph import Copy, Graph, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Blocked, Tensor, concat
@@ -45,7 +45,7 @@ def in_steps(
         name: debug name.
     """
     if not is_loop:
-        results = [add_step(part, prog) for part in _parts(graph, operand, dim, steps)]
+        results = [add_step(part, prog) for part in _parts(graph, operand, dim, steps, prog, name)]
         return _joined(graph, results, out_dim, out_channel, prog, name)
     stack, body = _stack_of(graph, operand, dim, channel, steps, prog, name), ProgramSequence()
     counter = new_counter(graph, 0, prog, name)
@@ -63,7 +63,7 @@ def _stack_of(
     graph: Graph, operand: Tensor, dim: int, channel: int, steps: int, prog: ProgramSequence, name: str
 ) -> Tensor:
     """The parts of an operand as a stack that is sliced without exchange."""
-    stack = _divided(graph, operand, dim, steps)
+    stack = _divided(graph, operand, dim, steps, prog, name)
     held = slots_first(stack)
     mapping = None if held is None else mapping_like(graph, held.of_variable(stack))
     if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:
@@ -76,17 +76,18 @@ def _stack_of(
     return spread
 
 
-def _divided(graph: Graph, operand: Tensor, dim: int, steps: int) -> Tensor:
+def _divided(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> Tensor:
     """The parts of an operand in a leading dimension; what lies nowhere is placed so that each is spread evenly."""
     shape = operand.shape
     divided = operand.reshape((*shape[:dim], steps, shape[dim] // steps, *shape[dim + 1 :]))
+    divided = copied_if_huge(graph, divided, prog, name)
     stack = divided.transpose([dim, *(d for d in range(divided.ndim) if d != dim)])
     map_for_slicing(graph, stack, (0,))
     return stack
 
 
-def _parts(graph: Graph, operand: Tensor, dim: int, steps: int) -> list[Tensor]:
-    stack = _divided(graph, operand, dim, steps)
+def _parts(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
+    stack = _divided(graph, operand, dim, steps, prog, name)
     limits = stack.shape[1:]
     return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.layout import copied_if_huge
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
@@ -137,6 +138,7 @@ class Lowering:
         rule: Rule | None = RULES.get(eqn.primitive.name)
         results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
+        results = [copied_if_huge(self._graph, result, prog, context.name) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"

@@ -12,9 +12,11 @@ from math import inf, prod
 import numpy as np
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange.count import Demand, demand
+from ipujax.runtime.exchange.count import MOST_RUNS, Demand, demand
+from ipujax.runtime.exchange.homes import homes
 from ipujax.runtime.exchange.mixed_radix import view_blocks
-from ipujax.runtime.exchange.runs import box_runs, flat_bases, interval_runs, total
+from ipujax.runtime.exchange.runs import Runs, box_runs, flat_bases, interval_runs, total
+from ipujax.runtime.exchange.sample import sampled_if_many
 from ipujax.runtime.graph import Access, Axis, Codelet, Graph, VertexGroup, element, extents
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
@@ -31,6 +33,8 @@ from ipujax.runtime.tensor import (
     elements,
     owners,
 )
+
+_MOST_ELEMENTS = 1 << 25  # of a copy that are listed where it is no grid, assumed: 20 ns and 30 bytes each
 
 
 def _no_cycles(shapes: object, target: Target) -> np.ndarray:
@@ -137,6 +141,14 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
         num_tiles: tiles of the target.
     """
     variables = source.variables()
+    size = total([v.size for v in variables])
+    present = np.zeros(num_tiles, bool)
+    if source.size > _MOST_ELEMENTS:
+        runs = _sampled_copy_runs(source, destination, mappings)
+        for mapping in mappings:
+            present[mapping.tiles] = True
+        present &= np.bincount(runs.box, minlength=num_tiles) > 0
+        return demand([runs], np.where(present, np.arange(num_tiles), -1)[:, None], size, num_tiles)
     length, tile = _owner_runs(destination.node, dict(zip(destination.variables(), mappings, strict=True)))
     length, tile = length[length > 0], tile[length > 0]
     new = np.diff(tile, prepend=-1) != 0
@@ -145,7 +157,32 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
     runs = interval_runs(source.node, tile, first, length, flat_bases(variables))
     present = np.bincount(tile, minlength=num_tiles) > 0
     needs = np.where(present, np.arange(num_tiles), -1)[:, None]
-    return demand(runs, needs, total([v.size for v in variables]), num_tiles)
+    return demand(runs, needs, size, num_tiles)
+
+
+def _sampled_copy_runs(source: Tensor, destination: Tensor, mappings: Sequence[TileMapping]) -> Runs:
+    """Single elements of the source of a copy by the tile that needs them: a sample, evenly of the row-major order."""
+    _, place, weight = sampled_if_many(np.array([0]), np.array([source.size]), MOST_RUNS)
+    where = homes(tuple(mappings))
+
+    def tile_and_element(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tile = where.tile_of(where.run_of(_flat_element(destination, at)))
+        return tile, _flat_element(source, at)
+
+    (tile, element), (tile_before, element_before) = map(tile_and_element, (place, np.maximum(place - 1, 0)))
+    before = np.where((tile_before == tile) & (place > 0), element_before, -1)
+    order = np.lexsort((element, tile))
+    runs = Runs(tile, element, np.ones_like(tile), np.ones(len(tile)) if weight is None else weight, before)
+    return Runs(runs.box[order], element[order], runs.length[order], runs.weight[order], before[order])
+
+
+def _flat_element(tensor: Tensor, at: np.ndarray) -> np.ndarray:
+    """The flat element of some places of a tensor's row-major order, int64 of the same shape."""
+    element = np.zeros_like(at)
+    bases = flat_bases(tensor.variables())
+    for runs in interval_runs(tensor.node, np.arange(len(at)), at, np.ones_like(at), bases):
+        element[runs.box] = runs.start
+    return element
 
 
 def _owner_runs(node: Node, mappings: Mapping[Variable, TileMapping]) -> tuple[np.ndarray, np.ndarray]:

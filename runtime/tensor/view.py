@@ -24,9 +24,12 @@ from math import prod
 
 import numpy as np
 
+from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.affine import Affine, Group, canonical, empty, slice_group
 from ipujax.runtime.tensor.slice_plan import slice_plan
 from ipujax.runtime.tensor.variable import Variable
+
+_MOST_LISTED = 1 << 27  # elements of a view that is a list, assumed: 16 bytes each
 
 
 def distinct(variables: Iterable[Variable]) -> tuple[Variable, ...]:
@@ -111,6 +114,13 @@ def _indexed(node: Node) -> Indexed:
     """The node as a list of elements."""
     if isinstance(node, Indexed):
         return node
+    if prod(node.shape) > _MOST_LISTED:
+        raise TensorError(
+            "a view that is no slice of variables lists its elements, and these are too many",
+            expected=f"at most {_MOST_LISTED:,} elements",
+            got=f"shape {list(node.shape)}",
+            hint="reshape, slice and transpose so that rows stay whole, or compute it in parts, with `lax.map`",
+        )
     return freeze(node.variables, *elements(node, node.variables))
 
 
