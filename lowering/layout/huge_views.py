@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.layout.mapping import linear_mapping
+from ipujax.lowering.layout.mapping import linear_mapping, map_linearly
 from ipujax.runtime.graph import Copy, Graph, Sequence
 from ipujax.runtime.tensor import Concat, Node, Reshaped, Tensor
 
@@ -20,6 +20,7 @@ def copied_if_huge(graph: Graph, x: Tensor, prog: Sequence, name: str) -> Tensor
     """
     if x.size <= _MOST_LISTED or not _is_reshaped(x.node):
         return x
+    map_linearly(graph, x)
     out = graph.add_variable(x.shape, x.dtype, f"{name}/rearranged", linear_mapping(graph, x.size, x.dtype))
     prog.add(Copy(x, out, f"{name}/rearrange", graph.origin))
     return out

@@ -70,6 +70,7 @@ _COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
     "max": ("max", lax.max),
 }
 _WITHOUT_TABLE = 3  # fields of a vertex that makes its table itself
+_MOST_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
 _FEW = 8  # updates that take less than this part of what planners may use are not what a tile lacks room for, assumed
 
 
@@ -136,9 +137,10 @@ def plan_scatter(
 def plan_in_steps(
     graph: Graph, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec, name: str
 ) -> ScatterPlan:
-    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit; arguments as `plan_scatter`."""
+    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit, up to a bound; arguments as
+    `plan_scatter`."""
     steps, plan = 1, _Form(table, indices, updates, spec, name).plan(graph)
-    most = next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1)
+    most = min(_MOST_STEPS, next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1))
     while plan.has_too_many_updates and steps < most:
         steps = min(2 * steps, most)
         plan = _Form(table, indices, updates, spec, name, steps).plan(graph)
