@@ -228,6 +228,8 @@ def count(wanted: Demand, mappings: tuple[TileMapping, ...], writes: bool, buses
         if leaving.sum() < sent.sum():  # some element goes to two tiles
             sent = leaving
             shared = shared_runs(needed, pieces.home, wanted.box_of_tile, buses.tiles(num_tiles))
+    if pieces.weight is not None:  # by a sample a tile may seem to send more than it holds
+        sent = np.minimum(sent, sum(mapping.elements_per_tile(num_tiles) for mapping in mappings))
     return Traffic(moved, sent, parts, local, local_fragments, shared, *copies)
 
 

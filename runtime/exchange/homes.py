@@ -120,7 +120,8 @@ class Rows:
         """The block of each run, row-major, and which of its rows it is."""
         row, block = np.divmod(run, len(self.cut) - 1)
         box, place = np.zeros_like(run), np.zeros_like(run)
-        for axis, index in enumerate(np.unravel_index(row, self.mapping.shape[: self.last])):
+        outer = np.unravel_index(row, self.mapping.shape[: self.last]) if self.last else ()
+        for axis, index in enumerate(outer):
             cuts = self.mapping.cuts[axis]
             at = np.searchsorted(cuts, index, side="right") - 1
             box, place = box * (len(cuts) - 1) + at, place * (cuts[at + 1] - cuts[at]) + index - cuts[at]

@@ -15,6 +15,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.popops.indexing import scatter
 from tests.lowering.helpers import assert_same, check, lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.marks import slow_but
 
@@ -262,3 +263,19 @@ def test_steps_need_less_memory() -> None:
     args = (Struct((100,), np.float16), Struct((20_000,), I32), Struct((20_000,), np.float16))
     profile = ipu.jit(add_rows, device=device).lower(*args).compile().profile
     assert profile.memory.max_tile_bytes < 64 * 1024
+
+
+def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little room there is; numbers stay."""
+    indices, updates = updates_of(600)
+    args = RNG.integers(-9, 9, 10).astype(np.float16), indices, updates.astype(np.float16)
+    assert groups_that_scatter(crowded(add_rows, args)) > 2
+    monkeypatch.setattr(scatter, "_MOST_STEPS", 2)
+    program = crowded(add_rows, args)
+    assert groups_that_scatter(program) == 2
+    same_as_plain(add_rows, args, program)
+
+
+def groups_that_scatter(program: LoweredProgram) -> int:
+    """Vertex groups that scatter."""
+    return sum("Scatter" in g.codelet.name for groups in program.graph.groups.values() for g in groups)

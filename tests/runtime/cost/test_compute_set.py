@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.cost import transfer
 from ipujax.runtime.cost.compute_set import block_shapes, compute_set_cost, slowest_workers
 from ipujax.runtime.cost.links import link_cycles, route
 from ipujax.runtime.cost.transfer import copy_cost, stream_cost
@@ -259,6 +260,20 @@ def test_flows_between_ipus_equal_counting_every_element(data):
     np.fill_diagonal(expected, 0)
     np.testing.assert_array_equal(np.zeros((4, 4)) if cost.flows is None else cost.flows, expected)
     assert cost.is_global == bool(expected.any())
+
+
+def test_parts_between_two_ipus_each_are_counted_once_each(monkeypatch: pytest.MonkeyPatch):
+    """Handing on the results of n stages takes n questions, not one for each pair of IPUs and part."""
+    asked: list[int] = []
+    ask = transfer._ipu_traffic
+    monkeypatch.setattr(transfer, "_ipu_traffic", lambda *args: asked.append(1) or ask(*args))
+    stages = 12
+    graph = Graph(TARGET.replace(num_ipus=stages + 1, tiles_per_ipu=4))
+    parts = [graph.add_variable((6,), F32, "x", on_one_tile(6, 4 * n)) for n in range(stages)]
+    into = [graph.add_variable((6,), F32, "y", on_one_tile(6, 4 * n + 5)) for n in range(stages)]
+    cost = copy_cost(graph, Copy(concat(parts, 0), concat(into, 0)))
+    np.testing.assert_array_equal(cost.flows, np.diag([24] * stages, 1))
+    assert len(asked) == stages
 
 
 def test_ring_copy_between_all_ipus():
