@@ -8,7 +8,6 @@ from ipujax.lowering.layout.grids import (
     even_grids as even_grids,
     split_candidates as split_candidates,
 )
-from ipujax.lowering.layout.huge_views import copied_if_huge as copied_if_huge
 from ipujax.lowering.layout.in_place import must_be_set_aside as must_be_set_aside, overwrite as overwrite
 from ipujax.lowering.layout.mapping import (
     check_may_place as check_may_place,

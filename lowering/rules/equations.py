@@ -14,8 +14,8 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
-from ipujax.lowering.layout import copied_if_huge
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads

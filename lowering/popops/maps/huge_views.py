@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipujax.lowering.layout.mapping import linear_mapping, map_linearly
+from ipujax.lowering.layout import linear_mapping, map_linearly
 from ipujax.runtime.graph import Copy, Graph, Sequence
 from ipujax.runtime.tensor import Concat, Node, Reshaped, Tensor
 

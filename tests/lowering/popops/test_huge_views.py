@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.layout import huge_views
+from ipujax.lowering.popops.maps import huge_views
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.graph import Copy
 from ipujax.runtime.graph.steps import leaves
