@@ -17,7 +17,7 @@ from ipujax.runtime.exchange.homes import in_tile_order, table
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
-_MOST_ELEMENTS = 1 << 25  # of a variable, assumed: 0.7 CPU s and 0.6 GB; a sample of runs serves for more
+_MOST_ELEMENTS = 1 << 26  # of a variable, assumed: 2 CPU s and 2 GB; a sample of runs serves for more
 _SHORT_RUN = 16  # elements; beyond, sorting runs was faster (measured: 4 million elements, 1,472 tiles)
 
 
