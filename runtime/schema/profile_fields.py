@@ -1,0 +1,342 @@
+"""The fields of a saved profile, as one table, and how they hang together.
+
+Input: the data of `saved_data`, as a file has them, and the version of that file. Output: nothing, or a `FieldError`.
+What passes makes a profile on which every view works. To add a field: a line in its record; `Since(version, kind)` in
+`optional` for one that files of older versions lack, a kind alone for one that any file may lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.errors import TargetError
+from ipujax.runtime.graph import of_replicas
+from ipujax.runtime.memory import FIXED, LIVE
+from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
+from ipujax.runtime.profile.figures import LINES
+from ipujax.runtime.schema.kinds import (
+    EXACT,
+    Anything,
+    FieldError,
+    Flag,
+    Kind,
+    Lengths,
+    List,
+    Map,
+    Nullable,
+    Real,
+    Record,
+    Row,
+    Since,
+    Tagged,
+    Text,
+    Tree,
+    Whole,
+)
+from ipujax.runtime.target import Target
+from ipujax.runtime.timeline import PHASES
+
+MOST_DEPTH = 160  # nodes in nodes of a program; readers of JSON, and Python, go some 1,000 objects deep
+_SMALLEST = 1e-30  # of constants of a machine that are above 0: what is divided by them stays finite
+
+TEXT, WHOLE, REAL, FLAG = Text(), Whole(), Real(), Flag()
+LARGE = Whole(most=2**100)  # sums over all tiles and runs, which no array holds
+BYTES = Whole(most=2**48, total=EXACT)  # of one tile
+SIGNED = Whole(least=-EXACT)
+TEXTS = List(TEXT)
+BY_TILE = List(WHOLE, "tiles")
+BYTES_BY_TILE = List(BYTES, "tiles")
+
+
+def _index(name: str) -> Whole:
+    return Whole(below=name)
+
+
+def _records(kind: Kind, *names: str) -> dict[str, Kind]:
+    return dict.fromkeys(names, kind)
+
+
+# --- the machine, and lines of source ---
+
+
+def _constant(kind: str, zero_ok: bool) -> Kind:
+    numbers = {"int": Whole(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
+    return numbers.get(kind, TEXTS if kind == "frozenset[str]" else TEXT)
+
+
+TARGET = Record(
+    {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
+    | {"sources": Map(Row((TEXT, TEXT)))}
+)
+PLACE = Row((TEXT, TEXT, TEXT))
+ORIGIN = Record(_records(TEXT, "line", "path", "library"), {"file": TEXT})
+_FALLBACK = _records(TEXT, "operation", "name") | {"cycles": WHOLE, "borrowed_tiles": WHOLE, "origin": ORIGIN}
+_UNMET = {"name": TEXT, "bound_bytes": WHOLE, "needed_bytes": WHOLE, "origin": ORIGIN}
+HOST = Record(
+    {"batches": WHOLE, "preparedSeconds": Real(-1e30), "waitedSeconds": Real(-1e30), "isAhead": FLAG}
+    | {"batchesPerCall": Whole(1)}
+)
+
+# --- memory by tile ---
+
+_CONTENTS = Record(
+    {"items": List(Row((TEXT, TEXT, TEXT)), "named items"), "steps": List(TEXT, "peak steps")}
+    | {"tiles": List(_index("tiles"), "listed tiles"), "peak": List(_index("peak steps"), "listed tiles")}
+    | {"tile": List(_index("tiles"), "rows of tiles"), "item": List(_index("named items"), "rows of tiles")}
+    | {"num_bytes": List(BYTES, "rows of tiles")}
+)
+MEMORY = Record(
+    {"byCategory": Record(_records(BYTES_BY_TILE, *FIXED, *LIVE, "gap")), "shared": BYTES_BY_TILE}
+    | {"isFromTop": List(_index("tiles")), "peak": Record({"step": TEXT, "origin": PLACE})}
+    | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)))}
+    | {"borrowed": List(Row((TEXT, _index("tiles"), WHOLE, WHOLE, PLACE)))},
+    {"contents": Since(3, _CONTENTS)},
+)
+
+# --- a run ---
+
+_PHASE = Text(PHASES)
+_OPERATION = Record(
+    {"origin": ORIGIN, "names": TEXTS, "cycles": WHOLE, "share": REAL, "dominant": _PHASE}
+    | {"phases": Map(WHOLE, _PHASE, least=1)}
+)
+_STEP_COST = Record(
+    {"origin": ORIGIN, "name": TEXT, "cycles": WHOLE, "moved_bytes": LARGE, "variable_bytes": WHOLE}
+    | {"exchange_code_bytes": WHOLE},
+    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)},
+)
+_TILE_CYCLES = Record(
+    _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
+    | {"sync": LARGE}
+)
+_STEP = {"type": TEXT, "program": _index("programs"), "tileBalance": REAL, "activeTiles": WHOLE}
+_STEP |= {"activeTileBalance": REAL, "cycles": WHOLE, "cyclesFrom": WHOLE, "cyclesTo": WHOLE, "repeats": WHOLE}
+_MOVES: dict[str, Kind] = _STEP | {"totalData": LARGE, "dataBalance": REAL}
+_COMPUTES: dict[str, Kind] = {"computeSet": _index("compute sets"), "threadBalance": REAL, "cyclesOverlapped": WHOLE}
+_EXCHANGES: dict[str, Kind] = {"exchange": _index("exchanges"), "cyclesOverlapped": WHOLE}
+_NAME: dict[str, Kind] = {"name": TEXT}
+_SYNC = Record({"type": TEXT, "syncType": TEXT})
+STEP = Tagged(
+    "type",
+    {
+        "Sync": _SYNC,
+        "OnTileExecute": Record(_STEP | _COMPUTES, _NAME),
+        "DoExchange": Record(_MOVES | _EXCHANGES, _NAME),
+        "GlobalExchange": Record(_MOVES | {"externalExchange": _index("external exchanges")}, _NAME),
+        "StreamCopy": Record(_MOVES | {"hostExchange": _index("host exchanges")}, _NAME),
+    },
+)
+_SIMULATION = Record({"cycles": WHOLE, "tileCycles": _TILE_CYCLES, "steps": List(STEP)})
+EXECUTION = Record(
+    {"profilerMode": TEXT, "programTrace": List(_index("programs")), "programTraceLength": LARGE}
+    | {"simulation": _SIMULATION},
+    {"hostData": HOST},
+)
+_SPANS, _STEPS = "spans of the trace", "steps of the trace"
+TRACE = Record(
+    {"names": List(TEXT, "names of the trace"), "lines": List(TEXT, "lines of the trace"), "clocks": List(WHOLE, "IPUs")}
+    | {"name": List(_index("names of the trace"), _STEPS), "line": List(_index("lines of the trace"), _STEPS)}
+    | _records(List(Whole(1), _STEPS), "iterations", "joined")
+    | {"live_bytes": List(Whole(-1), _STEPS), "step": List(_index(_STEPS), _SPANS), "ipu": List(_index("IPUs"), _SPANS)}
+    | _records(List(WHOLE, _SPANS), "start", "end", "moved")
+    | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)}
+)
+_NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
+RUN = Record(
+    {"cycles": WHOLE, "critical_ipu": _index("IPUs"), "phase_cycles": Record(_records(WHOLE, *TRACE_PHASES))}
+    | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
+    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "operations": Record(_records(List(_OPERATION), *LINES))}
+    | {"step_costs": List(_STEP_COST), "execution": EXECUTION},
+    {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},
+)
+_NO_RUN = Record({"unknown": Record({"what": TEXT} | _records(Nullable(TEXT), "where", "expected", "got", "hint"))})
+
+# --- the graph profile, under Poplar's names ---
+
+
+def _exchanges(name: str, cycles: str) -> Record:
+    return Record(_records(List(BY_TILE, name), "bytesReceivedByTile", "bytesSentByTile", cycles))
+
+
+def _vertex_bytes(name: str) -> Record:
+    return Record(_records(List(BYTES_BY_TILE, name), "codeBytes", "vertexDataBytes", "totalBytes"))
+
+
+_MACHINE = Record(
+    {"type": TEXT, "clockFrequency": REAL, "relativeSyncDelayByTile": List(WHOLE, "tiles of an IPU")}
+    | _records(WHOLE, "bytesPerIPU", "bytesPerTile", "numIPUs", "tilesPerIPU", "numTiles", "totalMemory")
+    | _records(WHOLE, "numReplicas", "minSyncDelay")
+)
+_COMPUTE_SETS = Record(
+    {"names": List(TEXT, "compute sets"), "vertexCounts": List(List(WHOLE, "vertices[]"), "compute sets")}
+    | {"vertexTypes": List(List(_index("vertex types"), "vertices[]"), "compute sets")}
+    | {
+        "cycleEstimates": Record(
+            _records(List(BY_TILE, "compute sets"), "activeCyclesByTile", "cyclesByTile")
+            | {"activeCyclesByVertexType": List(List(LARGE, "vertex types"), "compute sets")}
+        )
+    }
+)
+_INSIDE: dict[str, Kind] = {"type": TEXT, "children": List(_index("programs"))}
+PROGRAM = Tagged(
+    "type",
+    dict.fromkeys(("If", "IfElse", "RepeatWhile", "Switch"), Record(_INSIDE))
+    | dict.fromkeys(("SetLocalConsensusFromVar", "WriteUndef"), Record({"type": TEXT}))
+    | {
+        "Sequence": Record(_INSIDE, _NAME),
+        "Repeat": Record(_INSIDE | {"count": WHOLE}),
+        "Call": Record({"type": TEXT, "name": TEXT, "target": _index("functions")}),
+        "Sync": _SYNC,
+        "OnTileExecute": Record({"type": TEXT, "name": TEXT, "computeSet": _index("compute sets")}),
+        "DoExchange": Record(
+            {"type": TEXT, "name": TEXT, "exchange": _index("exchanges")}
+            | {"memoryByInstruction": Record(_records(SIGNED, "send", "other", "total"))}
+        ),
+        "GlobalExchange": Record({"type": TEXT, "name": TEXT, "exchange": _index("external exchanges")}),
+        "StreamCopy": Record({"type": TEXT, "name": TEXT, "exchange": _index("host exchanges")}),
+    },
+)
+_ITEM = Record(_records(TEXT, "name", "category", "origin") | {"bytes": WHOLE})
+_LIVE_NODE = Record(
+    {"type": TEXT, "programs": List(_index("programs"))},
+    {"name": TEXT, "liveBytes": WHOLE, "liveVariables": List(_index("live variables")), "children": List(Anything())},
+    together=("liveBytes", "liveVariables"),
+)
+LIVENESS = Record(
+    {"worstTile": _index("tiles"), "peakStep": TEXT, "variables": List(_ITEM), "alwaysLiveBytes": WHOLE}
+    | {"alwaysLiveVariables": List(_ITEM), "maxLiveBytes": WHOLE, "programs": Tree(_LIVE_NODE, "children", MOST_DEPTH)}
+    | {"notAlwaysLiveVariables": List(_ITEM, "live variables")}
+)
+_REGIONS = ("interleaved", "nonInterleaved", "overflowed", "total")
+_REGION = Record(_records(BYTES_BY_TILE, "overlapped", "nonOverlapped"))
+_CATEGORY = Record(_records(_REGION, *_REGIONS[:3]) | {"total": BYTES_BY_TILE})
+GRAPH = Record(
+    {"target": _MACHINE, "optimizationInfo": Map(REAL)}
+    | {"bytePrice": Record({"tried": List(REAL, least=1)}, {"costCycles": SIGNED})}
+    | {"graph": Record(_records(LARGE, "numComputeSets", "numEdges", "numVars", "numVertices"))}
+    | {"vertexTypes": Record({"names": List(TEXT, "vertex types"), "sizes": List(WHOLE, "vertex types")})}
+    | {"computeSets": _COMPUTE_SETS, "exchanges": _exchanges("exchanges", "cyclesByTile")}
+    | {"externalExchanges": _exchanges("external exchanges", "estimatedCyclesByTile")}
+    | {"hostExchanges": _exchanges("host exchanges", "estimatedCyclesByTile")}
+    | {"programs": List(PROGRAM, "programs"), "controlPrograms": List(_index("programs"))}
+    | {"functionPrograms": List(_index("programs"), "functions")}
+    | {
+        "memory": Record(
+            {"byTile": Record(_records(BYTES_BY_TILE, *_REGIONS, *(f"{name}IncludingGaps" for name in _REGIONS)))}
+            | {"byCategory": Record(_records(_CATEGORY, *FIXED, *LIVE)), "liveness": LIVENESS}
+            | {"byComputeSet": _vertex_bytes("compute sets"), "byVertexType": _vertex_bytes("vertex types")}
+        ),
+        "streamingMemory": Record({"bytes": LARGE}),
+    }
+)
+PROFILE = Record(
+    {"target": TARGET, "replicas": Whole(1), "memory": MEMORY, "fallbacks": List(Record(_FALLBACK)), "run": Anything()}
+    | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": WHOLE, "origin": ORIGIN}))}
+    | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
+    {"host": Nullable(HOST), "sources": Since(3, Map(TEXTS))},
+)
+
+
+# --- how fields hang together ---
+
+
+def _phases(data: Any) -> bool:
+    return bool(sum(data["run"]["phase_cycles"].values()) == data["run"]["cycles"])
+
+
+def _clocks(data: Any) -> bool:
+    return bool(max(data["run"]["trace"]["clocks"]) == data["run"]["cycles"])
+
+
+def _spans(data: Any) -> bool:
+    trace = ExecutionTrace.of_data(data["run"]["trace"])
+    cut = slices(trace)
+    is_ordered = bool((np.diff(trace.ipu) >= 0).all())
+    ends = cut.start + cut.cycles
+    return is_ordered and bool((cut.cycles > 0).all() and (ends <= trace.clocks[cut.ipu]).all())
+
+
+def _program_ids(data: Any) -> bool:
+    graph = data["graph"]
+    inside = {number: entry.get("children", ()) for number, entry in enumerate(graph["programs"])}
+    called = {n: [graph["functionPrograms"][entry["target"]]] for n, entry in enumerate(graph["programs"]) if "target" in entry}
+    return _is_acyclic((inside | called).items())
+
+
+def _is_acyclic(graph: Iterable[tuple[int, Iterable[int]]]) -> bool:
+    try:
+        TopologicalSorter(dict(graph)).prepare()
+    except CycleError:
+        return False
+    return True
+
+
+def _rising(data: Any) -> bool:
+    tiles, rows = (np.array(data["memory"]["contents"][name], np.int64) for name in ("tiles", "tile"))
+    return bool((np.diff(tiles) > 0).all() and (np.diff(rows) >= 0).all())
+
+
+def _machines(data: Any) -> bool:
+    try:
+        of_replicas(Target.from_data(data["target"]), data["replicas"])
+    except TargetError:
+        return False
+    return True
+
+
+# Field → what it must be besides, and whether it is; of fields that are there.
+RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "replicas": ("so many that a machine can have them all", _machines),
+    "run.phase_cycles": ("cycles that add up to run.cycles", _phases),
+    "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
+    "run.trace.work": ("phases that pass one after the other inside their spans, by IPU and time", _spans),
+    "graph.programs": ("programs in programs, none inside itself", _program_ids),
+    "memory.contents.tile": ("tiles in rising order, as those of memory.contents.tiles", _rising),
+}
+
+
+def check_profile(data: Any, version: int) -> None:
+    """Refuses data that are no profile.
+
+    Args:
+        data: of `saved_data`, as a file has them.
+        version: of the file.
+
+    Raises:
+        FieldError: for the first field that is not what it must be.
+    """
+    lengths = Lengths(version)
+    target = Record({"target": TARGET}, dict.fromkeys(PROFILE.names, Anything()))
+    target.check(data, "", lengths)
+    _set_sizes(data["target"], lengths)
+    PROFILE.check(data, "", lengths)
+    run = data["run"]
+    (_NO_RUN if isinstance(run, dict) and "unknown" in run else RUN).check(run, "run", lengths)
+    lengths.check_indices()
+    for path, (expected, holds) in RELATIONS.items():
+        if _has(data, path) and not holds(data):
+            raise FieldError(path, expected, "others")
+
+
+def _set_sizes(target: Any, lengths: Lengths) -> None:
+    """Notes what lists by tile and IPU must have."""
+    try:
+        machine = Target.from_data(target)
+    except TargetError as error:
+        raise FieldError("target", str(error.expected), f"{error.got}: {error.what}") from error
+    lengths.meet("tiles", "the tiles of target", machine.num_tiles)
+    lengths.meet("tiles of an IPU", "target.tiles_per_ipu", machine.tiles_per_ipu)
+    lengths.meet("IPUs", "target.num_ipus", machine.num_ipus)
+
+
+def _has(data: Any, path: str) -> bool:
+    for name in path.split("."):
+        if not isinstance(data, dict) or name not in data:
+            return False
+        data = data[name]
+    return True
