@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from ipujax.runtime.tensor import Origin
 
 MOST_LINES = 5_000  # of one file
-_LINE = re.compile(r"^(?P<name>.*):(?P<number>\d+)(?: \((?P<function>.*)\))?$")
+_LINE = re.compile(r"^(?P<name>.*):(?P<number>[1-9]\d{0,8})(?: \((?P<function>.*)\))?$")
 
 
 def line_number(line: str) -> tuple[str, int] | None:

@@ -52,11 +52,12 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
+    "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
-        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.signatures runtime.target"
-        " runtime.tensor"
+        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.signatures"
+        " runtime.target runtime.tensor"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",

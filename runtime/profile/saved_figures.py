@@ -56,16 +56,6 @@ _RUN = (
     "tile_cycles",
     "tile_balance",
 )
-_GRAPH = (
-    "byte_prices",
-    "streaming_memory_bytes",
-    "graph_counts",
-    "optimization_info",
-    "vertex_type_bytes",
-    "compute_set_vertices",
-)
-_SINCE_3 = {"execution_trace": "trace", "program_costs": "programs"}  # of a run; older files have none
-_ANSWERS = ("memory", *_LISTS, *_GRAPH)
 
 
 def _rows(rows: Iterable[Any]) -> list[Json]:
@@ -99,10 +89,7 @@ class SavedFigures(Figures):
     """What one run of an executable cost when it was saved; see `Figures`.
 
     Args:
-        data: of `saved_data`.
-
-    Raises:
-        KeyError, TypeError, ValueError, IpuError: data of something else.
+        data: of `saved_data`, which `runtime.schema` has checked if they are from a file.
     """
 
     _data: Json
@@ -110,13 +97,6 @@ class SavedFigures(Figures):
     def __init__(self, data: Json) -> None:
         host = data.get("host")  # which those saved before it was measured lack
         self.__dict__.update(_data=data, host=None if host is None else HostData.from_data(host))  # figures are frozen
-        answers = list(_ANSWERS)
-        if "unknown" not in data["run"]:
-            answers += [*_RUN, "step_costs", "vertex_type_cycles", "_lines"]
-            self._known["execution"]["simulation"]
-            answers += [name for name, key in _SINCE_3.items() if key in self._known]
-        for name in answers:
-            getattr(self, name)
 
     @property
     def _known(self) -> Json:

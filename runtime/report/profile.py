@@ -13,13 +13,14 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError, shortened
+from ipujax.runtime.errors import ArgumentError, ProfileError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import (
+    VERSION,
     FilePath,
     Where,
     checked_path,
@@ -33,6 +34,7 @@ from ipujax.runtime.profile.serialise import (
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.perfetto import perfetto
+from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
 
 
@@ -83,9 +85,16 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: something that is no path.
-            ProfileError: a path that cannot be written.
+            ProfileError: a path that cannot be written, or a figure that no file can have, such as NaN.
         """
-        write_profile(path, saved_data(self))
+        checked_path(path)
+        data = saved_data(self)
+        try:
+            check_profile(data, VERSION)
+        except FieldError as error:
+            what = f"the profile cannot be saved: no file can have its {error.path}"
+            raise ProfileError(what, expected=error.expected, got=error.got) from error
+        write_profile(path, data)
 
     @staticmethod
     def load(path: FilePath) -> Profile:
@@ -96,13 +105,15 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: something that is no path.
-            ProfileError: a file that is not there, is no profile, is damaged, or is of another version.
+            ProfileError: a file that is not there, is no profile, is damaged, or is of another version; of a damaged
+                one it names the first field that is not as it must be.
         """
-        data = read_profile(path)
+        version, data = read_profile(path)
         try:
-            return SavedProfile(data)
-        except (AttributeError, IpuError, LookupError, OverflowError, TypeError, ValueError) as error:
-            raise not_a_profile(path) from error
+            check_profile(data, version)
+        except FieldError as error:
+            raise not_a_profile(path, error.path, error.got, error.expected) from error
+        return SavedProfile(data)
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
         """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.

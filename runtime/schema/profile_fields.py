@@ -7,7 +7,7 @@ What passes makes a profile on which every view works. To add a field: a line in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -139,7 +139,8 @@ EXECUTION = Record(
 )
 _SPANS, _STEPS = "spans of the trace", "steps of the trace"
 TRACE = Record(
-    {"names": List(TEXT, "names of the trace"), "lines": List(TEXT, "lines of the trace"), "clocks": List(WHOLE, "IPUs")}
+    {"names": List(TEXT, "names of the trace"), "lines": List(TEXT, "lines of the trace")}
+    | {"clocks": List(WHOLE, "IPUs")}
     | {"name": List(_index("names of the trace"), _STEPS), "line": List(_index("lines of the trace"), _STEPS)}
     | _records(List(Whole(1), _STEPS), "iterations", "joined")
     | {"live_bytes": List(Whole(-1), _STEPS), "step": List(_index(_STEPS), _SPANS), "ipu": List(_index("IPUs"), _SPANS)}
@@ -262,15 +263,11 @@ def _spans(data: Any) -> bool:
 
 
 def _program_ids(data: Any) -> bool:
-    graph = data["graph"]
-    inside = {number: entry.get("children", ()) for number, entry in enumerate(graph["programs"])}
-    called = {n: [graph["functionPrograms"][entry["target"]]] for n, entry in enumerate(graph["programs"]) if "target" in entry}
-    return _is_acyclic((inside | called).items())
-
-
-def _is_acyclic(graph: Iterable[tuple[int, Iterable[int]]]) -> bool:
+    programs, functions = data["graph"]["programs"], data["graph"]["functionPrograms"]
+    inside = {number: entry.get("children", ()) for number, entry in enumerate(programs)}
+    called = {number: [functions[entry["target"]]] for number, entry in enumerate(programs) if "target" in entry}
     try:
-        TopologicalSorter(dict(graph)).prepare()
+        TopologicalSorter(inside | called).prepare()
     except CycleError:
         return False
     return True
