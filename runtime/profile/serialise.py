@@ -35,11 +35,12 @@ _FORMAT = "ipujax profile"
 _GZIP = b"\x1f\x8b"  # what files of gzip begin with, RFC 1952
 _LEVEL = 6  # of compression, gzip's own default
 _NO_SPACES = (",", ":")
-# A profile is as large as the graph's compute sets times tiles: a training step of BERT-Large on 4 IPUs has 164 MB of
-# JSON, 65 times its file. What gzip can say of repeated bytes is 1,032 times its size (RFC 1951: 258 bytes in 2 bits).
-MOST_BYTES = 8 << 30  # of JSON
-MOST_RATIO = 400  # of JSON to file, beyond the first `FREE_BYTES`
-FREE_BYTES = 64 << 20
+# Bounds of what is decompressed. Figures by tile and compute set make most of a profile: a training step of BERT-Large
+# on 4 IPUs has 164 MB of JSON, 65 times its file, and takes 1.5 GB when it is read; 8 layers on 8 IPUs have 238 MB, 103
+# times. Repeated bytes can be 1,032 times their file (RFC 1951: 258 of them in 2 bits).
+MOST_BYTES = 2 << 30  # of JSON
+MOST_RATIO = 400  # of JSON to its file, if it is longer than `FREE_BYTES`
+FREE_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 _SAVED = "a file that profile.save wrote"
 
@@ -172,9 +173,22 @@ def write_profile(path: FilePath, data: Any) -> None:
 
     Raises:
         ArgumentTypeError: something that is no path.
-        ProfileError: a path that cannot be written, or a number that is not finite.
+        ProfileError: a path that cannot be written, a number that is not finite, or more than files may have.
     """
-    write_file(path, gzip.compress(profile_text(data).encode(), _LEVEL, mtime=0))
+    content = profile_text(data).encode()
+    file = gzip.compress(content, _LEVEL, mtime=0)
+    if len(content) > (most := _most_bytes(len(file))):
+        expected, got = f"at most {most:,} bytes of JSON", f"{len(content):,}"
+        hint = "profile.to_json and profile.to_html have no bound; or fewer tiles, IPUs or layers"
+        raise ProfileError(
+            "the profile is too large for a file that can be loaded", expected=expected, got=got, hint=hint
+        )
+    write_file(path, file)
+
+
+def _most_bytes(file_bytes: int) -> int:
+    """The most that a file of some bytes may decompress to."""
+    return min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * file_bytes))
 
 
 def profile_text(data: Any) -> str:
@@ -243,7 +257,7 @@ def read_profile(path: FilePath) -> SavedFile:
 
 def _check_size(name: str, content: bytes) -> None:
     """Refuses what decompresses to more than a profile can have; nothing of it is kept meanwhile."""
-    most = min(MOST_BYTES, max(FREE_BYTES, MOST_RATIO * len(content)))
+    most = _most_bytes(len(content))
     size = 0
     with gzip.open(io.BytesIO(content)) as file:
         while size <= most and (chunk := file.read(_CHUNK_BYTES)):
