@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from ipujax.runtime.schema.kinds import (
     Tree,
     Whole,
 )
-from ipujax.runtime.target import Target
+from ipujax.runtime.target.target import GlobalExchange, SyncPattern, Target
 from ipujax.runtime.timeline import PHASES
 
 MOST_DEPTH = 160  # nodes in nodes of a program; readers of JSON, and Python, go some 1,000 objects deep
@@ -65,8 +65,10 @@ def _records(kind: Kind, *names: str) -> dict[str, Kind]:
 
 
 def _constant(kind: str, zero_ok: bool) -> Kind:
-    numbers = {"int": Whole(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
-    return numbers.get(kind, TEXTS if kind == "frozenset[str]" else TEXT)
+    """The kind of a constant by its annotation; what else it must be `Target` says itself."""
+    kinds: dict[str, Kind] = {"int": Whole(0 if zero_ok else 1), "float": Real(0 if zero_ok else _SMALLEST)}
+    kinds |= {"GlobalExchange": Text(get_args(GlobalExchange)), "SyncPattern": Text(get_args(SyncPattern))}
+    return (kinds | {"str": TEXT, "frozenset[str]": TEXTS})[kind]
 
 
 TARGET = Record(

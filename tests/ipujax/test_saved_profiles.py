@@ -1,0 +1,240 @@
+"""Saved profiles with other contents: either they are refused with the field that is wrong, or every view works."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.profile import serialise
+from tests.ipujax.saved_mutations import MARKUP, damaged, failures, nested, read, write
+
+SEEDS = {"one IPU": 40, "pipeline": 25, "replicas": 25, "out of memory": 20, "a call": 20, "a host": 20}
+MANY = 350  # of each program; more than 2,000 in all
+
+
+def machine(num_ipus=1):
+    return ipu.IPUModel(num_ipus=num_ipus, tiles_per_ipu=8)
+
+
+def one_ipu():
+    run = ipu.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x) @ x, x), device=machine())
+    return run.lower(jnp.ones((16, 16))).compile().profile
+
+
+def pipeline():
+    def loss(p, batch):
+        with ipu.stage(0):
+            hidden = jnp.tanh(batch["x"] @ p["a"])
+        with ipu.stage(1):
+            return jnp.mean((hidden @ p["b"] - batch["y"]) ** 2)
+
+    def step(p, batch):
+        value, grads = ipu.pipeline(jax.value_and_grad(loss), micro_batches=4)(p, batch)
+        return jax.tree.map(lambda a, b: a - b, p, grads), value
+
+    p, batch = {"a": jnp.ones((8, 16)), "b": jnp.ones((16, 4))}, {"x": jnp.ones((16, 8)), "y": jnp.ones((16, 4))}
+    return ipu.jit(step, device=machine(2)).lower(p, batch).compile().profile
+
+
+def replicas():
+    specs = {"in_specs": (P("replica"), P()), "out_specs": P()}
+    run = ipu.jit(lambda x, w: jax.lax.pmean(jnp.sum(x @ w), "replica"), device=machine(2), replicas=2, **specs)
+    return run.lower(jnp.ones((16, 8)), jnp.ones((8, 8))).compile().profile
+
+
+def out_of_memory():
+    run = ipu.jit(lambda x: jnp.sort(x, 0) * 2, device=machine(), options=ipu.Options(allow_out_of_memory=True))
+    return run.lower(jax.ShapeDtypeStruct((2048, 1024), jnp.float32)).compile().profile
+
+
+def doubling():
+    run = ipu.jit(lambda x: jax.lax.while_loop(lambda x: x.sum() < 100.0, lambda x: x * 2, x), device=machine())
+    return run.lower(jnp.ones((8,))).compile()
+
+
+PROGRAMS = {
+    "one IPU": one_ipu,
+    "pipeline": pipeline,
+    "replicas": replicas,
+    "out of memory": out_of_memory,
+    "a call": lambda: doubling().profile_call(jnp.ones((8,)))[1],
+    "a host": lambda: one_ipu().with_host(ipu.HostData(8, 2.0, 0.5, is_ahead=True), 4),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder, known = tmp_path_factory.mktemp("saved"), {}
+
+    def of(name):
+        if name not in known:
+            known[name] = folder / f"{name}.profile"
+            PROGRAMS[name]().save(known[name])
+        return known[name]
+
+    return of
+
+
+def fails(saved, seeds, tmp_path):
+    """What goes wrong with damaged profiles of a program, and how many are refused."""
+    data, original, path = read(saved), ipu.Profile.load(saved), tmp_path / "damaged.profile"
+    wrong, refused = [], 0
+    for seed in seeds:
+        what, changed = damaged(data, seed)
+        try:
+            write(path, changed)
+        except RecursionError:  # of the writer: no such file
+            continue
+        loads, found = failures(path, tmp_path, original, set())
+        refused += not loads
+        wrong += [f"{what}: {failure}" for failure in found]
+    return wrong, refused
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_damaged_profiles_are_refused_or_shown(name, saved, tmp_path):
+    wrong, refused = fails(saved(name), range(SEEDS[name]), tmp_path)
+    assert not wrong
+    assert refused > SEEDS[name] // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEEDS)
+def test_many_damaged_profiles_are_refused_or_shown(name, saved, tmp_path):
+    assert fails(saved(name), range(1_000, 1_000 + MANY), tmp_path)[0] == []
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_profiles_that_are_not_damaged_are_shown(name, saved, tmp_path):
+    path = saved(name)
+    assert failures(path, tmp_path, ipu.Profile.load(path), set()) == (True, [])
+
+
+def set_at(data, path, value):
+    *way, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    for key in way:
+        data = data[key]
+    if value is None:
+        del data[last]
+    else:
+        data[last] = value
+
+
+FIELDS = {
+    "an index": ("run.trace.name.0", 99, r"run.trace.name\[0\] is damaged(.|\n)*an index below .*run.trace.names"),
+    "a short list": ("run.trace.names", ["x"], r"run.trace.name\[\d+\](.|\n)*index below 1"),
+    "a longer list": ("memory.isFromTop", [8], r"memory.isFromTop\[0\](.|\n)*below 8, for the tiles of target"),
+    "tiles": ("memory.shared", [0], r"memory.shared (.|\n)*8 elements, as the tiles of target(.|\n)*got: 1"),
+    "NaN": ("run.tile_balance", float("nan"), r"run.tile_balance (.|\n)*finite number(.|\n)*got: nan"),
+    "infinite": ("target.clock_hz", float("inf"), r"target.clock_hz (.|\n)*finite number(.|\n)*got: inf"),
+    "a machine": ("target.sync_pattern", "none at all", r"target.sync_pattern (.|\n)*one of single_pipeline"),
+    "a dtype": ("target.native_dtypes", ["float33"], r"target is damaged(.|\n)*native_dtypes cannot be"),
+    "missing": ("graph.vertexTypes.names", None, r"graph.vertexTypes.names (.|\n)*got: nothing: it is missing"),
+    "missing since 3": ("run.trace", None, r"run.trace (.|\n)*it is missing"),
+    "unknown": ("run.operations.other", [], r"run.operations.other (.|\n)*a field that this ipujax knows"),
+    "half a character": ("memory.peak.step", "\ud800", r"memory.peak.step (.|\n)*UTF-8"),
+    "phases": ("run.phase_cycles.sync", 1, r"run.phase_cycles (.|\n)*add up to run.cycles"),
+    "spans": ("run.trace.start.0", 10**9, r"run.trace.work (.|\n)*inside their spans"),
+    "a circle": ("graph.programs.0.children", [0], r"graph.programs (.|\n)*none inside itself"),
+    "replicas": ("replicas", 10**9, r"replicas (.|\n)*a machine can have"),
+    "half of what belongs together": (
+        "graph.memory.liveness.programs.liveBytes",
+        1,
+        r"graph.memory.liveness.programs.liveVariables (.|\n)*missing",
+    ),
+    "deep": (
+        "graph.memory.liveness.variables",
+        nested([], 400),
+        r"graph.memory.liveness.variables\[0\] (.|\n)*an object",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_errors_name_the_file_and_the_field(name, saved, tmp_path):
+    field, value, match = FIELDS[name]
+    data, path = read(saved("one IPU")), tmp_path / "damaged.profile"
+    set_at(data, field, value)
+    write(path, data)
+    with pytest.raises(ProfileError, match=rf"{re.escape(str(path))}' is no profile: its field {match}"):
+        ipu.Profile.load(path)
+
+
+def test_trees_without_end_are_refused(saved, tmp_path):
+    data, path = read(saved("one IPU")), tmp_path / "damaged.profile"
+    tree = data["run"]["programs"]
+    for _ in range(190):
+        tree = ["Sequence", "", "", 1, 1, [tree]]
+    data["run"]["programs"] = tree
+    write(path, data)
+    with pytest.raises(ProfileError, match=r"run.programs is damaged(.|\n)*nodes at most 160 deep"):
+        ipu.Profile.load(path)
+
+
+def test_trees_as_deep_as_may_be_are_shown(saved, tmp_path):
+    source, path = saved("one IPU"), tmp_path / "deep.profile"
+    data = read(source)
+    tree, live = data["run"]["programs"], data["graph"]["memory"]["liveness"]["programs"]
+    for _ in range(155):
+        tree = ["Sequence", "", "", tree[3], 1, [tree]]
+        live = {"type": "Sequence", "programs": [], "children": [live]}
+    data["run"]["programs"], data["graph"]["memory"]["liveness"]["programs"] = tree, live
+    write(path, data)
+    assert failures(path, tmp_path, ipu.Profile.load(source), set()) == (True, [])
+
+
+def test_markup_in_names_is_shown_as_text(saved, tmp_path):
+    data, path = read(saved("one IPU")), tmp_path / "markup.profile"
+    data["run"]["trace"]["names"] = [MARKUP for _ in data["run"]["trace"]["names"]]
+    for row in data["run"]["step_costs"]:
+        row["name"] = MARKUP
+    write(path, data)
+    ipu.Profile.load(path).to_html(tmp_path / "page.html")
+    assert "<b onclick" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+BOMBS = {
+    "bytes": b"a" * (4 << 20),
+    "a profile": b'{"format":"ipujax profile","version":3,"profile":"' + b"a" * (4 << 20) + b'"}',
+    "lists": b"[" + b"[]," * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_decompresses_to_too_much_is_refused_unread(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(serialise, "FREE_BYTES", 1 << 20)
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(BOMBS[name], 9))
+    monkeypatch.setattr(serialise.gzip, "decompress", lambda _: pytest.fail("all of it was decompressed"))
+    with pytest.raises(ProfileError, match=r"bomb' is damaged: its [\d,]+ bytes decompress to more than"):
+        ipu.Profile.load(path)
+
+
+def test_what_could_not_be_loaded_is_not_saved(saved, monkeypatch, tmp_path):
+    profile, path = ipu.Profile.load(saved("one IPU")), tmp_path / "none"
+    with monkeypatch.context() as patch:
+        patch.setattr(serialise, "MOST_BYTES", 1_000)
+        with pytest.raises(ProfileError, match="too large for a file"):
+            profile.save(path)
+    broken = profile.with_host(dataclasses.replace(ipu.HostData(8, 2.0, 0.5), prepared_seconds=float("nan")))
+    with pytest.raises(ProfileError, match=r"cannot be saved: (.|\n)*host.*preparedSeconds(.|\n)*got: nan"):
+        broken.save(path)
+    with pytest.raises(ProfileError, match=r"executionProfile\.hostData.preparedSeconds is not a finite number"):
+        broken.to_json(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "-" + "9" * 5_000])
+def test_numbers_of_thousands_of_digits(number, tmp_path):
+    path = tmp_path / "digits"
+    path.write_bytes(gzip.compress(f'{{"format": "ipujax profile", "version": 3, "profile": {number}}}'.encode()))
+    with pytest.raises(ProfileError, match=r"is no profile(.|\n)*digits"):
+        ipu.Profile.load(path)

@@ -1,0 +1,121 @@
+"""Kinds of fields: what each takes, and which field an error names."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipujax.runtime.schema.kinds import (
+    EXACT,
+    Anything,
+    FieldError,
+    Flag,
+    Lengths,
+    List,
+    Map,
+    Nullable,
+    Real,
+    Record,
+    Row,
+    Since,
+    Tagged,
+    Text,
+    Tree,
+    Whole,
+)
+
+POINT = Record(
+    {"x": Whole()}, {"name": Text(), "since": Since(3, Flag()), "a": Flag(), "b": Flag()}, together=("a", "b")
+)
+SHAPES = Tagged("type", {"dot": Record({"type": Text()}), "line": Record({"type": Text(), "to": Whole()})})
+NODES = Tree(Record({}, {"in": List(Anything())}), "in", 3)
+TABLE = Record({"names": List(Text(), "names"), "name": List(Whole(below="names")), "same": List(Flag(), "names")})
+ROWS = Record({"a": List(List(Whole(), "row[]")), "b": List(List(Whole(), "row[]"))})
+
+
+def checked(kind, value, version=2):
+    lengths = Lengths(version)
+    kind.check(value, "f", lengths)
+    lengths.check_indices()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Whole(), 0),
+        (Whole(-1, 3), -1),
+        (List(Whole()), [EXACT, 0]),
+        (List(Whole(total=5)), [2, 3]),
+        (Real(), 1.5),
+        (Real(), 3),
+        (Text(), "ü\u2028\0"),
+        (Text(("a", "b")), "b"),
+        (Flag(), True),
+        (Nullable(Flag()), None),
+        (List(Whole()), (1, 2)),
+        (Row((Whole(), Text())), [1, "a"]),
+        (Map(Whole(), least=1), {"any": 1}),
+        (POINT, {"x": 1, "a": True, "b": False}),
+        (SHAPES, {"type": "line", "to": 2}),
+        (NODES, {"in": [{"in": [{}, {}]}]}),
+        (TABLE, {"name": [1, 0], "names": ["p", "q"], "same": [True, True]}),
+        (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0, 0]]}),
+    ],
+)
+def test_what_is_of_a_kind(kind, value):
+    checked(kind, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "path"),
+    [
+        (Whole(), True, "f"),
+        (Whole(), 1.0, "f"),
+        (Whole(), "1", "f"),
+        (Whole(), -1, "f"),
+        (Whole(), EXACT + 1, "f"),
+        (List(Whole()), [0, False, 0], "f[1]"),
+        (List(Whole()), [0, 0.0], "f[1]"),
+        (List(Whole(1)), [1, 0], "f[1]"),
+        (List(Whole(1)), [0, 0], "f[0]"),
+        (List(Whole()), [1, -1], "f[1]"),
+        (List(Whole(total=5)), [3, 3], "f"),
+        (Real(), float("nan"), "f"),
+        (Real(), float("inf"), "f"),
+        (Real(), 10**400, "f"),
+        (Real(), False, "f"),
+        (Real(), None, "f"),
+        (Text(), "\udc80", "f"),
+        (Text(), b"a", "f"),
+        (Text(("a",)), "b", "f"),
+        (Flag(), 1, "f"),
+        (Nullable(Flag()), 0, "f"),
+        (List(Text()), {"0": "a"}, "f"),
+        (List(Text(), least=1), [], "f"),
+        (Row((Whole(),)), [1, 2], "f"),
+        (Map(Whole(), Text(("a",))), {"b": 1}, "f, a name in it"),
+        (Map(Whole(), least=1), {}, "f"),
+        (POINT, {}, "f.x"),
+        (POINT, {"x": 1, "y": 2}, "f.y"),
+        (POINT, {"x": 1, "a": True}, "f.b"),
+        (POINT, [], "f"),
+        (SHAPES, {"to": 1}, "f.type"),
+        (SHAPES, {"type": ["line"]}, "f.type"),
+        (SHAPES, {"type": "line"}, "f.to"),
+        (NODES, {"in": [{}, {"in": 3}]}, "f.in[1].in"),
+        (NODES, {"in": [{"in": [{"in": [{}]}]}]}, "f"),
+        (TABLE, {"name": [1, 2], "names": ["p", "q"], "same": [True, True]}, "f.name[1]"),
+        (TABLE, {"name": [], "names": ["p", "q"], "same": [True]}, "f.same"),
+        (List(Whole(below="nothing")), [0], "f[0]"),
+        (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0]]}, "f.b[1]"),
+    ],
+)
+def test_what_is_of_another_kind(kind, value, path):
+    with pytest.raises(FieldError) as error:
+        checked(kind, value)
+    assert error.value.path == path and error.value.expected and len(error.value.got) < 100
+
+
+def test_what_older_files_may_lack():
+    checked(POINT, {"x": 1}, version=2)
+    with pytest.raises(FieldError, match=r"f\.since"):
+        checked(POINT, {"x": 1}, version=3)
