@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError, shortened
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
@@ -40,7 +40,7 @@ _NO_SPACES = (",", ":")
 # times. Repeated bytes can be 1,032 times their file (RFC 1951: 258 of them in 2 bits).
 MOST_BYTES = 2 << 30  # of JSON
 MOST_RATIO = 400  # of JSON to its file, if it is longer than `FREE_BYTES`
-FREE_BYTES = 256 << 20
+FREE_BYTES = 128 << 20
 _CHUNK_BYTES = 1 << 20
 _SAVED = "a file that profile.save wrote"
 
@@ -180,9 +180,8 @@ def write_profile(path: FilePath, data: Any) -> None:
     if len(content) > (most := _most_bytes(len(file))):
         expected, got = f"at most {most:,} bytes of JSON", f"{len(content):,}"
         hint = "profile.to_json and profile.to_html have no bound; or fewer tiles, IPUs or layers"
-        raise ProfileError(
-            "the profile is too large for a file that can be loaded", expected=expected, got=got, hint=hint
-        )
+        what = "the profile is too large for a file that can be loaded"
+        raise ProfileError(what, expected=expected, got=got, hint=hint)
     write_file(path, file)
 
 
@@ -273,7 +272,7 @@ def _check_version(name: str, version: Any) -> None:
     if not isinstance(version, int) or isinstance(version, bool) or not OLDEST <= version <= VERSION:
         is_newer = isinstance(version, int) and version > VERSION
         hint = "read it with a newer ipujax" if is_newer else "save it again with this ipujax"
-        expected, got = f"version {OLDEST} to {VERSION}", f"version {version!r}"
+        expected, got = f"version {OLDEST} to {VERSION}", f"version {shortened(version)}"
         raise ProfileError(f"the profile {name} is of another version", expected=expected, got=got, hint=hint)
 
 
@@ -286,5 +285,5 @@ def not_a_profile(path: FilePath, field: str, got: str, expected: str = _SAVED) 
         got: what there is.
         expected: what must be there.
     """
-    what = f"{_name(path)} is no profile" + (f": its field {field} is damaged" if field else "")
+    what = f"{_name(path)} is no profile{f': its field {field} is damaged' if field else ''}"
     return ProfileError(what, expected=expected, got=got, hint="profile.save(path) makes one")

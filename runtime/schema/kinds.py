@@ -304,7 +304,9 @@ def _check_type(value: Any, kind: type, name: str, path: str) -> None:
 
 
 def _inside(path: str, key: str) -> str:
-    return f"{path}.{key[:_MOST_SHOWN]}" if path else key[:_MOST_SHOWN]
+    """The path of a field of an object; a name from a file may be long, or have what a terminal acts on."""
+    shown = (key if key.isprintable() else ascii(key))[:_MOST_SHOWN]
+    return f"{path}.{shown}" if path else shown
 
 
 def _is_encodable(text: str) -> bool:
