@@ -140,8 +140,8 @@ class _Tree:
         if node in self.executable.steps:
             all_runs = self.runs.get(node, 0)
             runs = round(all_runs * times / max(1, self.weights[node]))
-            own = self.executable.steps[node].work.sum(1) * all_runs
-            cycles = cycles + own * times // max(1, self.weights[node])
+            work = self.executable.steps[node].work.sum(1).astype(object)  # products of counts pass 64 bits
+            cycles = cycles + (work * all_runs * times // max(1, self.weights[node])).astype(np.int64)
         if isinstance(node, Call):
             if self.is_large and node.function in self.shown:
                 children, name = [], f"{name} (shown at its first call)"
