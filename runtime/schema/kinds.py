@@ -14,7 +14,7 @@ from typing import Any
 
 from ipujax.runtime.errors import shortened
 
-EXACT = 2**53  # the largest whole number up to which floats, and readers of JSON in other languages, are exact
+EXACT = 2**53 - 1  # the largest whole number of which JavaScript, and so the page, says that it is exact
 _MOST_FLOAT = 1e30  # far beyond any figure, and products of a few of them are finite
 _MOST_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits
 _MOST_SHOWN = 60  # characters of a text in an error

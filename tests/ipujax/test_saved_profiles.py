@@ -136,6 +136,7 @@ FIELDS = {
     "NaN": ("run.tile_balance", float("nan"), r"run.tile_balance (.|\n)*finite number(.|\n)*got: nan"),
     "infinite": ("target.clock_hz", float("inf"), r"target.clock_hz (.|\n)*finite number(.|\n)*got: inf"),
     "a machine": ("target.sync_pattern", "none at all", r"target.sync_pattern (.|\n)*one of single_pipeline"),
+    "too large": ("target.bytes_per_tile", 1 << 53, r"target.bytes_per_tile (.|\n)*to 9,007,199,254,740,991"),
     "a dtype": ("target.native_dtypes", ["float33"], r"target is damaged(.|\n)*native_dtypes cannot be"),
     "missing": ("graph.vertexTypes.names", None, r"graph.vertexTypes.names (.|\n)*got: nothing: it is missing"),
     "missing since 3": ("run.trace", None, r"run.trace (.|\n)*it is missing"),
