@@ -98,11 +98,11 @@ def _check_jaxpr(who: str, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
 
 def _check_equation(who: str, eqn: JaxprEqn, *, holds_jaxprs: bool) -> None:
     name = eqn.primitive.name
-    shardings = [value for value in _items(eqn.params) if isinstance(value, Sharding)]
+    shardings: list[Sharding | None] = [value for value in _items(eqn.params) if isinstance(value, Sharding)]
     if not holds_jaxprs:  # where it does, the equations inside tell
         shardings += [getattr(var.aval, "sharding", None) for var in eqn.outvars]
     for sharding in shardings:
-        if _splits(sharding):
+        if sharding is not None and _splits(sharding):
             what = f"{_WRITTEN.get(name, name)} splits a value over {sharding.num_devices} devices inside {who}"
             raise _refusal(what, eqn, _in_words(sharding))
     mesh = context_mesh(eqn)
@@ -119,12 +119,12 @@ def _refusal(what: str, eqn: JaxprEqn | None, got: str, hint: str = _REMEDY) -> 
 def _is_split(leaf: Any) -> bool:
     """Whether an argument or a constant is an array, or stands for one, that devices have different parts of."""
     is_array = isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not isinstance(leaf, jax.core.Tracer)
-    return is_array and _splits(leaf.sharding)
+    return is_array and leaf.sharding is not None and _splits(leaf.sharding)
 
 
-def _splits(sharding: Sharding | None) -> bool:
+def _splits(sharding: Sharding) -> bool:
     """Whether devices have different parts of a value, or terms of a sum."""
-    return sharding is not None and not sharding.is_fully_replicated
+    return not sharding.is_fully_replicated
 
 
 def _items(params: Mapping[str, Any]) -> Iterator[Any]:
