@@ -26,7 +26,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, geometry, independent_parts, mappings_of
 from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes
+from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes, surely_disjoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,12 +187,22 @@ def _ipu_traffic(source: Tensor, destination: Tensor, graph: Graph, shift: int =
     return copy_traffic(source, destination, ipus)
 
 
+def _only_ipu(graph: Graph, tensor: Tensor) -> int | None:
+    """The IPU that has all variables of a tensor, None if several do."""
+    window = Window.of([mapping_range(graph.mappings[v]) for v in tensor.variables()], graph.target)
+    return window.first_ipu if window.num_ipus == 1 else None
+
+
 def _flows(graph: Graph, copy: Copy) -> np.ndarray:
     """Bytes a copy moves from each IPU (row) to each other (column), int64[num_ipus, num_ipus]."""
     # Most parts of a copy between many IPUs, such as one a stage, are between two of them.
     num = graph.target.num_ipus
     flows = np.zeros((num, num), np.int64)
     for source, destination in independent_parts(copy.source, copy.destination):
+        home, end = _only_ipu(graph, source), _only_ipu(graph, destination)
+        if home is not None and end is not None and (home == end or surely_disjoint([source.node])):
+            flows[home, end] += source.size * element_bytes(source.dtype) * (home != end)
+            continue
         direct = _ipu_traffic(source, destination, graph)
         sources, destinations = np.flatnonzero(direct.sent_bytes), np.flatnonzero(direct.received_bytes)
         if len(sources) <= 1:

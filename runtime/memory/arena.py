@@ -87,7 +87,9 @@ def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide:
             calls.setdefault(function, []).append((position, position))
     for callee, own in calls.items():
         block = round_up(arenas[callee].size, WIDE_ALIGNMENT_BYTES)
-        items.append(Item(0, block, merge(own), bool(arenas[callee].wide.any())))
+        if len(used := np.flatnonzero(block)):  # of many IPUs most functions use one
+            first, stop = int(used[0]), int(used[-1]) + 1
+            items.append(Item(first, block[first:stop], merge(own), bool(arenas[callee].wide.any())))
     return items
 
 

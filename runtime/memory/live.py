@@ -76,6 +76,7 @@ class Occupancy:
         self._costs = costs
         self._held: dict[tuple[TileMapping, int], tuple[int, np.ndarray]] = {}
         self._peaks: dict[Owner, Peak] = {}
+        self._narrow_peaks: dict[Owner, list[Layer]] = {}
         self._layers: dict[Step, tuple[Layer, ...]] = {}
 
     def held(self, variable: Variable) -> tuple[int, np.ndarray]:
@@ -164,12 +165,23 @@ class Occupancy:
             changed = [self._add(held, variable, 1) for variable in starts[position]]
             extra = list(self.buffers(step))
             for function in self.frames.during(owner, step):
-                extra += [(name, 0, values) for name, values in self.peak(function).layers.items()]
+                extra += self._peak_layers(function)
             changed += [(first, first + len(values)) for _, first, values in extra]
             if changed:
                 window = slice(min(first for first, _ in changed), max(stop for _, stop in changed))
                 _raise_peak(window, position, held, extra, peak)
         return peak
+
+    def _peak_layers(self, owner: Owner) -> list[Layer]:
+        """The layers of the peak of a frame, of the tiles that have some: most functions are on one IPU of many."""
+        if owner not in self._narrow_peaks:
+            used = {name: np.flatnonzero(values) for name, values in self.peak(owner).layers.items()}
+            ranges = {name: (int(tiles[0]), int(tiles[-1]) + 1) for name, tiles in used.items() if len(tiles)}
+            layers = self.peak(owner).layers
+            self._narrow_peaks[owner] = [
+                (name, first, layers[name][first:stop]) for name, (first, stop) in ranges.items()
+            ]
+        return self._narrow_peaks[owner]
 
     def fullest_step(self, owner: Owner, tile: int) -> int | None:
         """The position of the step of a frame at which one tile is fullest, None in a frame without steps."""

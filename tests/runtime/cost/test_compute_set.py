@@ -262,8 +262,8 @@ def test_flows_between_ipus_equal_counting_every_element(data):
     assert cost.is_global == bool(expected.any())
 
 
-def test_parts_between_two_ipus_each_are_counted_once_each(monkeypatch: pytest.MonkeyPatch):
-    """Handing on the results of n stages takes n questions, not one for each pair of IPUs and part."""
+def test_parts_between_two_ipus_each_are_counted_once_at_most(monkeypatch: pytest.MonkeyPatch):
+    """Handing on the results of n stages takes at most n questions, not one for each pair of IPUs and part."""
     asked: list[int] = []
     ask = transfer._ipu_traffic
     monkeypatch.setattr(transfer, "_ipu_traffic", lambda *args: asked.append(1) or ask(*args))
@@ -273,7 +273,7 @@ def test_parts_between_two_ipus_each_are_counted_once_each(monkeypatch: pytest.M
     into = [graph.add_variable((6,), F32, "y", on_one_tile(6, 4 * n + 5)) for n in range(stages)]
     cost = copy_cost(graph, Copy(concat(parts, 0), concat(into, 0)))
     np.testing.assert_array_equal(cost.flows, np.diag([24] * stages, 1))
-    assert len(asked) == stages
+    assert len(asked) <= stages
 
 
 def test_ring_copy_between_all_ipus():
