@@ -43,6 +43,7 @@ _MEMORY_PARTS, _MEMORY_STEP = 64, 4  # if none of those fits, the best for 60/64
 _MOST_TRIED = 256  # and then all, if they are no more
 _MOST_WHOLE = 24  # cuts that are lowered with all around them
 _MOST_MOVES = 24  # cuts that are tried to make the best of these better
+_MANY_STAGES = 16  # of more, fewer cuts are tried: a cut takes time linear in the stages, and there are as many moves
 
 Cuts = tuple[int, ...]  # the first segment of each stage but the first
 LowerWhole = Callable[[CutJaxpr], tuple[Graph, Program]]
@@ -251,7 +252,7 @@ class Search:
         """The best that is reached by moving one cut at a time to the next place."""
         if self._may_keep_less and (self._knows_what_is_kept or self.charge(best)[0]):
             return best
-        until = len(self._charges) + _MOST_MOVES
+        until = len(self._charges) + _fewer(_MOST_MOVES, len(best) + 1)
         while len(self._charges) < until:
             moved = [way for way in self._neighbours(best) if way in self._charges or len(self._charges) < until]
             better = min([best, *moved], key=self.charge)
@@ -299,7 +300,8 @@ class Search:
         ways, refused = list[Cuts](), list[ArgumentError]()
         for plan in self._plans:
             try:
-                ways += best_cuts(self.work, plan, one, few, self.resident, self._keeps_all)
+                tried = _fewer(few, plan.num_stages)
+                ways += best_cuts(self.work, plan, one, tried, self.resident, self._keeps_all)
             except ArgumentError as error:  # impossible with this number of stages
                 refused.append(error)
         if not ways:
@@ -315,6 +317,11 @@ class Search:
         around = _around(self._jaxpr, self._number, replacement(self._eqn, self.work.shards)).jaxpr
         others = beside(around, self._place_in(around), _span_of_segments(self.work))
         return [(home, value_bytes(var.aval)) for var, home in others]
+
+
+def _fewer(count: int, num_stages: int) -> int:
+    """So many cuts, or fewer for very many stages."""
+    return max(1, count * _MANY_STAGES**2 // max(_MANY_STAGES, num_stages) ** 2)
 
 
 # --- around the pipeline ----------------------------------------------------------------------------------------------
