@@ -24,11 +24,11 @@ from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.keras.attributes import keep
 from ipujax.keras.fit_time import FitTime
-from ipujax.keras.layer_stages import has_stages, num_stages
 from ipujax.keras.memory_ways import in_words_of_keras
 from ipujax.keras.model_steps import Step, first_of
 from ipujax.keras.named_state import Named, StateNames
 from ipujax.keras.settings import ModelSettings, settings_of
+from ipujax.keras.stage_trace import shape_of, with_stages
 from ipujax.lowering.replicas import AXIS
 from ipujax.runtime.errors import ArgumentError, TileMemoryError
 from ipujax.runtime.logs import Log
@@ -50,7 +50,7 @@ class Execution:
         options: compiler options.
 
     Raises:
-        ArgumentError: if `steps_per_execution` is no whole number of updates, or the device has too few IPUs.
+        ArgumentError: if `steps_per_execution` is no whole number of updates.
     """
 
     def __init__(
@@ -63,11 +63,10 @@ class Execution:
         options: Options,
     ) -> None:
         self._model, self._make_step, self._device, self._options = model, make_step, device, options
-        self._batches, self._has_stages = model.steps_per_execution, has_stages(model)
+        self._batches, self._has_found_stages = model.steps_per_execution, False
         self.kind, self.settings, self.made_for = kind, settings, made_for(model, device, options)
-        if kind != "train":  # stages work on all batches of an execution, if replicas can share them
-            shared = self._batches // settings.replicas if self._has_stages else 1
-            self.settings = replace(settings, accumulation=max(1, shared))
+        if kind != "train":
+            self.settings = replace(settings, accumulation=1)
         self._check()
         self._names = StateNames(model, kind)
         self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
@@ -75,7 +74,7 @@ class Execution:
         self.time_of_fit: FitTime | None = None  # of the one that runs
 
     def _check(self) -> None:
-        settings, needed = self.settings, self.settings.replicas * num_stages(self._model)
+        settings = self.settings
         if self.kind == "train" and self._batches % settings.batches_of_update:
             raise ArgumentError(
                 f"{self._batches} steps per execution are no whole number of updates of {self._model.name}",
@@ -83,17 +82,15 @@ class Execution:
                 got=f"steps_per_execution={self._batches}",
                 hint=f"model.compile(..., steps_per_execution={settings.batches_of_update})",
             )
-        there, enough = self._device.target.num_ipus, 1 << (needed - 1).bit_length()
-        if self.kind == "train" and enough < there:
-            what = "%s trains on %d of %d IPUs; auto_select_ipus = %d is enough (replicas and stages use more)"
-            _LOG.warning(what, self._model.name, needed, there, enough)
-        if needed > there:
-            raise ArgumentError(
-                f"{self._model.name} needs more IPUs than the device has",
-                expected=f"{needed}: {settings.replicas} replicas of {num_stages(self._model)} stages",
-                got=there,
-                hint=f"ipu_config.auto_select_ipus = {enough}",
-            )
+
+    def _find_stages(self, state: Any, batch: Any) -> None:
+        """Settles how many stages there are, which is known with a batch."""
+        if self._has_found_stages:
+            return
+        settings = with_stages(self._model, self.kind, self.settings, self._device, state, batch)
+        if self.kind != "train" and settings.stages > 1:  # they work on all batches, if replicas can share them
+            settings = replace(settings, accumulation=max(1, self._batches // settings.replicas))
+        self.settings, self._has_found_stages = settings, True
 
     def begin_fit(self, batches: int | None) -> None:
         """Measures the host anew.
@@ -112,13 +109,16 @@ class Execution:
 
         Raises:
             StopIteration: if there is no batch left.
-            ArgumentError: for batches left over that are no whole update.
+            ArgumentError: for batches left over that are no whole update, and for stages that do not fit, as
+                `with_stages`.
         """
         outputs, time = [], self.time_of_fit
         reader = iterator if time is None else time.reader(iterator)
         named = self._names_of(state).named(state)
         try:
             batches = list(islice(reader, self._batches))
+            if batches:
+                self._find_stages(state, batches[0])
             parts = [part for _, alike in groupby(batches, _shapes) for part in self._parts(list(alike))]
             compiled = [self._compiled(named, part) for part in parts]  # all of them before any takes the state
             for function, stacked in compiled:
@@ -171,7 +171,7 @@ class Execution:
                 hint="steps_per_epoch=..., or data without the remainder",
             )
         whole = len(batches) - left
-        together = size if self._has_stages else max(1, whole)  # no loop goes around a pipeline
+        together = size if self.settings.stages > 1 else max(1, whole)  # no loop goes around a pipeline
         yield from (batches[first : first + together] for first in range(0, whole, together))
         yield from ([each] for each in batches[whole:])
 
@@ -205,7 +205,7 @@ class Execution:
         if program in self._profiles:
             return
         try:
-            profile = function.lower(*jax.tree.map(_shape_of, (state, stacked))).compile().profile
+            profile = function.lower(*jax.tree.map(shape_of, (state, stacked))).compile().profile
         except TileMemoryError as error:
             raise in_words_of_keras(error, self._model, settings, self._device, len(batches)) from None
         self._profiles[program] = profile
@@ -274,11 +274,6 @@ def _shapes(batch: Any) -> Any:
     """Of a batch; equal for those that are alike."""
     leaves, tree = jax.tree.flatten(batch)
     return tree, tuple(jax.typeof(leaf) for leaf in leaves)
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    kind = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
 
 
 def _rows(batch: Any) -> int:

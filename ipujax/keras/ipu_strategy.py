@@ -41,6 +41,7 @@ _OPTIONS: Mapping[str, Callable[..., Any]] = {
     "set_outfeed_queue_options": model_settings.set_outfeed_queue_options,
     "set_pipeline_stage_assignment": stages.set_pipeline_stage_assignment,
     "get_pipeline_stage_assignment": stages.get_pipeline_stage_assignment,
+    "print_pipeline_stage_assignment_summary": stages.print_pipeline_stage_assignment_summary,
     "reset_pipeline_stage_assignment": stages.reset_pipeline_stage_assignment,
 }
 

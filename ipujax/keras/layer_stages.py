@@ -1,56 +1,127 @@
 """Stages of Keras models: which layers are in which, and how their operations come to be in it.
 
-Input: layers that are called inside a `PipelineStage`, or a list for all layers of a model. Output: the number of the
-stage of each layer, kept with the layer, and `in_stages`, in which a model that is traced has its layers' operations in
-their stages (`ipu.stage`).
+Input: calls inside a `PipelineStage`, of layers of a functional model or in the `call` of a model or a layer; layers
+made inside one; or a list for all layers of a model. Output: numbers of stages, kept with the layers, and `in_stages`,
+in which a model that is traced has its layers' operations in their stages (`ipu.stage`).
+
+Of what says a stage, a scope around a call or a list counts more than the scope in which a layer was made, as in
+Graphcore's Keras; and as there, a stage is not inside another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, pairwise
+from contextvars import ContextVar
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
 import keras
 
+from ipujax.calls import whole_number
 from ipujax.keras.attributes import keep, replaced
 from ipujax.keras.settings import forget_functions
 from ipujax.pipeline import stage
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError
+from ipujax.runtime.logs import Log
 
-_KEPT_AS = "ipu_pipeline_stages"  # attribute of a layer: the stage of each of its calls, in order
+_LOG = Log("keras")
+# Attributes of a layer.
+_ASSIGNED = "ipu_pipeline_stages"  # the stage of each of its calls, in order
+_MADE_IN = "ipu_made_in_stage"  # the stage in whose scope it was made, of calls in no other
+_SEEN = "ipu_stages_of_calls"  # the stages in whose scopes it was called when a model was traced, in order
+_ATTRIBUTES = (_ASSIGNED, _MADE_IN, _SEEN)
+_OPEN: ContextVar[tuple[int, str] | None] = ContextVar("ipujax_keras_stage", default=None)  # and what said so
 
 
 @contextmanager
 def PipelineStage(number: int) -> Iterator[None]:
-    """Puts layers that are called inside into a stage, while a functional model is put together or traced.
+    """Puts into a stage what is called inside: layers of a functional model, or operations in a `call`.
+
+    Layers that are made inside are in the stage wherever they are called in no other.
 
     Args:
-        number: of the stage.
+        number: of the stage, from 0.
 
     Raises:
-        ArgumentError: for no such number.
+        ArgumentError: for no such number, and inside of another stage.
     """
-    calling, depth = keras.layers.Layer.__call__, 0
+    checked = whole_number("PipelineStage needs the number of a stage", number, 0)
+    calling, making, depth = keras.layers.Layer.__call__, keras.layers.Layer.__init__, 0
 
+    @functools.wraps(calling)
     def recorded(layer: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
-        if not depth and any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten((args, kwargs))):
-            _add(layer, number)
+        if not depth:
+            _record(layer, checked, (args, kwargs))
         depth += 1
         try:
             return calling(layer, *args, **kwargs)
         finally:
             depth -= 1
 
-    with stage(number), replaced(keras.layers.Layer, "__call__", recorded):
+    @functools.wraps(making)
+    def made(layer: Any, *args: Any, **kwargs: Any) -> None:
+        making(layer, *args, **kwargs)
+        keep(layer, **{_MADE_IN: checked})
+
+    base = keras.layers.Layer
+    with _opened(checked, f"PipelineStage({checked})"), stage(checked):
+        with replaced(base, "__call__", recorded), replaced(base, "__init__", made):
+            yield
+
+
+@contextmanager
+def _opened(number: int, what: str) -> Iterator[None]:
+    """Refuses a stage inside of another."""
+    outer = _OPEN.get()
+    if outer is not None and outer[0] != number:
+        raise ArgumentValueError(
+            f"{what} is inside of another stage",
+            expected=f"stage {outer[0]}, as {outer[1]} around it says, or no stage around it",
+            got=number,
+            hint="PipelineStage around the parts of a call alone, or around the call alone; in "
+            "model.set_pipeline_stage_assignment(...) None for a layer with stages of its own",
+        )
+    token = _OPEN.set(outer or (number, what))
+    try:
         yield
+    finally:
+        _OPEN.reset(token)
 
 
-def _add(layer: Any, number: int) -> None:
-    keep(layer, **{_KEPT_AS: (*layer.__dict__.get(_KEPT_AS, ()), number)})
+def _record(layer: Any, number: int, arguments: Any) -> None:
+    """Notes a call in a scope: for good in a functional model, whose layers are called again behind the scope."""
+    is_symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments))
+    attribute = _ASSIGNED if is_symbolic else _SEEN
+    before = layer.__dict__.get(attribute, ())
+    if is_symbolic or number not in before:
+        keep(layer, **{attribute: (*before, number)})
+
+
+@contextmanager
+def in_stages() -> Iterator[None]:
+    """While models are traced inside, what their layers do is in their stages."""
+    calling, calls = keras.layers.Layer.__call__, Counter[int]()  # by the identity of the layer
+
+    @functools.wraps(calling)
+    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        assigned, made_in = layer.__dict__.get(_ASSIGNED), layer.__dict__.get(_MADE_IN)
+        if assigned:
+            number = assigned[calls[id(layer)] % len(assigned)]
+            calls[id(layer)] += 1
+            with _opened(number, f"the layer {layer.name} of stage {number}"), stage(number):
+                return calling(layer, *args, **kwargs)
+        if made_in is not None and _OPEN.get() is None:
+            with stage(made_in):
+                return calling(layer, *args, **kwargs)
+        return calling(layer, *args, **kwargs)
+
+    with replaced(keras.layers.Layer, "__call__", called):
+        yield
 
 
 def assignable(model: Any) -> list[Any]:
@@ -58,12 +129,13 @@ def assignable(model: Any) -> list[Any]:
     return [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
 
 
-def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None:
+def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int | None]) -> None:
     """Puts the layers of a model into stages.
 
     Args:
-        model: a sequential or functional Keras model.
-        assignment: the stage of each layer of `model.layers` but inputs, in order; from 0, none left out.
+        model: a Keras model.
+        assignment: the stage of each layer of `model.layers` but inputs, in order, from 0, none left out; None for
+            layers that have stages of their own inside.
 
     Raises:
         ArgumentError: for a list of another length, numbers that are no stages, or a sequence of layers that goes back.
@@ -80,21 +152,26 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int]) -> None
             expected=f"{len(layers)} stages, for {', '.join(layer.name for layer in layers)}",
             got=len(numbers),
         )
-    if wrong := [n for n in numbers if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
+    given = [n for n in numbers if n is not None]
+    if wrong := [n for n in given if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
         what = "set_pipeline_stage_assignment was given what is no stage"
         raise ArgumentError(what, expected="whole numbers from 0", got=repr(wrong[0]))
-    if missing := set(range(max(numbers) + 1)) - set(numbers):
+    missing = set(range(max(given, default=-1) + 1)) - set(given)
+    if missing and len(given) == len(numbers):
         raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
     if isinstance(model, keras.Sequential):
-        _check_order(layers, numbers)
+        _check_order([(layer, n) for layer, n in zip(layers, numbers, strict=True) if n is not None])
     for layer, number in zip(layers, numbers, strict=True):
-        keep(layer, **{_KEPT_AS: (int(number),)})
+        if number is None:
+            layer.__dict__.pop(_ASSIGNED, None)
+        else:
+            keep(layer, **{_ASSIGNED: (int(number),)})
     forget_functions(model)
 
 
-def _check_order(layers: Sequence[Any], numbers: Sequence[int]) -> None:
+def _check_order(assigned: Sequence[tuple[Any, int]]) -> None:
     """Refuses a layer in an earlier stage than the one before it."""
-    for (before, high), (layer, low) in pairwise(zip(layers, numbers, strict=True)):
+    for (before, high), (layer, low) in pairwise(assigned):
         if low < high:
             raise ArgumentError(
                 "set_pipeline_stage_assignment would have values flow back to an earlier stage",
@@ -104,54 +181,64 @@ def _check_order(layers: Sequence[Any], numbers: Sequence[int]) -> None:
 
 
 def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
-    """The stage of each layer of `model.layers` but inputs; None for those in none."""
-    return [layer.__dict__.get(_KEPT_AS, (None,))[0] for layer in assignable(model)]
+    """The stage of each layer of `model.layers` but inputs, the first of several; None for those in none.
+
+    Stages inside the `call` of a model are known once it was traced: when it was built, or has run.
+    """
+    if not model.built and not isinstance(model, keras.Sequential):
+        _LOG.warning("%s is not built: stages inside its call are known after model.build(...) or a fit", model.name)
+    return [next(iter(_stages_of(layer)), None) for layer in assignable(model)]
+
+
+def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str], Any] | None = None) -> None:
+    """Prints the stages of a model's layers, with those of layers inside.
+
+    Args:
+        model: a Keras model.
+        print_fn: takes each line in place of `print`.
+    """
+    direct = set(map(id, assignable(model)))
+    rows = [("layer", "class", "stages")]
+    for layer in _all_layers(model):
+        stages = ", ".join(map(str, sorted(set(_stages_of(layer)))))
+        if layer is not model and (id(layer) in direct or stages):
+            rows.append((layer.path or layer.name, type(layer).__name__, stages or "none of its own"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        (print if print_fn is None else print_fn)(line)
+
+
+def _stages_of(layer: Any) -> tuple[int, ...]:
+    """The stages of a layer's calls, as far as they are known."""
+    own = layer.__dict__
+    made_in = (own[_MADE_IN],) if _MADE_IN in own else ()
+    stages: tuple[int, ...] = own.get(_ASSIGNED) or own.get(_SEEN) or made_in
+    return stages
 
 
 def reset_pipeline_stage_assignment(model: Any) -> None:
-    """Takes all layers of a model out of their stages."""
-    for layer in _staged(model):
-        object.__delattr__(layer, _KEPT_AS)
+    """Takes all layers of a model, and layers inside, out of the stages they are called, made or assigned in.
+
+    Scopes inside a `call` stay where they are.
+    """
+    for layer in _all_layers(model):
+        for attribute in _ATTRIBUTES if layer is not model else (_MADE_IN,):
+            layer.__dict__.pop(attribute, None)
     forget_functions(model)
 
 
 def has_stages(model: Any) -> bool:
-    """Whether layers of a model are in stages."""
-    return bool(_staged(model))
+    """Whether layers of a model are in stages outside of calls; see `stage_trace` for those inside."""
+    return any(_ASSIGNED in layer.__dict__ or _MADE_IN in layer.__dict__ for layer in _all_layers(model))
 
 
-def num_stages(model: Any) -> int:
-    """The number of stages that layers of a model are in, 1 for none."""
-    return 1 + max((number for layer in _staged(model) for number in layer.__dict__[_KEPT_AS]), default=0)
+def forget_calls(model: Any) -> None:
+    """Forgets the stages in whose scopes layers of a model were called before it is traced anew."""
+    for layer in _all_layers(model):
+        layer.__dict__.pop(_SEEN, None)
 
 
-def _staged(model: Any) -> list[Any]:
-    """The layers in stages, also those of models inside; where both are, the inner stage counts."""
-    layers = list(getattr(model, "layers", ()))
-    return [
-        *(layer for layer in layers if _KEPT_AS in layer.__dict__),
-        *(x for layer in layers for x in _staged(layer)),
-    ]
-
-
-@contextmanager
-def in_stages(model: Any) -> Iterator[None]:
-    """While a model is traced inside, what its layers do is in their stages."""
-    staged = _staged(model)
-    for layer in staged:
-        keep(layer, call=_in_stage(layer.call, layer.__dict__[_KEPT_AS]))
-    try:
-        yield
-    finally:
-        for layer in staged:
-            object.__delattr__(layer, "call")
-
-
-def _in_stage(call: Any, stages: tuple[int, ...]) -> Any:
-    numbers = cycle(stages)
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with stage(next(numbers)):
-            return call(*args, **kwargs)
-
-    return called
+def _all_layers(model: Any) -> list[Any]:
+    """A model, its layers, and those inside of them; each once."""
+    return list(dict.fromkeys(model._flatten_layers()))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipujax.device import IPUModel
-from ipujax.keras.layer_stages import has_stages
 from ipujax.keras.settings import ModelSettings
 from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.target import preset
@@ -56,7 +55,7 @@ def _of_model(model: Any, settings: ModelSettings, device: IPUModel, batches: in
     if updates > 1:
         fewer = f"steps_per_execution={settings.batches_of_update}"
         yield "steps", f"model.compile(..., {fewer}): all {batches} batches of an execution are on the chip at once"
-    if not has_stages(model):
+    if settings.stages < 2:
         yield (
             "stages",
             "layers on several IPUs: PipelineStage, or model.set_pipeline_stage_assignment, "

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from jax import lax
 
-from ipujax.keras.layer_stages import has_stages, in_stages
+from ipujax.keras.layer_stages import in_stages
 from ipujax.keras.settings import ModelSettings
 from ipujax.lowering.replicas import AXIS
 from ipujax.pipeline import pipeline
@@ -32,7 +32,7 @@ _SEED_OFFSET = np.uint32(0x9E3779B9)  # between seeds of replicas: the golden ra
 
 def train_step(model: Any, settings: ModelSettings) -> Step:
     """One update: of a state and batches [accumulation, batch, …]."""
-    is_plain = settings.batches_of_update == 1 and not has_stages(model)
+    is_plain = settings.batches_of_update == 1 and settings.stages < 2
     if is_plain:
         return lambda state, batches: model.train_step(state, first_of(batches))
     for name in ("train_step", "compute_metrics"):
@@ -61,7 +61,7 @@ def test_step(model: Any, settings: ModelSettings) -> Step:
         return logs, (trainable, new_others, new_metrics)
 
     def of_batch(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
-        with in_stages(model):
+        with in_stages():
             logs, (_, others, metrics) = model.test_step((trainable, others, metrics), batch)
         return {"logs": logs, "others": others, "metrics": metrics}
 
@@ -80,7 +80,7 @@ def predict_step(model: Any, settings: ModelSettings) -> Step:
         return done["outputs"], (trainable, others)
 
     def of_batch(trainable: Any, others: Any, batch: Any) -> Any:
-        with in_stages(model):
+        with in_stages():
             outputs, others = model.predict_step((trainable, others), batch)
         return {"outputs": outputs, "others": others}
 
@@ -90,7 +90,7 @@ def predict_step(model: Any, settings: ModelSettings) -> Step:
 def _pipelined(
     fun: Callable[..., Any], settings: ModelSettings, carry: Mapping[int, Any], **reduce: str
 ) -> Callable[..., Any]:
-    """A function of batches [accumulation, batch, …] from one of a batch: a pipeline, or plain if there is one batch.
+    """A function of batches [accumulation, batch, …] from one of a batch: a pipeline, or plain for one without stages.
 
     Results named in `reduce` are reduced so, all others are those of the last batch.
     """
@@ -105,7 +105,7 @@ def _pipelined(
         pipelined = pipeline(
             fun,
             micro_batches=settings.accumulation,
-            schedule=settings.schedule,
+            schedule=settings.schedule if settings.accumulation > 1 else None,  # one is in no order
             device_mapping=settings.device_mapping,
             recompute=settings.recompute,
             carry=carry,
@@ -113,7 +113,7 @@ def _pipelined(
         )
         return pipelined(*args[:-1], _joined(args[-1]))
 
-    return of_one if settings.accumulation == 1 else of_all
+    return of_one if settings.accumulation == 1 and settings.stages < 2 else of_all
 
 
 def _check_metrics(model: Any, settings: ModelSettings) -> None:
@@ -156,7 +156,7 @@ class _AccumulatedStep:
     def _gradients_of_batch(self, trainable: Any, others: Any, metrics: Any, optimizer: Any, batch: Any) -> Any:
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        with in_stages(model):
+        with in_stages():
             (_, aux), gradients = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)(
                 trainable, others, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
             )

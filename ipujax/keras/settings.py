@@ -38,6 +38,7 @@ class ModelSettings:
         recompute: as `ipu.pipeline` takes it.
         prefetch_depth: batches that the host prepares ahead; 0 where it prepares each when it is asked for.
         outfeed: whether an execution sends what the last of its steps logs, or what all do.
+        stages: how many there are, 0 for none; as a trace of the model found, see `stage_trace`.
     """
 
     accumulation: int = 1
@@ -49,6 +50,7 @@ class ModelSettings:
     recompute: str | None = None
     prefetch_depth: int = 0
     outfeed: str = "last"
+    stages: int = 0
 
     @property
     def batches_of_update(self) -> int:
