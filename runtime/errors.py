@@ -258,6 +258,10 @@ class ArgumentNameError(ArgumentError, NameError):
     """Such a call where JAX raises a `NameError`: an axis it does not know."""
 
 
+class ArgumentAttributeError(ArgumentError, AttributeError):
+    """A name that an object lacks, or lacks yet, where Python raises an `AttributeError`, and `hasattr` is false."""
+
+
 class EngineError(IpuError):
     """A run that cannot start or go on: nothing loaded, no such program, a stream nobody connected, an abort."""
 

@@ -197,7 +197,8 @@ ROOMS: dict[str, str] = {
     "ipujax.prefetching": "ipujax.calls runtime.host runtime.signatures",
     "ipujax.keras": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.pipeline ipujax.prefetching ipujax.public lowering.jaxpr"
-        " lowering.replicas lowering.schedules runtime.host runtime.logs runtime.options runtime.report runtime.signatures runtime.target"
+        " lowering.replicas lowering.schedules runtime.host runtime.logs runtime.options runtime.report"
+        " runtime.signatures runtime.target"
     ),
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",

@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from ipujax.device import IPUModel
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentAttributeError, ArgumentError
 from ipujax.runtime.options import RECOMPUTATIONS, Options
 from ipujax.runtime.target import nearest
 
@@ -52,15 +52,22 @@ class _Category:
             inside = ", ".join(f"{self._path}.{name}.{each}" for each in getattr(self, name)._settings)
             raise ArgumentError(what, expected=inside, got=repr(value))
         if name not in self._settings:
-            raise ArgumentError(
-                f"{self._path} has no option {name!r}",
-                expected=", ".join(sorted(self._names())),
-                hint=nearest(name, list(self._names())),
-            )
+            raise self._unknown(name)
         setting = self._settings[name]
         if not setting.takes(value):
             raise ArgumentError(f"{self._path}.{name} takes no such value", expected=setting.expected, got=repr(value))
         object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> ArgumentAttributeError:
+        """Says that there is no such option, read or set."""
+        return ArgumentAttributeError(
+            f"{self._path} has no option {name!r}",
+            expected=", ".join(sorted(self._names())),
+            hint=nearest(name, list(self._names())),
+        )
 
     def _names(self) -> set[str]:
         return set(self._settings)
@@ -118,7 +125,7 @@ class IPUConfig(_Category):
         ipu_model: see `IpuModelConfig`.
 
     Raises:
-        ArgumentError: when an option is set that there is not, or to a value that it does not take.
+        ArgumentError: when an option is set or read that there is not, or set to a value that it does not take.
     """
 
     auto_select_ipus: int

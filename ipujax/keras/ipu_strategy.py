@@ -4,7 +4,7 @@ Input: a configuration. Output: a scope. In it `keras.Model` makes what its loop
 Keras is as it is: callbacks, metrics, saving. Public methods of `keras.Model` are replaced for the time of the scope:
 `compile`, which notes that a model belongs to the strategy; `fit`, which checks that an epoch is a whole number of
 updates; and `make_train_function`, `make_test_function` and `make_predict_function`. Behind the scope the same model
-goes on without IPUs.
+goes on without IPUs, and what it lacks there says where it is had (`scope_attributes`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ipujax.keras.attributes import keep, replaced
 from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.device_loop import Execution, made_for
 from ipujax.keras.model_steps import predict_step, test_step, train_step
+from ipujax.keras.scope_attributes import explain_missing
 from ipujax.keras.settings import settings_of
 from ipujax.keras.whole_updates import CheckUpdates, check_last_batch
 from ipujax.runtime.errors import ArgumentError
@@ -44,6 +45,7 @@ _OPTIONS: Mapping[str, Callable[..., Any]] = {
     "print_pipeline_stage_assignment_summary": stages.print_pipeline_stage_assignment_summary,
     "reset_pipeline_stage_assignment": stages.reset_pipeline_stage_assignment,
 }
+explain_missing(keras.Model, _OPTIONS)
 
 
 class IPUStrategy:
@@ -84,10 +86,22 @@ class IPUStrategy:
         """
         with ExitStack() as stack:
             stack.enter_context(_of_this_thread())
+            self._warn_of_options()
             stack.callback(self._release)
             for name, method in self._methods().items():
                 stack.enter_context(replaced(keras.Model, name, method))
             yield self
+
+    def _warn_of_options(self) -> None:
+        """Names options of the configuration that those of the strategy replace."""
+        if self._options is None or self._config is None:
+            return
+        asked, given, plain = self._config.options, self._options, Options()
+        names = ("recompute", "io_tiles", "prefetch_depth")
+        lost = [n for n in names if getattr(asked, n) not in (getattr(plain, n), getattr(given, n))]
+        if lost:
+            what = "IPUStrategy(config, options) runs with options in place of the configuration's: %s; set it there"
+            _LOG.warning(what, ", ".join(f"{n}={getattr(given, n)!r}, not {getattr(asked, n)!r}" for n in lost))
 
     def _release(self) -> None:
         """Models make anew what their loops call."""

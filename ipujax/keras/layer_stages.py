@@ -27,6 +27,7 @@ from ipujax.keras.settings import forget_functions
 from ipujax.pipeline import stage
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.logs import Log
+from ipujax.runtime.signatures import checking_calls
 
 _LOG = Log("keras")
 # Attributes of a layer.
@@ -68,10 +69,13 @@ def PipelineStage(number: int) -> Iterator[None]:
         making(layer, *args, **kwargs)
         keep(layer, **{_MADE_IN: checked})
 
-    base = keras.layers.Layer
-    with _opened(checked, f"PipelineStage({checked})"), stage(checked):
-        with replaced(base, "__call__", recorded), replaced(base, "__init__", made):
-            yield
+    with (
+        _opened(checked, f"PipelineStage({checked})"),
+        stage(checked),
+        replaced(keras.layers.Layer, "__call__", recorded),
+        replaced(keras.layers.Layer, "__init__", made),
+    ):
+        yield
 
 
 @contextmanager
@@ -183,13 +187,15 @@ def _check_order(assigned: Sequence[tuple[Any, int]]) -> None:
 def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
     """The stage of each layer of `model.layers` but inputs, the first of several; None for those in none.
 
-    Stages inside the `call` of a model are known once it was traced: when it was built, or has run.
+    Stages inside a `call` are known once it was traced: when the model was called, or has run.
     """
-    if not model.built and not isinstance(model, keras.Sequential):
-        _LOG.warning("%s is not built: stages inside its call are known after model.build(...) or a fit", model.name)
+    if not any(map(_stages_of, _all_layers(model))):
+        what = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
+        _LOG.warning(what, model.name)
     return [next(iter(_stages_of(layer)), None) for layer in assignable(model)]
 
 
+@checking_calls("model.print_pipeline_stage_assignment_summary", first="model")
 def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str], Any] | None = None) -> None:
     """Prints the stages of a model's layers, with those of layers inside.
 

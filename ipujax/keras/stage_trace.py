@@ -117,7 +117,7 @@ def _check_without_stages(model: Any, kind: str, settings: ModelSettings, count:
             hint=_SCOPES + ("; or config.allow_recompute" if name == "recompute" else ""),
         )
     if kind == "train" and (settings.accumulation_is_of == "set_pipelining_options" or schedule is not None):
-        what = "%s has no stages: set_pipelining_options has it accumulate %d batches on one IPU; stages are named by %s"
+        what = "%s has no stages: set_pipelining_options has it accumulate %d batches on one IPU; what makes stages: %s"
         _LOG.warning(what, model.name, settings.accumulation, _SCOPES)
 
 

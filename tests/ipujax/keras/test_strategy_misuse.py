@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ipujax.keras as ipu
-from ipujax import ArgumentError, TileMemoryError
+from ipujax import ArgumentError, Options, TileMemoryError
 from tests.ipujax.keras.test_strategy import strategy
 
 X, Y = np.ones((24, 6), np.float32), np.arange(24) % 3
@@ -311,3 +312,42 @@ def test_idle_ipus_are_named_in_words_of_keras_and_once(caplog: pytest.LogCaptur
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == said and all("auto_select_ipus = 1 is enough" in text for text in warnings), warnings
         caplog.clear()
+
+
+def test_options_of_a_strategy_name_those_of_the_configuration_that_they_replace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = ipu.IPUConfig()
+    config.allow_recompute = True
+    with ipu.IPUStrategy(config, Options(io_tiles=32)).scope():
+        pass
+    assert "recompute='none', not 'auto'" in caplog.text and "io_tiles" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda config: config.matmuls.poplar_options,
+        lambda config: setattr(config.convolutions, "poplar_options", {}),
+        lambda config: config.ipu_model.versions,
+    ],
+)
+def test_an_option_that_there_is_not_is_told_as_when_it_is_set(read: Any) -> None:
+    with pytest.raises(AttributeError, match=r"IPUConfig(.|\n)* has no option(.|\n)*expected: ") as error:
+        read(ipu.IPUConfig())
+    assert isinstance(error.value, ArgumentError)
+    config = ipu.IPUConfig()
+    config.auto_select_ipus = 4
+    assert not hasattr(config, "matmuls") and copy.deepcopy(config).auto_select_ipus == 4
+
+
+def test_what_models_lack_outside_of_a_scope_or_before_a_fit_says_where_it_is_had() -> None:
+    with strategy().scope():
+        model = mlp()
+        with pytest.raises(AttributeError, match=r"has no ipu_profile(.|\n)*fit, evaluate or predict in"):
+            model.ipu_profile  # noqa: B018
+        model.set_replication_options(1)
+    for name in ("ipu_profile", "ipu_profiles", "ipu_outfeed", "set_pipelining_options"):
+        assert not hasattr(model, name)
+        with pytest.raises(ArgumentError, match=f"has no {name}"):
+            getattr(model, name)
