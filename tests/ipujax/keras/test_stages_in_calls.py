@@ -12,6 +12,7 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError
+from ipujax.keras.layer_stages import get_pipeline_stage_assignment
 from ipujax.keras.settings import ModelSettings
 from ipujax.keras.stage_trace import with_stages
 from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classifier
@@ -32,7 +33,9 @@ def used(model: Any, steps: int, batch: int) -> dict[str, Any]:
     }
 
 
-def check_runs(make: Callable[[bool], Any], num_ipus: int, steps: int = ACCUMULATED, **settings: Any) -> Any:
+def check_runs(
+    make: Callable[[bool], Any], num_ipus: int, steps: int = ACCUMULATED, replicas: int = 1, **settings: Any
+) -> Any:
     """A model trains, is evaluated and predicts as in stock Keras; the model with stages."""
     results = []
     for is_staged in (False, True):
@@ -41,7 +44,9 @@ def check_runs(make: Callable[[bool], Any], num_ipus: int, steps: int = ACCUMULA
             model = make(is_staged)
             if is_staged:
                 model.set_pipelining_options(ACCUMULATED, **settings)
-            results.append(used(model, steps, BATCH) if is_staged else used(model, 1, BATCH * ACCUMULATED))
+                model.set_replication_options(replicas)
+            whole = BATCH * ACCUMULATED * replicas
+            results.append(used(model, steps, BATCH) if is_staged else used(model, 1, whole))
     for key, values in results[0].items():
         np.testing.assert_allclose(results[1][key], values, rtol=2e-5, atol=2e-6, err_msg=key)
     return model
@@ -78,7 +83,13 @@ def test_several_updates_of_an_execution_stay_a_pipeline_on_the_ipus_that_are_ma
     """Six batches in a call of Keras are two pipelines, of four stages on two IPUs."""
     model = check_runs(Subclassed, 2, steps=2 * ACCUMULATED, device_mapping=[0, 1, 1, 0])
     assert len(model.ipu_profile.memory.tile_bytes) == 16 and min(bytes_of_ipus(model, 2)) > 0
-    assert model.get_pipeline_stage_assignment() == [0, 1, 2, 3]
+    assert get_pipeline_stage_assignment(model) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_replicas_of_stages_in_calls() -> None:
+    model = check_runs(MODELS["a lambda"][0], 4, steps=2 * ACCUMULATED, replicas=2)
+    assert model.ipu_profile.memory.tile_bytes.size == 16  # of one replica
 
 
 def fitted(make: Callable[[], Any], num_ipus: int = 4, steps: int = ACCUMULATED, **settings: Any) -> Any:
