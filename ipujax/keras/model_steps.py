@@ -108,7 +108,7 @@ def _pipelined(
             schedule=settings.schedule if settings.accumulation > 1 else None,  # one is in no order
             device_mapping=settings.device_mapping,
             recompute=settings.recompute,
-            carry=carry,
+            carry=carry if settings.accumulation > 1 else None,  # so that stages may share state of one batch
             reduce={name: reduce.get(name, "last") for name in names},
         )
         return pipelined(*args[:-1], _joined(args[-1]))

@@ -15,7 +15,7 @@ from ipujax import ArgumentError
 from ipujax.keras.layer_stages import get_pipeline_stage_assignment
 from ipujax.keras.settings import ModelSettings
 from ipujax.keras.stage_trace import with_stages
-from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classifier
+from tests.ipujax.keras.staged_models import MODELS, Blocks, Subclassed, classifier, scope
 from tests.ipujax.keras.test_strategy import strategy
 
 RNG = np.random.default_rng(4)
@@ -105,6 +105,26 @@ def fitted(make: Callable[[], Any], num_ipus: int = 4, steps: int = ACCUMULATED,
 
 def accumulating(**settings: Any) -> dict[str, Any]:
     return {"gradient_accumulation_steps_per_replica": ACCUMULATED, **settings}
+
+
+def test_stages_share_a_layer_with_state_where_nothing_is_accumulated() -> None:
+    """Numbers of a dropout are drawn in one stage, and go on in the next."""
+
+    def use(is_staged: bool) -> list[float]:
+        keras.utils.set_random_seed(3)
+        dropout, inputs = keras.layers.Dropout(0.5, seed=1), keras.Input((10,))
+        with scope(0, is_staged):
+            x = dropout(inputs)
+        with scope(1, is_staged):
+            outputs = classifier()(dropout(x))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        losses: list[float] = model.fit(X[:8], Y[:8], batch_size=4, shuffle=False, verbose=0).history["loss"]
+        return losses
+
+    with strategy(2).scope():
+        staged = use(True)
+    np.testing.assert_allclose(staged, use(False), rtol=1e-5)
 
 
 def test_layers_tell_their_stages() -> None:
