@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipujax.device import IPUModel
 from ipujax.runtime.errors import ArgumentAttributeError, ArgumentError
@@ -58,8 +58,10 @@ class _Category:
             raise ArgumentError(f"{self._path}.{name} takes no such value", expected=setting.expected, got=repr(value))
         object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
-        raise self._unknown(name)
+    if not TYPE_CHECKING:  # which knows the options that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise self._unknown(name)
 
     def _unknown(self, name: str) -> ArgumentAttributeError:
         """Says that there is no such option, read or set."""
