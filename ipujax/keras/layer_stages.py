@@ -189,9 +189,7 @@ def get_pipeline_stage_assignment(model: Any) -> list[int | None]:
 
     Stages inside a `call` are known once it was traced: when the model was called, or has run.
     """
-    if not any(map(_stages_of, _all_layers(model))):
-        what = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
-        _LOG.warning(what, model.name)
+    _warn_of_unknown(model)
     return [next(iter(_stages_of(layer)), None) for layer in assignable(model)]
 
 
@@ -203,6 +201,7 @@ def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str]
         model: a Keras model.
         print_fn: takes each line in place of `print`.
     """
+    _warn_of_unknown(model)
     direct = set(map(id, assignable(model)))
     rows = [("layer", "class", "stages")]
     for layer in _all_layers(model):
@@ -213,6 +212,12 @@ def print_pipeline_stage_assignment_summary(model: Any, print_fn: Callable[[str]
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         (print if print_fn is None else print_fn)(line)
+
+
+def _warn_of_unknown(model: Any) -> None:
+    if not any(map(_stages_of, _all_layers(model))):
+        what = "no layer of %s is known to be in a stage; stages inside a call are known when it was called, or has run"
+        _LOG.warning(what, model.name)
 
 
 def _stages_of(layer: Any) -> tuple[int, ...]:
