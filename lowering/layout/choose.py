@@ -74,10 +74,10 @@ def choose(
     candidates, bounds = [grids.placement(n) for n in numbers], list(cycles)
     is_exact = [by_estimate] * len(candidates)
     for placement in dict.fromkeys(p for p in followed.values() if p is not None):
-        at_home = work.with_free([n for n, own in followed.items() if own is placement])
+        numbers_here = [n for n, own in followed.items() if own is placement]
         candidates.append(placement)
-        bounds.append(estimated_cycles(placement, at_home, after, graph))
-        is_exact.append(by_estimate or at_home.is_exact)
+        bounds.append(cycles_where_operands_are(placement, work, numbers_here, after, graph))
+        is_exact.append(by_estimate or work.with_free(numbers_here).is_exact)
     chosen = least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
     return _moved(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
 
@@ -171,3 +171,12 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
     cycles = _cycles(work, grid, after, target, graph.byte_price_cycles) + _crowding(work, grid, target)
     more_boxes = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(grid.lengths, target))[0])
+
+
+def cycles_where_operands_are(
+    placement: Blocked, work: Work, numbers: Sequence[int], after: After | None, graph: Graph
+) -> float:
+    """Cycles on the placement that some operands, given by number, have already: they take no more memory."""
+    at_home, grid = work.with_free(numbers), grid_of(placement)
+    taken_bytes = at_home.placed_bytes(grid) - work.placed_bytes(grid)
+    return estimated_cycles(placement, at_home, after, graph) - graph.byte_price_cycles * float(taken_bytes[0])

@@ -17,7 +17,7 @@ from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping
+from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, element_bytes
 
 Candidate = TypeVar("Candidate")
 
@@ -32,12 +32,26 @@ def charged_cycles(graph: Graph, add: Callable[[Graph, ProgramSequence], object]
     return program_cycles(*_tried(graph, add))
 
 
-def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> int:
-    """The same with what the exchange code of the fullest tile is worth; arguments as `charged_cycles`."""
+def charged_price(graph: Graph, add: Callable[[Graph, ProgramSequence], object], placed: Sequence[Tensor] = ()) -> int:
+    """The same with what the exchange code of the fullest tile is worth; arguments as `charged_cycles`.
+
+    Args:
+        graph: as there.
+        add: as there.
+        placed: operands whose memory counts too, as much as the fullest tile gets of what the operation places.
+    """
     scratch, prog = _tried(graph, add)
     costs = leaf_costs(scratch, prog)
     code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
-    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_price_cycles * code_bytes)
+    new = {v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings}
+    data_bytes = sum(_most_bytes(scratch, variable) for variable in new)
+    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_price_cycles * (code_bytes + data_bytes))
+
+
+def _most_bytes(graph: Graph, variable: Variable) -> int:
+    """Bytes of a variable on the tile that has most of it."""
+    elements = graph.mappings[variable].elements_per_tile(graph.target.num_tiles)
+    return int(elements.max(initial=0)) * element_bytes(variable.dtype)
 
 
 def _tried(graph: Graph, add: Callable[[Graph, ProgramSequence], object]) -> tuple[Graph, ProgramSequence]:

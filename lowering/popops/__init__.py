@@ -11,10 +11,15 @@ from ipujax.lowering.layout.place import (
     tile_grid as tile_grid,
     whole_axis as whole_axis,
 )
+from ipujax.lowering.popops.indexing.as_kept import (
+    gather_as_kept as gather_as_kept,
+    scatter_as_kept as scatter_as_kept,
+)
 from ipujax.lowering.popops.indexing.dynamic import (
     dynamic_slice as dynamic_slice,
     dynamic_update_slice as dynamic_update_slice,
     dynamic_update_slice_in_place as dynamic_update_slice_in_place,
+    is_sliced_in_place as is_sliced_in_place,
     map_for_slicing as map_for_slicing,
 )
 from ipujax.lowering.popops.indexing.gather import (
@@ -40,6 +45,11 @@ from ipujax.lowering.popops.indexing.scatter import (
     ScatterSpec as ScatterSpec,
     plan_in_steps as plan_in_steps,
     plan_scatter as plan_scatter,
+)
+from ipujax.lowering.popops.indexing.slice_by_index import (
+    look_up_slice as look_up_slice,
+    write_slice as write_slice,
+    write_slice_in_place as write_slice_in_place,
 )
 from ipujax.lowering.popops.indexing.windows import (
     Windows as Windows,

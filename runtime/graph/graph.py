@@ -21,6 +21,7 @@ from ipujax.runtime.graph.vertex_group import VertexGroup
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
+_MOST_ITERATIONS = 8  # assumed: iterations that divide the price of a byte; also those of a loop whose count is data
 BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth to planners, of data or of code, unless chosen
 
 
@@ -48,6 +49,7 @@ class Graph:
     """
 
     next_tile = 0  # where the next small variable starts
+    iterations = 1  # how often what is being added runs, as far as the loops around it are known
     maps_automatically = True  # whether operations may place what has no tile mapping yet
 
     def __init__(
@@ -95,6 +97,26 @@ class Graph:
             yield
         finally:
             self._origin = outer
+
+    @contextmanager
+    def inside_loop(self, trip_count: int | None) -> Iterator[None]:
+        """Notes that everything added inside runs in each iteration of a loop; None where the count is data."""
+        outer = self.iterations
+        self.iterations = max(1, outer * (_MOST_ITERATIONS if trip_count is None else trip_count))
+        try:
+            yield
+        finally:
+            self.iterations = outer
+
+    @contextmanager
+    def price_of_iteration(self) -> Iterator[None]:
+        """Makes a byte worth what it is in each of the iterations: memory is taken once, cycles every time."""
+        outer = self.byte_price_cycles
+        self.byte_price_cycles = outer / min(self.iterations, _MOST_ITERATIONS)
+        try:
+            yield
+        finally:
+            self.byte_price_cycles = outer
 
     def add_variable(
         self,

@@ -172,6 +172,14 @@ def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
     map_linearly(graph, tensor)
 
 
+def is_sliced_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> bool:
+    """Whether a tensor is mapped so that slices along `dims` need no exchange of it."""
+    held = memory_order(x)
+    if held is not None and not held.is_own and all(len(held.sizes[d]) == 1 for d in dims):
+        x, dims = held.of_variable(x), [held.view_dims.index(d) for d in dims]
+    return graph.is_mapped(x) and _followed(graph, x, dims) is not None
+
+
 def _moving(
     x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int] | None
 ) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -181,10 +189,15 @@ def _moving(
     return [start for start, _ in kept], tuple(d for _, d in kept)
 
 
+def _followed(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
+    order = tuple(d for d in range(x.ndim) if d not in dims)
+    return follow(graph, x, spans(x.shape, range(x.ndim)), x.shape, order)
+
+
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
     order = tuple(d for d in range(x.ndim) if d not in dims)
     # What lies right is sliced where it lies, however it is spread: to move it costs more than any slice of it.
-    followed = follow(graph, x, spans(x.shape, range(x.ndim)), x.shape, order) if graph.is_mapped(x) else None
+    followed = _followed(graph, x, dims) if graph.is_mapped(x) else None
     return followed or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
 
 

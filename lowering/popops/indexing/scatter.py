@@ -18,7 +18,7 @@ made of the outermost dimension of look-ups alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -28,11 +28,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import Grids, charged_price, least_charged, map_by_plan, map_linearly, total_elements
+from ipujax.lowering.layout import (
+    Grids,
+    charged_price,
+    least_charged,
+    map_by_plan,
+    map_like,
+    map_linearly,
+    total_elements,
+)
 from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
-from ipujax.lowering.layout.choose import choose, crowding_cycles, estimated_cycles, grid_of, source_of
+from ipujax.lowering.layout.choose import (
+    choose,
+    crowding_cycles,
+    cycles_where_operands_are,
+    estimated_cycles,
+    grid_of,
+    source_of,
+)
 from ipujax.lowering.layout.operand_parts import fewest_runs
-from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, whole_axis
+from ipujax.lowering.layout.place import along, follow, mapped_variable, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     SCATTERS as SCATTERS,
     ScatterSpec as ScatterSpec,
@@ -107,6 +122,7 @@ def plan_scatter(
     updates: Tensor,
     spec: ScatterSpec,
     name: str,
+    in_place: bool = False,
 ) -> ScatterPlan:
     """Lays out a combination of updates with a table.
 
@@ -117,15 +133,18 @@ def plan_scatter(
         updates: tensor of shape `spec.update_shape` with at least one element.
         spec: which indices point where, and how to combine.
         name: debug name.
+        in_place: whether the table, a writable tensor, is overwritten and returned.
 
     Returns:
         The cheapest plan that fits, the smallest if none does.
     """
-    whole = _Form(table, indices, updates, spec, name)
+    whole = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
     forms = [whole]
     cut = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
     if spec.monoid() is not None and cut is not None and indices.shape[cut] > 1:
         forms.append(replace(whole, cut=cut))
+    if in_place and graph.is_mapped(table):
+        forms.append(replace(whole, result="back"))
     plans = [form.plan(graph) for form in forms]
     fitting = [plan for plan in plans if plan.needed_bytes <= plan.most_bytes]
     if not fitting:
@@ -135,21 +154,33 @@ def plan_scatter(
 
 
 def plan_in_steps(
-    graph: Graph, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec, name: str
+    graph: Graph,
+    table: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    spec: ScatterSpec,
+    name: str,
+    in_place: bool = False,
 ) -> ScatterPlan:
-    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit, up to a bound; arguments as
-    `plan_scatter`."""
-    steps, plan = 1, _Form(table, indices, updates, spec, name).plan(graph)
+    """Lays out a scatter of too many updates in steps, as few powers of 2 as fit, up to a bound.
+
+    Arguments as `plan_scatter`.
+    """
+    form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
+    steps, plan = 1, form.plan(graph)
     most = min(_MOST_STEPS, next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1))
     while plan.has_too_many_updates and steps < most:
         steps = min(2 * steps, most)
-        plan = _Form(table, indices, updates, spec, name, steps).plan(graph)
+        plan = replace(form, steps=steps).plan(graph)
     return plan
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Form:
-    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices."""
+    """A scatter in steps, or one whose updates may be cut along dimension `cut` of the indices.
+
+    `result` is a new variable, the table that vertices overwrite, or a new variable that is copied back to the table.
+    """
 
     table: Tensor
     indices: Tensor
@@ -158,6 +189,7 @@ class _Form:
     name: str
     steps: int = 1
     cut: int | None = None
+    result: Literal["new", "table", "back"] = "new"
 
     def plan(self, graph: Graph) -> ScatterPlan:
         """The placement that is charged least, and what it takes."""
@@ -169,17 +201,35 @@ class _Form:
         away, source = tuple(source == "elsewhere" for source in work.sources), self._table_source(graph)
         after = _After(fields, self.table.ndim, self.table.dtype, away, self.monoid, self.steps, source)
         operands = [tensor for tensor, _ in self._reads()]
-        placement = choose(graph, space, order, work, operands, self._add, after=after)
+        placement = self._where_table_is(graph, order)
+        if placement is not None:
+            cycles = cycles_where_operands_are(placement, work, [len(operands) - 1], after, graph)
+        else:
+            placement = choose(graph, space, order, work, operands, self._add, after=after)
+            cycles = estimated_cycles(placement, work, after, graph)
+        if self.result == "back":
+            cycles += graph.target.internal_sync_cycles
         grid, boxes = grid_of(placement), int(np.bincount(placement.tile.ravel()).max())
         target = graph.target
         return ScatterPlan(
             lambda graph, prog: self._add(graph, prog, placement),
-            estimated_cycles(placement, work, after, graph),
-            work.is_exact and boxes == 1 and after.table != "elsewhere",
+            cycles,
+            work.is_exact and boxes == 1 and after.table != "elsewhere" and self.result == "new",
             boxes * int(after.needed_bytes(grid)[0]),
             boxes * int(after.block_bytes(grid)[-3:-1].sum()),
             int(target.available_memory_proportion * target.bytes_per_tile),
         )
+
+    @property
+    def _overwrites(self) -> bool:
+        """Whether the vertices themselves overwrite the table."""
+        return self.result == "table" and self._constant() is None
+
+    def _where_table_is(self, graph: Graph, order: Sequence[int]) -> Blocked | None:
+        """The placement in which a table that is overwritten need not move; None where it has none such."""
+        if not self._overwrites or not graph.is_mapped(self.table):
+            return None
+        return follow(graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._space(), order)
 
     @property
     def monoid(self) -> str | None:
@@ -223,16 +273,19 @@ class _Form:
     def _reads(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
         """The tensors that vertices read, with their spans of the index space."""
         depth, (index_axes, update_axes) = len(self._space()), self._axes()
-        reads = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
-        for tensor, at in ((self.indices, index_axes), (self.updates, update_axes)):
-            reads.append((tensor, spans(tensor.shape, [at[d] if at[d] < depth else None for d in range(tensor.ndim)])))
-        return reads
+        table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
+        reads = [
+            (tensor, spans(tensor.shape, [at[d] if at[d] < depth else None for d in range(tensor.ndim)]))
+            for tensor, at in ((self.indices, index_axes), (self.updates, update_axes))
+        ]
+        return reads + table if self._overwrites else table + reads
 
     def _codelet(self) -> Codelet:
         constant = self._constant()
         frozen = None if constant is None else freeze(constant)
         is_part = self.monoid is not None
-        return scatter_codelet(self.table.dtype, self.indices.dtype, self.spec, frozen, is_part=is_part)
+        dtype, index_dtype = self.table.dtype, self.indices.dtype
+        return scatter_codelet(dtype, index_dtype, self.spec, frozen, is_part=is_part, in_place=self._overwrites)
 
     def _work(self, graph: Graph) -> Work:
         reads = self._reads()
@@ -241,11 +294,21 @@ class _Form:
             sources[-2:] = ["free", "free"]  # moved first, if need be
         indices, updates = max(self._parts(), key=lambda part: part[0].size)
         longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._reads()]
+        if self._overwrites:
+            return Work(self._codelet(), tuple(longest), tuple(sources))
         out = spans(self.table.shape, range(self.table.ndim))
         return Work(self._codelet(), (*longest, out), (*sources, "here"))
 
     def _add(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         """Adds all of it."""
+        made = self._add_result(graph, prog, placement)
+        if self.result == "new" or made is self.table:
+            return made
+        map_like(graph, self.table, made)
+        prog.add(Copy(made, self.table, f"{self.name}/back", graph.origin))
+        return self.table
+
+    def _add_result(self, graph: Graph, prog: ProgramSequence, placement: Blocked) -> Tensor:
         source, made = self._table_source(graph), self._add_vertices(graph, prog, placement)
         if source == "neutral":
             return made
@@ -253,7 +316,9 @@ class _Form:
         mapping = graph.mappings[made.variables()[0]]
         if source == "free" and isinstance(mapping, Blocked):
             map_by_plan(graph, self.table, mapping.cuts, mapping.tile)
-        out = graph.add_variable(made.shape, made.dtype, self.name, mapping)
+        new = self.result != "table"
+        out = graph.add_variable(made.shape, made.dtype, self.name, mapping) if new else self.table
+        map_like(graph, out, made)
         op = Op(*_COMBINE[self.monoid], made.dtype)
         return elementwise(graph, op, [self.table, made], prog, self.name, out)
 
@@ -292,7 +357,7 @@ class _Form:
         axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]
         out, written = self._result(graph, placement, slots)
         accesses = (
-            *([along(self.table, range(rank))] if self._constant() is None else []),
+            *([along(self.table, range(rank))] if self._constant() is None and not self._overwrites else []),
             along(self.indices, [index_axes[d] for d in range(self.indices.ndim)]),
             along(self.updates, [update_axes[d] for d in range(self.updates.ndim)]),
             written,
@@ -305,6 +370,8 @@ class _Form:
     def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
         """The result, or one for each block of updates, and how vertices write it."""
         shape, dtype, rank = self.table.shape, self.table.dtype, self.table.ndim
+        if self._overwrites:
+            return self.table, along(self.table, range(rank))
         if slots == 1:
             out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))

@@ -118,7 +118,13 @@ class ScatterSpec:
 
 @remembered
 def scatter_codelet(
-    dtype: Any, index_dtype: Any, spec: ScatterSpec, constant: Frozen | None, *, is_part: bool = False
+    dtype: Any,
+    index_dtype: Any,
+    spec: ScatterSpec,
+    constant: Frozen | None,
+    *,
+    is_part: bool = False,
+    in_place: bool = False,
 ) -> Codelet:
     """The codelet that combines updates with a block of a table.
 
@@ -128,11 +134,13 @@ def scatter_codelet(
         spec: which indices point where, and how to combine.
         constant: what all elements of the table are, None for a table that is read.
         is_part: whether blocks of updates get a table each, which is charged as it is filled with `constant`.
+        in_place: whether the table that is read is overwritten: the last field is the table then, and there is no other
+            result.
     """
     sizes, _ = spec.windows()
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        *given, indices, updates = blocks
+        indices, updates, *given = blocks if in_place else (*blocks[-2:], *blocks[:-2])
         table = given[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
         mode, hints = spec.mode, {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
@@ -177,8 +185,9 @@ def scatter_codelet(
         cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
         return cycles + vectors(total_elements(table), dtype, target) if is_part else cycles
 
-    fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), Field("out", "out", dtype)]
-    if constant is None:
+    result = Field("table", "inout", dtype) if in_place else Field("out", "out", dtype)
+    fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), result]
+    if constant is None and not in_place:
         fields.insert(0, Field("table", "in", dtype))
     moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"

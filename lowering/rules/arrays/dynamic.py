@@ -1,15 +1,21 @@
 """Rules for slices whose place is known only when the program runs.
 
-Where the place is known along a dimension after all, a slice is a view there. Along the others, all at once or one
-dimension after the other, whichever is charged less: a sliced dimension is whole on every tile, so that a slice along
-all dimensions at once has the array on one. What is too long for that is looked up index by index, as a gather.
+Where the place is known along a dimension after all, a slice is a view there. Along the others there are several ways,
+and the one that costs least for where the array is, is taken. All at once or one dimension after the other, with the
+sliced dimension whole on every tile, so that a slice along all dimensions at once has the array on one. Or index by
+index, as a gather or scatter, where the array is however it is cut; so is what is too long for one tile.
+
+What a tile gets of an array that is mapped here first counts at the price of a byte. Inside a loop that is divided by
+the iterations: memory is taken once, cycles in each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,15 +27,33 @@ from ipujax.lowering.popops import (
     dynamic_update_slice,
     dynamic_update_slice_in_place,
     immediate_of,
+    is_sliced_in_place,
+    look_up_slice,
     signed,
+    write_slice,
+    write_slice_in_place,
 )
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, concat, element_bytes
+from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
+
+_MOST_LOOKUPS = 1024  # assumed: what takes more is not looked up index by index where it can be sliced
+_SMALL_BYTES = 512  # derived: received in 128 cycles, less than the launch of another superstep takes
 
 Dims = tuple[int, ...]
 Starts = Mapping[int, Tensor]  # by dimension
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Dimensions that are sliced at once: whole on every tile, or looked up index by index wherever they are."""
+
+    dims: Dims
+    by_index: bool = False
+
+
+Way = Sequence[_Part]  # one part after the other
 
 
 def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Sequence[int]) -> Tensor:
@@ -39,9 +63,12 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
         return x.slice([0] * x.ndim, sizes)
     known, moving = _places(x.shape, sizes, starts)
     x = _within(x, known, sizes)
-    for dim in _too_long(ctx.graph, x, sizes, moving):
+    while moving and not _ways(ctx.graph, x, sizes, moving):
+        dim = _too_long(ctx.graph, x, sizes, moving)[0]
         x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, moving[dim]])[0]
         del moving[dim]
+    if not moving:
+        return x
     return _cheapest(
         ctx, moving, x, sizes, lambda graph, prog, way: _sliced(graph, prog, ctx.name, way, x, sizes, moving)
     )
@@ -54,17 +81,16 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
     map_linearly(ctx.graph, update)
     known, moving = _places(x.shape, update.shape, starts)
     place = ctx.into_tensors[0]
-    if place is not None and place.node is x.node and moving and not _too_long(ctx.graph, x, update.shape, moving):
+    if place is not None and place.node is x.node and moving and _ways(ctx.graph, x, update.shape, moving):
         _update(ctx, _within(place, known, update.shape), update, moving, in_place=True)
         return place
     return _around(x, _update(ctx, _within(x, known, update.shape), update, moving), known)
 
 
 def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts, in_place: bool = False) -> Tensor:
-    long = _too_long(ctx.graph, x, update.shape, moving)
     if not moving:
         return update
-    if not long:
+    if _ways(ctx.graph, x, update.shape, moving):
         return _cheapest(
             ctx,
             moving,
@@ -72,8 +98,8 @@ def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts, in_place: b
             update.shape,
             lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving, in_place),
         )
-    (dim, *_), rest = long, {d: start for d, start in moving.items() if d != long[0]}
-    size = update.shape[dim]
+    dim = _too_long(ctx.graph, x, update.shape, moving)[0]
+    rest, size = {d: start for d, start in moving.items() if d != dim}, update.shape[dim]
     part = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, moving[dim]])[0] if rest else x
     update = _update(ctx, part, update, rest) if rest else update
     return composed(ctx, partial(_written, dim=dim, size=size), [x, update, moving[dim]])[0]
@@ -120,22 +146,49 @@ def _cheapest(
     moving: Starts,
     x: Tensor,
     sizes: Sequence[int],
-    add: Callable[[Graph, ProgramSequence, Sequence[Dims]], Tensor],
+    add: Callable[[Graph, ProgramSequence, Way], Tensor],
 ) -> Tensor:
-    """Adds an operation along all moving dimensions at once, or one after the other, what shrinks most first."""
-    order = sorted(moving, key=lambda d: sizes[d] / x.shape[d])
-    ways: list[list[Dims]] = [[tuple(moving)], [(d,) for d in order]]
-    if len(order) > 1:
-        ways.sort(key=lambda way: charged_price(ctx.graph, lambda graph, prog: add(graph, prog, way)))
-    return add(ctx.graph, ctx.prog, ways[0])
+    """Adds an operation in that of its ways which costs least for where the tensor is, or is going to be."""
+    graph, ways = ctx.graph, _ways(ctx.graph, x, sizes, moving)
+    with graph.price_of_iteration():
+        if len(ways) > 1:
+            ways.sort(key=lambda way: charged_price(graph, lambda scratch, prog: add(scratch, prog, way), [x]))
+        return add(graph, ctx.prog, ways[0])
+
+
+def _ways(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[Way]:
+    """All moving dimensions at once, or one after the other, what shrinks most first; none where all take too much."""
+    order, long = sorted(moving, key=lambda d: sizes[d] / x.shape[d]), _too_long(graph, x, sizes, moving)
+    ways: list[Way] = [] if long else [[_Part(tuple(moving))]]
+    if len(order) > 1 and not long:
+        ways.append([_Part((d,)) for d in order])
+    first = tuple(sorted(long or order[:1]))
+    rest = tuple(d for d in moving if d not in first)
+    if ways and (_is_small(graph, x, moving) or is_sliced_in_place(graph, x, tuple(moving))):
+        return ways
+    if _takes_few_lookups(x, sizes, moving):
+        ways.append([_Part(tuple(moving), by_index=True)])
+    if rest and _takes_few_lookups(x, sizes, first):
+        ways.append([_Part(first, by_index=True), _Part(rest)])
+    return ways
+
+
+def _takes_few_lookups(x: Tensor, sizes: Sequence[int], dims: Iterable[int]) -> bool:
+    return not is_key_dtype(x.dtype) and prod(sizes[d] for d in dims) <= _MOST_LOOKUPS
+
+
+def _is_small(graph: Graph, x: Tensor, dims: Iterable[int]) -> bool:
+    """Whether so little is on a tile with `dims` whole that to move it costs less than another superstep."""
+    return _most_bytes(graph, x.shape, tuple(dims), x.dtype) <= _SMALL_BYTES
 
 
 def _sliced(
-    graph: Graph, prog: ProgramSequence, name: str, way: Sequence[Dims], x: Tensor, sizes: Sequence[int], moving: Starts
+    graph: Graph, prog: ProgramSequence, name: str, way: Way, x: Tensor, sizes: Sequence[int], moving: Starts
 ) -> Tensor:
-    for dims in way:
-        box = [sizes[d] if d in dims else n for d, n in enumerate(x.shape)]
-        x = dynamic_slice(graph, x, [moving[d] for d in dims], box, prog, name, dims)
+    for part in way:
+        box = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
+        read = look_up_slice if part.by_index else dynamic_slice
+        x = read(graph, x, [moving[d] for d in part.dims], box, prog, name, part.dims)
     return x
 
 
@@ -143,20 +196,23 @@ def _updated(
     graph: Graph,
     prog: ProgramSequence,
     name: str,
-    way: Sequence[Dims],
+    way: Way,
     x: Tensor,
     update: Tensor,
     moving: Starts,
     in_place: bool,
 ) -> Tensor:
-    dims, *rest = way
+    first, *rest = way
     if rest:
-        part = _sliced(graph, prog, name, [dims], x, update.shape, moving)
+        part = _sliced(graph, prog, name, [first], x, update.shape, moving)
         update = _updated(graph, prog, name, rest, part, update, moving, True)
-    starts = [moving[d] for d in dims]
+    starts = [moving[d] for d in first.dims]
+    if first.by_index:
+        write = write_slice_in_place if in_place else write_slice
+        return write(graph, x, update, starts, prog, name, first.dims)
     if not in_place:
-        return dynamic_update_slice(graph, x, update, starts, prog, name, dims)
-    dynamic_update_slice_in_place(graph, x, update, starts, prog, name, dims)
+        return dynamic_update_slice(graph, x, update, starts, prog, name, first.dims)
+    dynamic_update_slice_in_place(graph, x, update, starts, prog, name, first.dims)
     return x
 
 
@@ -167,11 +223,16 @@ def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> 
     """The moving dimensions with rows that exceed what planners may use of a tile."""
     target, long, shape = graph.target, list[int](), list(x.shape)
     for d in sorted(moving, key=lambda d: sizes[d] / x.shape[d]):
-        rows = -(-prod(shape) // (shape[d] * target.tiles_per_ipu))
-        if rows * shape[d] * element_bytes(x.dtype) > target.available_memory_proportion * target.bytes_per_tile:
+        if _most_bytes(graph, shape, (d,), x.dtype) > target.available_memory_proportion * target.bytes_per_tile:
             long.append(d)
         shape[d] = sizes[d]
     return long
+
+
+def _most_bytes(graph: Graph, shape: Sequence[int], dims: Dims, dtype: Any) -> int:
+    """Bytes of the fullest tile if an array is spread over all tiles with `dims` whole on each."""
+    whole = prod(shape[d] for d in dims)
+    return -(-prod(shape) // (whole * graph.target.tiles_per_ipu)) * whole * element_bytes(dtype)
 
 
 def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:

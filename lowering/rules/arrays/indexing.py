@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
 from typing import Any
@@ -12,21 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.lowering.popops import (
     SCATTERS,
     GatherSpec,
     Mode,
     ScatterSpec,
     freeze,
+    gather_as_kept,
     plan_in_steps,
     plan_scatter,
+    scatter_as_kept,
     signed,
     thawed,
 )
-from ipujax.lowering.popops.indexing.gather import gather
-from ipujax.lowering.popops.indexing.row_order import gather_in_order, scatter_in_order
-from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.rules.arrays.last_updates import can_find_last, scatter_last
 from ipujax.lowering.rules.arrays.one_place import combines_in_order, gather_from, known_place, scatter_to
 from ipujax.lowering.rules.base.composed import composed
@@ -75,13 +74,13 @@ def gather_rule(
     if spec.wide_dims() and _is_too_big(ctx.graph, table, spec):
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
-    held = memory_order(table)
-    ordered = None if held is None else gather_in_order(spec, held, aval.shape)
-    if held is None or ordered is None:
-        return gather(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
-    spec, of = ordered
-    found = gather(ctx.graph, held.of_variable(table), indices, of.rows.variable_shape, spec, ctx.prog, ctx.name)
-    return of.rows.of_view(found)
+    with _price(ctx.graph, indices):
+        return gather_as_kept(ctx.graph, table, indices, aval.shape, spec, ctx.prog, ctx.name)
+
+
+def _price(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
+    """The price of a byte for one look-up, which takes few cycles in each iteration of a loop, or for several."""
+    return graph.price_of_iteration() if prod(indices.shape[:-1]) == 1 else nullcontext()
 
 
 def _is_too_big(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
@@ -168,31 +167,18 @@ def scatter_rule(
     if place is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
-    held = _order_of_table(table, updates)
-    ordered = scatter_in_order(spec, held)
-    if ordered is None:
-        return _scattered(ctx, table, indices, updates, spec)
-    spec, of = ordered
-    return held.of_view(_scattered(ctx, held.of_variable(table), indices, of.rows.of_variable(updates), spec))
-
-
-def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:
-    """How a table is kept; one of a single constant as its updates are."""
-    if immediate_of(table) is None:
-        return memory_order(table) or MemoryOrder.own(table.shape)
-    of_updates = memory_order(updates)
-    in_groups = of_updates is not None and not of_updates.is_own
-    return MemoryOrder.with_channels(table.shape, table.ndim - 1) if in_groups else MemoryOrder.own(table.shape)
-
-
-def _scattered(ctx: Context, table: Tensor, indices: Tensor, updates: Tensor, spec: ScatterSpec) -> Tensor:
-    plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name)
-    if plan.has_too_many_updates and can_find_last(spec):
-        (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
-        return out
-    if plan.has_too_many_updates:
-        plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name)
-    return plan.add(ctx.graph, ctx.prog)
+    place, others = ctx.into_tensors[0], {variable for x in (indices, updates) for variable in x.variables()}
+    in_place = place is not None and place.node is table.node and others.isdisjoint(table.variables())
+    spec, table, updates, of_view = scatter_as_kept(spec, table, updates)
+    with _price(ctx.graph, indices):
+        plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
+        if plan.has_too_many_updates and can_find_last(spec):
+            (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
+            return of_view(out)
+        if plan.has_too_many_updates:
+            plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
+    result = of_view(plan.add(ctx.graph, ctx.prog))
+    return place if in_place and place is not None else result
 
 
 def scatter_keys(

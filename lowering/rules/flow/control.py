@@ -59,7 +59,8 @@ def scan_rule(
         is_remote = is_off_chip(ctx, stack)
         slices.append(streams.row(stack, in_groups) if is_remote else slot_of(graph, stack, counter, body, name))
     streams.fetch_ahead()
-    results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
+    with graph.inside_loop(length):
+        results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
     pushed = []
     for value in results[num_carry:]:
         pushed.append(new_stack(graph, value, length, ctx.prog, name))
@@ -87,9 +88,10 @@ def while_rule(
     body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
     carries = _states(ctx, operands, slice(cond_nconsts + body_nconsts, None), body_jaxpr, body_nconsts)
     condition, body = ProgramSequence(), ProgramSequence()
-    (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
-    is_batched = predicate.ndim > 0
-    results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body, () if is_batched else carries)
+    with ctx.graph.inside_loop(None):
+        (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
+        is_batched = predicate.ndim > 0
+        results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body, () if is_batched else carries)
     if is_batched:
         (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
         results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]

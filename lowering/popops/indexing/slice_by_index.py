@@ -1,0 +1,124 @@
+"""Slices at dynamic places, looked up and written index by index.
+
+Where `dynamic` has a sliced dimension whole on every tile, so that a tensor that is cut along it moves, look-ups go to
+where the tensor is: each tile answers for the indices in its rows, and the answers are put together. A write changes
+the rows of the tiles that have them.
+
+Limits: each index of the slice is a look-up that every tile goes through, so this is for slices of few indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import add_like, map_like
+from ipujax.lowering.popops.indexing.as_kept import gather_as_kept, scatter_as_kept
+from ipujax.lowering.popops.indexing.gather import GatherSpec, Mode, signed
+from ipujax.lowering.popops.indexing.scatter import ScatterSpec, plan_in_steps, plan_scatter
+from ipujax.lowering.popops.maps.elementwise import elementwise
+from ipujax.lowering.popops.vertices.kernel import Op
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor, concat
+
+
+def look_up_slice(
+    graph: Graph,
+    x: Tensor,
+    starts: Sequence[Tensor],
+    sizes: Sequence[int],
+    prog: ProgramSequence,
+    name: str,
+    dims: Sequence[int],
+) -> Tensor:
+    """Copies a box of static sizes from a dynamic place; arguments and result as `dynamic_slice`, `dims` rising."""
+    numbers = lax.GatherDimensionNumbers(_others(x, dims), tuple(dims), tuple(dims))
+    slices = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    spec = GatherSpec(numbers, slices, Mode.CLIP, None, True, True, x.shape, x.ndim)
+    indices = _index_vectors(graph, x, starts, sizes, prog, name, dims)
+    return gather_as_kept(graph, x, indices, tuple(sizes), spec, prog, name)
+
+
+def write_slice_in_place(
+    graph: Graph,
+    buffer: Tensor,
+    update: Tensor,
+    starts: Sequence[Tensor],
+    prog: ProgramSequence,
+    name: str,
+    dims: Sequence[int],
+) -> Tensor:
+    """Overwrites a box of a buffer at a dynamic place, and returns the buffer.
+
+    Arguments as `dynamic_update_slice_in_place`, `dims` rising.
+    """
+    indices = _index_vectors(graph, buffer, starts, update.shape, prog, name, dims)
+    numbers = lax.ScatterDimensionNumbers(_others(buffer, dims), tuple(dims), tuple(dims))
+    shapes = buffer.shape, update.shape, buffer.dtype
+    own = ScatterSpec("scatter", numbers, Mode.CLIP, True, True, *shapes)
+    spec, table, updates, _ = scatter_as_kept(own, buffer, update)
+    plan = plan_scatter(graph, table, indices, updates, spec, name, in_place=True)
+    if plan.has_too_many_updates:
+        plan = plan_in_steps(graph, table, indices, updates, spec, name, in_place=True)
+    plan.add(graph, prog)
+    return buffer
+
+
+def write_slice(
+    graph: Graph,
+    x: Tensor,
+    update: Tensor,
+    starts: Sequence[Tensor],
+    prog: ProgramSequence,
+    name: str,
+    dims: Sequence[int],
+) -> Tensor:
+    """A copy of `x` with a box overwritten; arguments as the function in place."""
+    out = add_like(graph, x, name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, name)
+    prog.add(Copy(x, out, f"{name}/copy", graph.origin))
+    write_slice_in_place(graph, out, update, starts, prog, name, dims)
+    map_like(graph, x, out)
+    return out
+
+
+def _others(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d for d in range(x.ndim) if d not in dims)
+
+
+def _index_vectors(
+    graph: Graph,
+    x: Tensor,
+    starts: Sequence[Tensor],
+    sizes: Sequence[int],
+    prog: ProgramSequence,
+    name: str,
+    dims: Sequence[int],
+) -> Tensor:
+    """The index vectors of a box that lies within `x`, [*sizes of dims, len(dims)]."""
+    box = tuple(sizes[d] for d in dims)
+    if set(box) == {1}:  # clamped where they are looked up
+        vector = concat([start.reshape((1,)) for start in starts], 0)
+        return vector.reshape((*box, len(dims)))
+    columns = []
+    for n, (d, start) in enumerate(zip(dims, starts, strict=True)):
+        neighbours = graph.add_constant(np.arange(sizes[d], dtype=np.int32), "neighbours")
+        rows = elementwise(graph, _rows(x.shape[d], sizes[d], start.dtype), [start, neighbours], prog, f"{name}/rows")
+        columns.append(rows.broadcast_in_dim(box, (n,)).reshape((*box, 1)))
+    return concat(columns, len(box))
+
+
+@remembered
+def _rows(extent: int, size: int, dtype: np.dtype) -> Op:
+    """The indices of `size` neighbours that lie within `extent`, from the first and their distances to it."""
+
+    def rows(start: jax.Array, distance: jax.Array) -> jax.Array:
+        start = signed(start)
+        low, high = np.zeros((), start.dtype), np.asarray(extent - size, start.dtype)
+        return lax.clamp(low, start, high) + distance.astype(start.dtype)
+
+    index = np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
+    return Op("clamp", rows, index, ("rows", extent, size))
