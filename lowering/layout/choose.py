@@ -48,6 +48,7 @@ def choose(
     operands: Sequence[Tensor],
     add: Add,
     after: After | None = None,
+    taken: Sequence[int] = (),
 ) -> Blocked:
     """Cuts an index space in boxes and puts each on a tile, as cheaply as can be.
 
@@ -59,6 +60,8 @@ def choose(
         operands: the tensor of each field that is read, in the order of fields.
         add: adds the operation by a placement to a graph and a program, for trials.
         after: cycles of what `add` adds behind the work itself; hashable.
+        taken: fields that take no more memory where they are already. Others count as if they were placed, which
+            spreads what works on large parts of them; without that, steps of small networks took up to 4 % more cycles.
 
     Returns:
         A placement of `shape`; dimensions not in `order` are whole.
@@ -76,10 +79,13 @@ def choose(
     for placement in dict.fromkeys(p for p in followed.values() if p is not None):
         numbers_here = [n for n, own in followed.items() if own is placement]
         candidates.append(placement)
-        bounds.append(cycles_where_operands_are(placement, work, numbers_here, after, graph))
-        is_exact.append(by_estimate or work.with_free(numbers_here).is_exact)
+        at_home = work.with_free(numbers_here)
+        taken_bytes = _taken_bytes(placement, work, [n for n in numbers_here if n in taken])
+        bounds.append(estimated_cycles(placement, at_home, after, graph) - graph.byte_price_cycles * taken_bytes)
+        is_exact.append(by_estimate or at_home.is_exact)
     chosen = least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
-    return _moved(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
+    # Equal placements are one object, so a grid may be where an operand is.
+    return chosen if any(chosen is placement for placement in followed.values()) else _moved(graph, chosen)
 
 
 def _moved(graph: Graph, placement: Blocked) -> Blocked:
@@ -173,10 +179,13 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
     return float(cycles[0] + more_boxes * np.ravel(work.compute_cycles(grid.lengths, target))[0])
 
 
-def cycles_where_operands_are(
-    placement: Blocked, work: Work, numbers: Sequence[int], after: After | None, graph: Graph
-) -> float:
-    """Cycles on the placement that some operands, given by number, have already: they take no more memory."""
-    at_home, grid = work.with_free(numbers), grid_of(placement)
-    taken_bytes = at_home.placed_bytes(grid) - work.placed_bytes(grid)
-    return estimated_cycles(placement, at_home, after, graph) - graph.byte_price_cycles * float(taken_bytes[0])
+def cycles_in_place(placement: Blocked, work: Work, number: int, after: After | None, graph: Graph) -> float:
+    """Cycles on the placement that an operand, given by the number of its field, has already."""
+    cycles = estimated_cycles(placement, work.with_free([number]), after, graph)
+    return cycles - graph.byte_price_cycles * _taken_bytes(placement, work, [number])
+
+
+def _taken_bytes(placement: Blocked, work: Work, numbers: Sequence[int]) -> float:
+    """Bytes of some fields on the fullest tile, which `Work.placed_bytes` counts if they are free."""
+    grid = grid_of(placement)
+    return float((work.with_free(numbers).placed_bytes(grid) - work.placed_bytes(grid))[0])

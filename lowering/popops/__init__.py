@@ -26,12 +26,14 @@ from ipujax.lowering.popops.indexing.gather import (
     GatherSpec as GatherSpec,
     Mode as Mode,
     fill_of as fill_of,
+    has_few_lookups as has_few_lookups,
     signed as signed,
 )
 from ipujax.lowering.popops.indexing.loop_state import (
     advance as advance,
     advance_around as advance_around,
     assign as assign,
+    moved_for_slicing as moved_for_slicing,
     new_counter as new_counter,
     new_stack as new_stack,
     new_state as new_state,

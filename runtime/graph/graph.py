@@ -21,7 +21,7 @@ from ipujax.runtime.graph.vertex_group import VertexGroup
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
-_MOST_ITERATIONS = 8  # assumed: iterations that divide the price of a byte; also those of a loop whose count is data
+_MOST_ITERATIONS = 4  # assumed: iterations that divide the price of a byte; also those of a loop whose count is data
 BYTE_PRICE_CYCLES = 0.5  # what a byte on the fullest tile is worth to planners, of data or of code, unless chosen
 
 

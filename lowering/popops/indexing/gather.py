@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -144,9 +145,15 @@ def gather(
         place_operand(graph, indices, index_spans, placement)
         return _looked_up(graph, table, indices, spec, row_dim, placement, prog, name)
 
+    taken = [0] if has_few_lookups(graph, indices) else []
     uncut = {spec.kept_dims()[d] for d in spec.uncut}
     after, order = _After(table.dtype, rank), [d for d in range(len(space)) if d not in uncut]
-    return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after=after))
+    return add(graph, prog, choose(graph, space, order, work, [table, indices], add, after, taken))
+
+
+def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
+    """Whether the workers of a tile look all index vectors up at once, so that to move a table gains nothing."""
+    return prod(indices.shape[:-1]) <= graph.target.worker_contexts
 
 
 def _looked_up(

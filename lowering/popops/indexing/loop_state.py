@@ -27,7 +27,12 @@ from ipujax.lowering.layout import (
     overwrite,
     variable_like,
 )
-from ipujax.lowering.popops.indexing.dynamic import dynamic_slice, dynamic_update_slice_in_place
+from ipujax.lowering.popops.indexing.dynamic import (
+    dynamic_slice,
+    dynamic_update_slice_in_place,
+    is_sliced_in_place,
+    map_for_slicing,
+)
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered
@@ -148,15 +153,41 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
     """
     if slot is None:
         return stack.reshape(stack.shape[1:])
+    held, own = _as_sliced(graph, stack)
+    part = dynamic_slice(graph, own, [slot], (1, *own.shape[1:]), prog, f"{name}/slice", dims=(0,))
+    one = held.without([0])
+    return one.of_view(part.reshape(one.variable_shape))
+
+
+def moved_for_slicing(graph: Graph, stack: Tensor, prog: ProgramSequence, name: str) -> Tensor:
+    """A stack that no slice moves between tiles: a copy, where the stack itself is mapped otherwise.
+
+    Args:
+        graph: graph to add to.
+        stack: [slots, *shape], mapped.
+        prog: where the copy is made, before the loop.
+        name: debug name of the loop.
+    """
+    held, own = _as_sliced(graph, stack)
+    is_repeated = sum(variable.size for variable in stack.variables()) < stack.size
+    if not stack.size or is_repeated or is_sliced_in_place(graph, own, (0,)):
+        return stack
+    copy = graph.add_variable(held.variable_shape, stack.dtype, f"{name}/stack")
+    map_for_slicing(graph, copy, (0,))
+    moved = held.of_view(copy)
+    prog.add(Copy(stack, moved, f"{name}/stack", graph.origin))
+    return moved
+
+
+def _as_sliced(graph: Graph, stack: Tensor) -> tuple[MemoryOrder, Tensor]:
+    """How a stack is kept, and its memory as it is sliced: in the shape of its variable if that is a stack as well."""
     held = slots_first(stack) or MemoryOrder.own(stack.shape)
     seen = held.of_variable(stack)
     layout = layout_like(graph, seen)
     own = seen.shape if layout is None else layout[0]
     if own[:1] != seen.shape[:1] or prod(own[1:]) != prod(seen.shape[1:]):  # a stack of no slots has any shape behind
         own = seen.shape
-    part = dynamic_slice(graph, seen.reshape(own), [slot], (1, *own[1:]), prog, f"{name}/slice", dims=(0,))
-    one = held.without([0])
-    return one.of_view(part.reshape(one.variable_shape))
+    return held, seen.reshape(own)
 
 
 def slots_first(stack: Tensor) -> MemoryOrder | None:

@@ -41,7 +41,7 @@ from ipujax.lowering.layout.box_charge import Source, Span, Work, spans
 from ipujax.lowering.layout.choose import (
     choose,
     crowding_cycles,
-    cycles_where_operands_are,
+    cycles_in_place,
     estimated_cycles,
     grid_of,
     source_of,
@@ -203,7 +203,7 @@ class _Form:
         operands = [tensor for tensor, _ in self._reads()]
         placement = self._where_table_is(graph, order)
         if placement is not None:
-            cycles = cycles_where_operands_are(placement, work, [len(operands) - 1], after, graph)
+            cycles = cycles_in_place(placement, work, len(operands) - 1, after, graph)
         else:
             placement = choose(graph, space, order, work, operands, self._add, after=after)
             cycles = estimated_cycles(placement, work, after, graph)

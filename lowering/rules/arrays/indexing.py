@@ -20,6 +20,7 @@ from ipujax.lowering.popops import (
     ScatterSpec,
     freeze,
     gather_as_kept,
+    has_few_lookups,
     plan_in_steps,
     plan_scatter,
     scatter_as_kept,
@@ -79,8 +80,8 @@ def gather_rule(
 
 
 def _price(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
-    """The price of a byte for one look-up, which takes few cycles in each iteration of a loop, or for several."""
-    return graph.price_of_iteration() if prod(indices.shape[:-1]) == 1 else nullcontext()
+    """The price of a byte of a table: where look-ups are few, that of an iteration of the loops around."""
+    return graph.price_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
 
 
 def _is_too_big(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:

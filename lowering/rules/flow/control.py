@@ -18,6 +18,7 @@ from ipujax.lowering.popops import (
     advance,
     assign,
     map_for_slicing,
+    moved_for_slicing,
     new_counter,
     new_stack,
     new_state,
@@ -47,10 +48,11 @@ def scan_rule(
     consts = operands[:num_consts]
     graph, name = ctx.graph, ctx.name
     carries = _states(ctx, operands, slice(num_consts, num_consts + num_carry), jaxpr, num_consts)
-    stacks = operands[num_consts + num_carry :]
-    for stack in stacks:
+    stacks = list(operands[num_consts + num_carry :])
+    for n, stack in enumerate(stacks):
         if not is_off_chip(ctx, stack):
             map_for_slicing(graph, stack, (0,))
+            stacks[n] = moved_for_slicing(graph, stack, ctx.prog, name) if length > 1 else stack
     first, step = (length - 1, -1) if reverse else (0, 1)
     counter = new_counter(graph, first, ctx.prog, name)
     body = ProgramSequence()
