@@ -119,7 +119,7 @@ ROOMS: dict[str, str] = {
         " lowering.popops.reductions lowering.rules.base runtime.graph runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.indexing lowering.popops.maps"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps"
         " lowering.rules.base runtime.graph runtime.tensor"
     ),
     "lowering.rules.numerics": (

@@ -15,19 +15,17 @@ import numpy as np
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
+from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import RULES
 from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
-
-_UPDATES = ("dynamic_update_slice", *SCATTERS)  # primitives whose result is their first operand but for some elements
 
 
 class Lowering:
@@ -85,7 +83,7 @@ class Lowering:
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         reads = LastReads(last_read, env.items())
-        places = _before_updates(eqns, {**self._into, **(into or {})})
+        places = places_before_updates(eqns, {**self._into, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             free = {var: places[var] for var in eqn.outvars if var in places}
@@ -167,13 +165,3 @@ class Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
-
-
-def _before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
-    """Places, with those of arrays that are changed in part on the way there: all changes are made in one place."""
-    every = dict(places)
-    for eqn in reversed(eqns):
-        updated = eqn.invars[0] if eqn.primitive.name in _UPDATES else None
-        if isinstance(updated, Var) and eqn.outvars[0] in every:
-            every.setdefault(updated, every[eqn.outvars[0]])
-    return every

@@ -215,6 +215,7 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
         operands: Any,
         add: Any,
         after: Any = None,
+        taken: Any = (),
     ) -> Blocked:
         nonlocal compared
         grids = even_grids(tuple(shape), tuple(order), tiles)
@@ -227,7 +228,7 @@ def test_grids_are_charged_what_is_estimated(name: str, tiles: int, monkeypatch:
             charged = charged_cycles(graph, lambda g, p, placement=placement: add(g, p, placement))
             assert (1 - ESTIMATED[name]) * estimates[n] <= charged <= estimates[n], grids.blocks[:, n]
             compared += 1
-        return choose(graph, shape, order, work, operands, add, after)
+        return choose(graph, shape, order, work, operands, add, after, taken)
 
     for module in (arg_reduce, gather, pad, reduce_module, rows, scatter, windows):
         monkeypatch.setattr(module, "choose", compare)
