@@ -48,6 +48,7 @@ from ipujax.lowering.layout.choose import (
 )
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import along, follow, mapped_variable, place_operand, placed_axes, whole_axis
+from ipujax.lowering.popops.indexing.gather import has_few_lookups
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     SCATTERS as SCATTERS,
     ScatterSpec as ScatterSpec,
@@ -205,7 +206,9 @@ class _Form:
         if placement is not None:
             cycles = cycles_in_place(placement, work, len(operands) - 1, after, graph)
         else:
-            placement = choose(graph, space, order, work, operands, self._add, after=after)
+            has_table = self._constant() is None and not self._overwrites
+            taken = [0] if has_table and has_few_lookups(graph, self.indices) else []
+            placement = choose(graph, space, order, work, operands, self._add, after, taken)
             cycles = estimated_cycles(placement, work, after, graph)
         if self.result == "back":
             cycles += graph.target.internal_sync_cycles
