@@ -40,6 +40,7 @@ from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
 
 _MOST_LOOKUPS = 1024  # assumed: what takes more is not looked up index by index where it can be sliced
 _SMALL_BYTES = 512  # derived: received in 128 cycles, less than the launch of another superstep takes
+_EVEN = 2  # assumed: an array is evenly spread if no tile has more than so many times its share
 
 Dims = tuple[int, ...]
 Starts = Mapping[int, Tensor]  # by dimension
@@ -164,7 +165,7 @@ def _ways(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list
         ways.append([_Part((d,)) for d in order])
     first = tuple(sorted(long or order[:1]))
     rest = tuple(d for d in moving if d not in first)
-    if ways and (_is_small(graph, x, moving) or is_sliced_in_place(graph, x, tuple(moving))):
+    if ways and (_moves_little(graph, x, tuple(moving)) or is_sliced_in_place(graph, x, tuple(moving))):
         return ways
     if _takes_few_lookups(x, sizes, moving):
         ways.append([_Part(tuple(moving), by_index=True)])
@@ -177,9 +178,10 @@ def _takes_few_lookups(x: Tensor, sizes: Sequence[int], dims: Iterable[int]) -> 
     return not is_key_dtype(x.dtype) and prod(sizes[d] for d in dims) <= _MOST_LOOKUPS
 
 
-def _is_small(graph: Graph, x: Tensor, dims: Iterable[int]) -> bool:
-    """Whether so little is on a tile with `dims` whole that to move it costs less than another superstep."""
-    return _most_bytes(graph, x.shape, tuple(dims), x.dtype) <= _SMALL_BYTES
+def _moves_little(graph: Graph, x: Tensor, dims: Dims) -> bool:
+    """Whether `dims` may be whole on each tile: that is less to move than a superstep costs, or an even share to place."""
+    most, even = _most_bytes(graph, x.shape, dims, x.dtype), _most_bytes(graph, x.shape, (), x.dtype)
+    return most <= _SMALL_BYTES or (not graph.is_mapped(x) and most <= _EVEN * even)
 
 
 def _sliced(

@@ -35,7 +35,7 @@ def by_vector(i: Any, b: Any) -> Any:
 
 
 def previous(i: Any, b: Any) -> Any:
-    return b.at[i].set(b[i - 1] * 0.5 + 1)
+    return b.at[i].set((b[i - 1] * 0.5 + 1).astype(b.dtype))
 
 
 def first(i: Any, b: Any) -> Any:
@@ -131,14 +131,17 @@ def test_a_recurrence_costs_its_look_ups() -> None:
 
 
 def test_a_cache_is_sliced_where_it_is() -> None:
-    """Nothing of the cache of a decoding step moves: it is whole along the dimension that is written."""
+    """The cache of a decoding step is whole along the dimension that is written, and none of it moves."""
 
     def fun(cache: Any, new: Any, i: Any) -> Any:
         return lax.dynamic_update_slice(cache, new, (0, i, 0, 0))
 
     args = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 512, 8, 32), (8, 1, 8, 32))]
-    profile = ipu.jit(fun, donate_argnums=0).lower(*args, jax.ShapeDtypeStruct((), "int32")).compile().profile
-    assert profile.cycles - profile.phase_cycles["host_exchange"] < 1000
+    lowered = ipu.jit(fun, donate_argnums=0).lower(*args, jax.ShapeDtypeStruct((), "int32"))
+    codelets = [group.codelet.name for groups in lowered.graph.groups.values() for group in groups]
+    assert codelets[-1] == "popops::DynamicUpdateSlice<float32>"
+    profile = lowered.compile().profile
+    assert profile.cycles - profile.phase_cycles["host_exchange"] < 1200
 
 
 def test_a_stack_that_is_mapped_otherwise_moves_once() -> None:
@@ -146,8 +149,8 @@ def test_a_stack_that_is_mapped_otherwise_moves_once() -> None:
     stack = graph.add_variable((512, 3), np.dtype(np.float32), "stack")
     map_linearly(graph, stack)
     moved = moved_for_slicing(graph, stack, before, "loop")
-    assert moved is not stack and [type(step) for step in before] == [Copy]
-    assert moved_for_slicing(graph, moved, before, "loop") is moved and len(before) == 1
+    assert moved is not stack and [type(step) for step in before.children()] == [Copy]
+    assert moved_for_slicing(graph, moved, before, "loop") is moved and len(before.children()) == 1
     slot = graph.add_constant(np.int32(3), "slot")
     slot_of(graph, moved, slot, body, "loop")
     ((group,),) = graph.groups.values()
