@@ -179,7 +179,7 @@ def _takes_few_lookups(x: Tensor, sizes: Sequence[int], dims: Iterable[int]) -> 
 
 
 def _moves_little(graph: Graph, x: Tensor, dims: Dims) -> bool:
-    """Whether `dims` may be whole on each tile: that is less to move than a superstep costs, or an even share to place."""
+    """Whether `dims` may be whole on each tile: less to move than a superstep costs, or an even share to place."""
     most, even = _most_bytes(graph, x.shape, dims, x.dtype), _most_bytes(graph, x.shape, (), x.dtype)
     return most <= _SMALL_BYTES or (not graph.is_mapped(x) and most <= _EVEN * even)
 
