@@ -64,15 +64,13 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
         return x.slice([0] * x.ndim, sizes)
     known, moving = _places(x.shape, sizes, starts)
     x = _within(x, known, sizes)
-    while moving and not _ways(ctx.graph, x, sizes, moving):
+    while moving and not (ways := _ways(ctx.graph, x, sizes, moving)):
         dim = _too_long(ctx.graph, x, sizes, moving)[0]
         x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, moving[dim]])[0]
         del moving[dim]
     if not moving:
         return x
-    return _cheapest(
-        ctx, moving, x, sizes, lambda graph, prog, way: _sliced(graph, prog, ctx.name, way, x, sizes, moving)
-    )
+    return _cheapest(ctx, ways, x, lambda graph, prog, way: _sliced(graph, prog, ctx.name, way, x, sizes, moving))
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
@@ -91,13 +89,9 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
 def _update(ctx: Context, x: Tensor, update: Tensor, moving: Starts, in_place: bool = False) -> Tensor:
     if not moving:
         return update
-    if _ways(ctx.graph, x, update.shape, moving):
+    if ways := _ways(ctx.graph, x, update.shape, moving):
         return _cheapest(
-            ctx,
-            moving,
-            x,
-            update.shape,
-            lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving, in_place),
+            ctx, ways, x, lambda graph, prog, way: _updated(graph, prog, ctx.name, way, x, update, moving, in_place)
         )
     dim = _too_long(ctx.graph, x, update.shape, moving)[0]
     rest, size = {d: start for d, start in moving.items() if d != dim}, update.shape[dim]
@@ -143,18 +137,16 @@ def _around(x: Tensor, part: Tensor, known: Mapping[int, int]) -> Tensor:
 
 
 def _cheapest(
-    ctx: Context,
-    moving: Starts,
-    x: Tensor,
-    sizes: Sequence[int],
-    add: Callable[[Graph, ProgramSequence, Way], Tensor],
+    ctx: Context, ways: Sequence[Way], x: Tensor, add: Callable[[Graph, ProgramSequence, Way], Tensor]
 ) -> Tensor:
     """Adds an operation in that of its ways which costs least for where the tensor is, or is going to be."""
-    graph, ways = ctx.graph, _ways(ctx.graph, x, sizes, moving)
+    graph = ctx.graph
+
+    def price(way: Way) -> int:
+        return charged_price(graph, lambda scratch, prog: add(scratch, prog, way), [x])
+
     with graph.price_of_iteration():
-        if len(ways) > 1:
-            ways.sort(key=lambda way: charged_price(graph, lambda scratch, prog: add(scratch, prog, way), [x]))
-        return add(graph, ctx.prog, ways[0])
+        return add(graph, ctx.prog, min(ways, key=price) if len(ways) > 1 else ways[0])
 
 
 def _ways(graph: Graph, x: Tensor, sizes: Sequence[int], moving: Starts) -> list[Way]:
