@@ -43,6 +43,7 @@ from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -477,9 +478,11 @@ class IpuFunction(Generic[_P, _R]):
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
         check_jaxpr_whole(self.__name__, jaxpr)
+        jaxpr, refs = with_state(jaxpr)
+        moved += range(len(traced.signature.in_avals), len(traced.signature.in_avals) + len(refs))
         line, target, options = self._line or calling_line(), device.target, self._options
         plan = LoweringPlan(
-            self.__name__, traced.signature, jaxpr, moved, line, target, options, self._spread, traced.timings
+            self.__name__, traced.signature, jaxpr, moved, refs, line, target, options, self._spread, traced.timings
         )
         lowered = plan.lowered(first_choice(options))
         self._warn_of_unused_ipus(device, lowered.graph)

@@ -9,6 +9,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import jax
+
 from ipujax.calls import FunctionName, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
@@ -39,8 +41,9 @@ class LoweringPlan:
     Args:
         name: of the function.
         signature: what it was traced with.
-        jaxpr: without what is float0.
-        moved: the leaves of the arguments that the jaxpr has.
+        jaxpr: without what is float0, of values in the place of Refs.
+        moved: the leaves of the arguments that the jaxpr has, then those of `refs`.
+        refs: what the function closes over and changes.
         line: line of equations whose own line is not the user's.
         target: the machine.
         options: what the user chose.
@@ -52,6 +55,7 @@ class LoweringPlan:
     signature: Signature
     jaxpr: ClosedJaxpr
     moved: Sequence[int]
+    refs: Sequence[jax.Ref]
     line: str
     target: Target
     options: Options
@@ -60,7 +64,7 @@ class LoweringPlan:
 
     def lowered(self, choice: Choice) -> Lowered:
         """The function, planned in a way."""
-        signature, timings, trades = self.signature, dict(self.timings), list[ChainTrade]()
+        signature, timings, trades = self._planned, dict(self.timings), list[ChainTrade]()
         donated = [signature.donated[n] for n in self.moved]
         offloaded = tuple(signature.offloaded[n] for n in self.moved)
         aliases = donated_aliases(unwrapped(self.jaxpr), donated)
@@ -90,7 +94,7 @@ class LoweringPlan:
         trades += program.trades
         return Lowered(
             self.name,
-            signature,
+            self.signature,
             dumps.jaxprs,
             program,
             self.options,
@@ -99,12 +103,17 @@ class LoweringPlan:
             trades,
             self.lowered,
             self.spread,
+            refs=self.refs,
             may_offload=self._may_offload(offloaded, streamed),
         )
 
+    @property
+    def _planned(self) -> Signature:
+        return self.signature.with_state(self.refs)
+
     def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
         """For each argument whether I/O tiles bring it from the host: it is neither on the chip nor off it already."""
-        avals = [self.signature.in_avals[n] for n in self.moved]
+        avals = [self._planned.in_avals[n] for n in self.moved]
         return tuple(
             self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
             for number, (is_offloaded, aval) in enumerate(zip(offloaded, avals, strict=True))
@@ -112,7 +121,7 @@ class LoweringPlan:
 
     def _may_offload(self, offloaded: Sequence[bool], streamed: Sequence[bool]) -> bool:
         """Whether arguments given by position lie on the chip that may lie in streaming memory."""
-        signature = self.signature
+        signature = self._planned
         positional, _ = signature.in_tree.children()
         return any(
             n < positional.num_leaves and signature.used[n] and may_be_offloaded(signature.in_avals[n])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, j
 from ipujax.lowering.jaxpr import equations, has_phases
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
+from ipujax.lowering.refs import is_ref
 from ipujax.runtime.compile import STEPS, Executable
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
@@ -87,6 +88,19 @@ class Signature:
     out_avals: tuple[Any, ...]
     arguments: tuple[str, ...]
     leaf_names: tuple[str, ...]
+
+    def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
+        """The signature of the program: Refs are donated arguments, those that are closed over behind the others."""
+        avals, names = self.in_avals, self.leaf_names
+        more = len(closed_over)
+        return replace(
+            self,
+            in_avals=(*avals, *map(jax.typeof, closed_over)),
+            donated=(*(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)), *more * [True]),
+            offloaded=(*self.offloaded, *more * [False]),
+            used=(*self.used, *more * [True]),
+            leaf_names=(*names, *(f"Ref {n} closed over" for n in range(more))),
+        )
 
     def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
         """Refuses an array that is donated and given a second time.
@@ -203,11 +217,12 @@ class Lowered:
         plan: Callable[[Choice], Lowered],
         spread: Spread | None = None,
         *,
+        refs: Sequence[jax.Ref] = (),
         may_offload: bool = False,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
         self.choice, self.trades, self._plan, self._may_offload = choice, tuple(trades), plan, may_offload
-        self._jaxprs, self._lowered = dict(jaxprs), lowered
+        self._jaxprs, self._lowered, self._refs = dict(jaxprs), lowered, tuple(refs)
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
         self.in_tree, self.out_tree = signature.in_tree, signature.out_tree
@@ -264,12 +279,17 @@ class Lowered:
         """
         signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
+        moved += self._refs
+        refs = [x for x in moved if is_ref(jax.typeof(x))]
+        moved = [x[...] if is_ref(jax.typeof(x)) else x for x in moved]
         is_program = of_program or record is not None or not self.computes_function
         outs = iter(self._run_program(moved, record) if is_program else self._run_function(moved))
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
             for aval in signature.out_avals
         ]
+        for ref in refs:
+            ref[...] = next(outs)
         return jax.tree.unflatten(signature.out_tree, results)
 
     def _run_function(self, operands: list[Any]) -> Sequence[Any]:

@@ -278,8 +278,16 @@ def with_rows(aval: Any, rows: int) -> Any:
 
 
 def closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr, whichever is given; an open one must have no constants."""
-    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+    """A closed jaxpr, whichever is given; the constants of an open one become its first inputs."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(with_constants_as_inputs(jaxpr), ())
+
+
+def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with its constants as further inputs, before the others."""
+    if not jaxpr.constvars:
+        return jaxpr
+    names = jaxpr.debug_info.with_unknown_names()
+    return jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=names)
 
 
 def eliminate_dead_code(jaxpr: Jaxpr) -> Jaxpr:
@@ -340,10 +348,7 @@ def with_float0(arrays: Iterable[Any], is_float0: Sequence[bool], shapes: Sequen
 
 def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """The jaxpr with its constants, which may be tracers, as further inputs before the others; and the constants."""
-    body = jaxpr.jaxpr
-    names = body.debug_info.with_unknown_names()
-    opened = body.replace(constvars=[], invars=[*body.constvars, *body.invars], debug_info=names)
-    return ClosedJaxpr(opened, ()), list(jaxpr.consts)
+    return ClosedJaxpr(with_constants_as_inputs(jaxpr.jaxpr), ()), list(jaxpr.consts)
 
 
 def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: list[Var], eqns: list[JaxprEqn]) -> ClosedJaxpr:

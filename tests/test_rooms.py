@@ -92,9 +92,10 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info",
+    "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"
-        " lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
+        " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.graph runtime.target"

@@ -37,6 +37,7 @@ from ipujax.lowering.passes.outline import outline, outline_placed as outline_pl
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.passes.swap_products import swap_products
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
+from ipujax.lowering.refs import discharge
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.logs import DEBUG, Log, step, subject
 
@@ -44,8 +45,16 @@ _LOG = Log("passes")
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
+
+def without_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Pass `discharge`: an equal jaxpr without Refs, and without the calls that it takes to be rid of them."""
+    discharged = discharge(jaxpr)
+    return jaxpr if discharged is jaxpr else inline(discharged)
+
+
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("inline", inline),
+    ("discharge", without_refs),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
@@ -57,7 +66,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("offload", offload),
 )
 
-_WHOLE = ("inline", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
+_WHOLE = ("inline", "discharge", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
 
 
 def _at(

@@ -1,0 +1,178 @@
+"""Pass `discharge`: values in the place of Refs, the arrays that change (`jax.new_ref`); loops carry them.
+
+Input: a jaxpr after `inline`. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's
+own: `pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them.
+Refs that come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and
+results: see `with_state`.
+
+Source: `jax.new_ref`, jax 0.10. Limits: what JAX has no rule for, as a `while` whose condition reads a Ref, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    constants_as_inputs,
+    eliminate_dead_code,
+    eval_equation,
+    eval_jaxpr,
+    jaxpr_as_fun,
+    used_inputs,
+)
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, with_inner
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import GraphError
+
+_MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, and of all that holds an equation which does
+_OF_INDICES = frozenset({"lt", "add", "select_n", "convert_element_type"})  # what JAX computes of an index below 0
+_NO_AXES: Mapping[str, int] = MappingProxyType({})
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether an abstract value is that of a Ref."""
+    return isinstance(aval, jax.ref.AbstractRef)
+
+
+def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
+    """A jaxpr of arrays for one that is given Refs, or closes over some.
+
+    Returns:
+        The jaxpr: it has the value of each Ref as input, those that are closed over behind the others, and its new
+        value as a further result, in the same order. And the Refs that are closed over. The jaxpr itself and none if it
+        has no Refs from outside.
+    """
+    closed_over = [value for value in jaxpr.consts if isinstance(value, jax.Ref)]
+    avals = [*jaxpr.in_avals, *map(jax.typeof, closed_over)]
+    if not any(map(is_ref, avals)):
+        return jaxpr, []
+    opened, consts = constants_as_inputs(jaxpr)
+    inner: Any = jaxpr_as_fun(opened)
+
+    def run(*values: jax.Array) -> list[jax.Array]:
+        state = [jax.new_ref(x) if is_ref(aval) else x for x, aval in zip(values, avals, strict=True)]
+        given, refs = state[: len(jaxpr.in_avals)], iter(state[len(jaxpr.in_avals) :])
+        results = inner(*(next(refs) if isinstance(x, jax.Ref) else x for x in consts), *given)
+        return [*results, *(jax.freeze(x) for x, aval in zip(state, avals, strict=True) if is_ref(aval))]
+
+    return jax.make_jaxpr(run)(*map(_aval_of_value, avals)), closed_over
+
+
+def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
+    """Returns an equal jaxpr without Refs; it may have calls, as the rules leave them.
+
+    Args:
+        jaxpr: a jaxpr that is given none.
+        axes: the sizes of the named axes around it.
+
+    Raises:
+        GraphError: where a Ref is used by what cannot be without.
+    """
+    if not any(map(_has_refs, equations(jaxpr.jaxpr))):
+        return jaxpr
+    body = jaxpr.jaxpr
+    eqns = [_discharged_inside(eqn, axes) for eqn in body.eqns]
+    body = body.replace(eqns=eqns, effects=frozenset().union(*(eqn.effects for eqn in eqns)))
+    jaxpr = ClosedJaxpr(body, jaxpr.consts)
+    is_whole = not any(map(is_ref, jaxpr.in_avals))  # else what holds it is discharged with it
+    return _run_without(jaxpr, axes) if is_whole and any(map(_has_refs, eqns)) else jaxpr
+
+
+def _has_refs(eqn: JaxprEqn) -> bool:
+    atoms: Sequence[Atom] = (*eqn.invars, *eqn.outvars)
+    return any(is_ref(atom.aval) for atom in atoms) or any(type(effect).__name__ == _MAKES_REF for effect in eqn.effects)
+
+
+def _discharged_inside(eqn: JaxprEqn, axes: Mapping[str, int]) -> JaxprEqn:
+    """The equation with each jaxpr discharged that it holds, as far as that is given no Refs."""
+    if eqn.primitive.name == "shard_map":  # JAX's rule has its mesh
+        return eqn
+    if "replicas" in eqn.params:
+        axes = {**axes, eqn.params["axis_name"]: eqn.params["replicas"]}
+    done = with_inner(eqn, partial(discharge, axes=axes))
+    if done is eqn:
+        return eqn
+    return done.replace(effects=frozenset(effect for effect in eqn.effects if type(effect).__name__ != _MAKES_REF))
+
+
+def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
+    """The jaxpr run by JAX's implementation of functions of Refs, traced."""
+    from jax.experimental.pallas import run_state  # takes a while, and few programs have Refs
+
+    opened, consts = constants_as_inputs(jaxpr)
+    inner: Any = jaxpr_as_fun(opened)
+
+    def run(inputs: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        def into(refs: tuple[Sequence[Any], Sequence[Any]]) -> None:
+            for place, value in zip(refs[1], inner(*(ref[...] for ref in refs[0])), strict=True):
+                place[...] = value
+
+        return run_state(into)((inputs, results))[1]
+
+    def of_values(*values: Any) -> list[Any]:
+        return eval_jaxpr(staged, values, lambda eqn, xs: eqn.primitive.impl(*xs, **eqn.params), lambda x: x)
+
+    make = partial(jax.make_jaxpr, axis_env=list(axes.items()))
+    avals: tuple[list[Any], list[Any]] = opened.in_avals, opened.out_avals
+    try:
+        staged = make(run)(*avals)
+        traced = make(of_values)(*avals[0], *avals[1])
+    except NotImplementedError as error:
+        raise _refusal(jaxpr.jaxpr, error) from error
+    body = eliminate_dead_code(traced.jaxpr)
+    assert not any(used_inputs(body)[len(avals[0]) :]), "the first values of results are written over"
+    body = body.replace(
+        invars=body.invars[len(consts) : len(avals[0])],
+        constvars=[*body.invars[: len(consts)], *body.constvars],
+        debug_info=jaxpr.jaxpr.debug_info,
+    )
+    return everywhere(_fold_indices)(ClosedJaxpr(body, [*consts, *traced.consts]))
+
+
+def _fold_indices(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:
+    """Computes what follows from literals: with a start that is known, a slice moves nothing."""
+    known: dict[Atom, Atom] = {}
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.jaxpr.eqns:
+        eqn = eqn.replace(invars=[_read(known, atom) for atom in eqn.invars])
+        values = [atom.val for atom in eqn.invars if isinstance(atom, Literal)]
+        if eqn.primitive.name in _OF_INDICES and len(values) == len(eqn.invars):
+            with jax.ensure_compile_time_eval():
+                (value,) = eval_equation(eqn, *values)
+            known[eqn.outvars[0]] = Literal(np.asarray(value), eqn.outvars[0].aval)
+        else:
+            eqns.append(with_inner(eqn, inside))
+    outvars = [_read(known, atom) for atom in jaxpr.jaxpr.outvars]
+    return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns, outvars=outvars), jaxpr.consts)
+
+
+def _read(known: Mapping[Atom, Atom], atom: Atom) -> Atom:
+    return known.get(atom, atom) if isinstance(atom, Var) else atom
+
+
+def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:
+    users = [eqn for eqn in equations(jaxpr) if any(is_ref(atom.aval) for atom in eqn.invars)]
+    named = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users
+    line = next((line for eqn in named if (line := source_line(eqn))), None)
+    return GraphError(
+        f"a Ref is used by {named[0].primitive} in a way that JAX cannot do without it" if named else "Refs stay",
+        where=line,
+        got=str(error) or None,
+        hint="read the Ref before and write it behind, or make what changes a result, or the carry of the loop",
+    )
+
+
+def _aval_of_value(aval: Any) -> Any:
+    return aval.inner_aval if is_ref(aval) else aval
