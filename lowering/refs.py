@@ -1,7 +1,6 @@
 """Pass `discharge`: values in the place of Refs, the arrays that change (`jax.new_ref`); loops carry them.
 
-Input: a jaxpr after `inline`. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's
-own: `pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them.
+Input: a traced jaxpr. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's own: `pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them.
 Refs that come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and
 results: see `with_state`.
 
@@ -32,11 +31,12 @@ from ipujax.lowering.jax_compat import (
     jaxpr_as_fun,
     used_inputs,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, with_inner
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, with_inner
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 
 _MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, and of all that holds an equation which does
+_CHANGES = frozenset({"WriteEffect", "AccumEffect"})
 _OF_INDICES = frozenset({"lt", "add", "select_n", "convert_element_type"})  # what JAX computes of an index below 0
 _NO_AXES: Mapping[str, int] = MappingProxyType({})
 
@@ -71,7 +71,7 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
 
 
 def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """Returns an equal jaxpr without Refs; it may have calls, as the rules leave them.
+    """Returns an equal jaxpr without Refs.
 
     Args:
         jaxpr: a jaxpr that is given none.
@@ -82,12 +82,30 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
     """
     if not any(map(_has_refs, equations(jaxpr.jaxpr))):
         return jaxpr
+    _check_conditions(jaxpr.jaxpr)
     body = jaxpr.jaxpr
     eqns = [_discharged_inside(eqn, axes) for eqn in body.eqns]
     body = body.replace(eqns=eqns, effects=frozenset().union(*(eqn.effects for eqn in eqns)))
     jaxpr = ClosedJaxpr(body, jaxpr.consts)
     is_whole = not any(map(is_ref, jaxpr.in_avals))  # else what holds it is discharged with it
     return _run_without(jaxpr, axes) if is_whole and any(map(_has_refs, eqns)) else jaxpr
+
+
+def _check_conditions(jaxpr: Jaxpr) -> None:
+    """Refuses a `while` whose condition reads what its body changes: JAX's rule has it read the first value for ever."""
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "while":
+            count, more = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+            body = eqn.params["body_jaxpr"].jaxpr
+            changed = {id(effect.input) for effect in body.effects if type(effect).__name__ in _CHANGES}
+            inside = zip(eqn.invars[count : count + more], body.invars, strict=False)
+            if any(outer in variables(eqn.invars[:count]) for outer, inner in inside if id(inner) in changed):
+                raise GraphError(
+                    "the condition of a loop reads a Ref that the loop changes",
+                    where=source_line(eqn) or None,
+                    expected="a condition of what the loop carries: jax.jit reads the same value for ever here",
+                    hint="the value read at the end of each iteration, as part of the carry",
+                )
 
 
 def _has_refs(eqn: JaxprEqn) -> bool:

@@ -130,7 +130,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.rules.base"
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.refs lowering.rules.base"
         " lowering.rules.table lowering.source_info runtime.graph runtime.options runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
@@ -172,7 +172,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation runtime.compile runtime.engine"
+        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs runtime.compile runtime.engine"
         " runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options runtime.report"
         " runtime.signatures runtime.target"
     ),
@@ -183,7 +183,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs runtime.options"
+        " lowering.jax_compat lowering.refs lowering.replicas runtime.graph runtime.host runtime.logs runtime.options"
         " runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",

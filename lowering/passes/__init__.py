@@ -45,16 +45,9 @@ _LOG = Log("passes")
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
-
-def without_refs(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Pass `discharge`: an equal jaxpr without Refs, and without the calls that it takes to be rid of them."""
-    discharged = discharge(jaxpr)
-    return jaxpr if discharged is jaxpr else inline(discharged)
-
-
 PASSES: tuple[tuple[str, Pass], ...] = (
+    ("discharge", discharge),
     ("inline", inline),
-    ("discharge", without_refs),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
@@ -66,7 +59,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("offload", offload),
 )
 
-_WHOLE = ("inline", "discharge", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
+_WHOLE = ("discharge", "inline", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
 
 
 def _at(

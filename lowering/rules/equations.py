@@ -14,9 +14,9 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import primitive_names
-from ipujax.lowering.passes import without_refs
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
+from ipujax.lowering.refs import discharge
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
@@ -152,7 +152,7 @@ class Lowering:
         impl = traced_impl(ctx.equation)
         if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
             return fallback(ctx, *operands)
-        return self.jaxpr(without_refs(inline(impl)), operands, ctx.prog)
+        return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
         """The tensor of a variable or a literal."""
