@@ -96,7 +96,10 @@ class Signature:
         return replace(
             self,
             in_avals=(*avals, *map(jax.typeof, closed_over)),
-            donated=(*(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)), *more * [True]),
+            donated=(
+                *(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)),
+                *more * [True],
+            ),
             offloaded=(*self.offloaded, *more * [False]),
             used=(*self.used, *more * [True]),
             leaf_names=(*names, *(f"Ref {n} closed over" for n in range(more))),

@@ -33,7 +33,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, with_inner
 from ipujax.lowering.source_info import source_line
-from ipujax.runtime.errors import GraphError
+from ipujax.runtime.errors import ArgumentError, GraphError
 
 _MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, and of all that holds an equation which does
 _CHANGES = frozenset({"WriteEffect", "AccumEffect"})
@@ -75,20 +75,52 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
     Args:
         jaxpr: a jaxpr that is given none.
-        axes: the sizes of the named axes around it.
+        axes: the sizes of the named axes around it, but those of a function that is being traced.
 
     Raises:
         GraphError: where a Ref is used by what cannot be without.
     """
-    if not any(map(_has_refs, equations(jaxpr.jaxpr))):
+    if not any(map(_has_refs, jaxpr.jaxpr.eqns)):
         return jaxpr
     _check_conditions(jaxpr.jaxpr)
-    body = jaxpr.jaxpr
-    eqns = [_discharged_inside(eqn, axes) for eqn in body.eqns]
-    body = body.replace(eqns=eqns, effects=frozenset().union(*(eqn.effects for eqn in eqns)))
-    jaxpr = ClosedJaxpr(body, jaxpr.consts)
-    is_whole = not any(map(is_ref, jaxpr.in_avals))  # else what holds it is discharged with it
-    return _run_without(jaxpr, axes) if is_whole and any(map(_has_refs, eqns)) else jaxpr
+    return _run_without(jaxpr, axes)
+
+
+def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
+    """Refuses Refs where what runs in parts, which has no state of its own, would be given them.
+
+    Args:
+        who: what runs, for the message.
+        how: how it comes by the values, for the message.
+        values: arrays and Refs.
+
+    Raises:
+        ArgumentError: if there are any.
+    """
+    for value in values:
+        if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
+            raise ArgumentError(
+                f"{who} {how} a Ref, an array that changes",
+                expected="arrays: a Ref would be shared by all micro-batches or replicas",
+                got=jax.typeof(value).str_short(),
+                hint="ref[...] as an argument, the new value as a result, and ref[...] = result outside",
+            )
+
+
+def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
+    """What a call evaluates, for equations that hold it: without Refs.
+
+    Args:
+        jaxpr: the function, traced.
+        who: the function and what calls it, for the message.
+        axes: as in `discharge`.
+
+    Raises:
+        ArgumentError: for a Ref that the function closes over.
+        GraphError: as `discharge`.
+    """
+    refuse_refs(who, "closes over", jaxpr.consts)
+    return discharge(jaxpr, axes)
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
@@ -110,19 +142,9 @@ def _check_conditions(jaxpr: Jaxpr) -> None:
 
 def _has_refs(eqn: JaxprEqn) -> bool:
     atoms: Sequence[Atom] = (*eqn.invars, *eqn.outvars)
-    return any(is_ref(atom.aval) for atom in atoms) or any(type(effect).__name__ == _MAKES_REF for effect in eqn.effects)
-
-
-def _discharged_inside(eqn: JaxprEqn, axes: Mapping[str, int]) -> JaxprEqn:
-    """The equation with each jaxpr discharged that it holds, as far as that is given no Refs."""
-    if eqn.primitive.name == "shard_map":  # JAX's rule has its mesh
-        return eqn
-    if "replicas" in eqn.params:
-        axes = {**axes, eqn.params["axis_name"]: eqn.params["replicas"]}
-    done = with_inner(eqn, partial(discharge, axes=axes))
-    if done is eqn:
-        return eqn
-    return done.replace(effects=frozenset(effect for effect in eqn.effects if type(effect).__name__ != _MAKES_REF))
+    return any(is_ref(atom.aval) for atom in atoms) or any(
+        type(effect).__name__ == _MAKES_REF for effect in eqn.effects
+    )
 
 
 def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:

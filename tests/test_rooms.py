@@ -154,7 +154,8 @@ ROOMS: dict[str, str] = {
     "lowering": "",
     "ipujax.device": "runtime.target",
     "ipujax.calls": (
-        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs"
+        "ipujax.device lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas lowering.source_info"
+        " runtime.logs"
         " runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.distributed.instance": (
@@ -172,8 +173,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs runtime.compile runtime.engine"
-        " runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options runtime.report"
+        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs runtime.compile"
+        " runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options runtime.report"
         " runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
@@ -192,7 +193,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.pipeline": (
         "ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
-        " lowering.pipelining lowering.schedules runtime.graph runtime.options runtime.report runtime.signatures"
+        " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
+        " runtime.signatures"
         " runtime.target"
     ),
     "ipujax.prefetching": "ipujax.calls runtime.host runtime.signatures",

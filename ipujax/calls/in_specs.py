@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from ipujax.calls.arguments import whole_number
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, trace_over_axis, with_float0, without_float0
+from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.replicas import AXIS, Dims, global_shape, gradient_sums
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
 from ipujax.runtime.logs import Log
@@ -100,6 +101,8 @@ class Replication:
         leaves, tree = jax.tree.flatten(given)
         found = leaf_dims(name, self.in_specs, given, [arguments[n] for n in moved])
         dims = tuple(dim for _, dim in found)
+        who = f"{name} of {self.replicas} replicas"
+        refuse_refs(who, "is given", leaves)
         shapes = [self._local(x, dim, place) for x, (place, dim) in zip(leaves, found, strict=True)]
 
         def one_replica(*local: Any) -> Any:
@@ -112,6 +115,7 @@ class Replication:
         with explaining_axis_errors(self):
             jaxpr, results = trace_over_axis(one_replica, shapes, self.axis_name, self.replicas)
         self._warn_of_gradients(name, jaxpr)
+        jaxpr = discharged_body(jaxpr, who, {self.axis_name: self.replicas})
         out_dims = split_dims(f"out_specs of {name}", self.out_specs, results)
         for (path, aval), dim in zip(jax.tree.leaves_with_path(results), out_dims, strict=True):
             _check_rank(f"out_specs of {name}", f"result{jax.tree_util.keystr(path)}", aval, dim)

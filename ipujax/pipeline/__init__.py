@@ -38,6 +38,7 @@ from ipujax.lowering.pipelining import (
     pipeline_p,
     staged_pipeline_p,
 )
+from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.options import check_recompute
@@ -184,6 +185,8 @@ class _Call:
     def run(self) -> Any:
         """Binds the pipeline and returns its results."""
         settings, operands = self.settings, self._operands()
+        who = f"ipu.pipeline({self.who})"
+        refuse_refs(who, "is given", [operand.value for operand in operands])
         shapes = [self._micro_batch(operand) for operand in operands]
         self._check_batch([operand for operand in operands if operand.role == "batch"])
         structure = jax.tree.structure((self.args, self.kwargs))
@@ -202,7 +205,7 @@ class _Call:
         _refuse_nesting(traced, self.who)
         if settings.stages is None and len(named_stages(traced.jaxpr)) < 2:
             self._refuse_settings_of_stages()
-        jaxpr, consts = constants_as_inputs(traced)
+        jaxpr, consts = constants_as_inputs(discharged_body(traced, who))
         carries = self._carries(out, operands)
         same: Role = "same"
         roles = [*(same for _ in consts), *(operand.role for operand in operands)]
