@@ -1,7 +1,8 @@
 """Pass `discharge`: values in the place of Refs, the arrays that change (`jax.new_ref`); loops carry them.
 
-Input: a traced jaxpr. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's own: `pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them.
-Refs that come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and
+Input: a traced jaxpr. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's own:
+`pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them. Refs that
+come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and
 results: see `with_state`.
 
 Source: `jax.new_ref`, jax 0.10. Limits: what JAX has no rule for, as a `while` whose condition reads a Ref, is refused.
@@ -124,7 +125,7 @@ def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
-    """Refuses a `while` whose condition reads what its body changes: JAX's rule has it read the first value for ever."""
+    """Refuses a `while` whose condition reads what its body changes: by JAX's rule it reads the first value for ever."""
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
             count, more = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]

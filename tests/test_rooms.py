@@ -174,8 +174,8 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
         " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs runtime.compile"
-        " runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options runtime.report"
-        " runtime.signatures runtime.target"
+        " runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options"
+        " runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
         "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps lowering.jax_compat"
