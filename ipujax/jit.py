@@ -42,7 +42,8 @@ from ipujax.calls import (
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
-from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
+from ipujax.lowering.jaxpr import check_values
 from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
@@ -475,6 +476,7 @@ class IpuFunction(Generic[_P, _R]):
         return self._lowered[traced.jaxpr]
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
+        check_values(traced.jaxpr, self.__name__, argument_names(traced.jaxpr))
         jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
         self._compilation(device).check(jaxpr)
         check_jaxpr_whole(self.__name__, jaxpr)

@@ -358,6 +358,11 @@ def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: list[Var], eqns: list[Jaxp
     return ClosedJaxpr(part, ())
 
 
+def is_token(aval: Any) -> bool:
+    """Whether an abstract value is that of a token, which orders effects and holds nothing."""
+    return isinstance(aval, _core.AbstractToken)
+
+
 def is_float0(aval: Any) -> bool:
     """Whether an abstract value has the dtype of the gradients of whole numbers."""
     return bool(aval.dtype == jax.dtypes.float0)

@@ -128,23 +128,33 @@ def pipeline_plan(
     names = (schedules,) if isinstance(schedules, str | Schedule) else tuple(schedules)
     orders = [as_schedule(each) for each in names]
     cuts = (stages,) if stages is None or isinstance(stages, int | str) else tuple(stages)
+    errors = list[IpuError]()
     rows = [
-        _row(fun, args, order, count, device, {**settings, "stages": cut})
+        _row(fun, args, order, count, device, {**settings, "stages": cut}, errors)
         for cut in cuts
         for count in numbers
         for order in orders
     ]
-    if all(row.refused is not None for row in rows):
-        raise ArgumentError(
-            "none of these pipelines can be run",
-            expected="stages, micro-batches and IPUs that one of the schedules takes",
-            got="; ".join(sorted({str(r.refused) for r in rows})),
-            hint="device=ipu.IPUModel(num_ipus=...), of as many IPUs as stages",
-        )
+    if len(errors) == len(rows):
+        raise _none_runs(errors)
     plan = PipelinePlan(tuple(rows))
     if show:
         print(plan)
     return plan
+
+
+def _none_runs(errors: Sequence[IpuError]) -> ArgumentError:
+    """Says why each pipeline is refused, and what helps there."""
+    first = errors[0]
+    if len({error.what for error in errors}) == 1:
+        what = f"no pipeline can be run: {first.what}"
+        return ArgumentError(what, where=first.where, expected=first.expected, got=first.got, hint=first.hint)
+    return ArgumentError(
+        "none of these pipelines can be run",
+        expected="stages, micro-batches and IPUs that one of the schedules takes",
+        got="; ".join(sorted({error.what for error in errors})),
+        hint="\n    or: ".join(dict.fromkeys(error.hint for error in errors if error.hint)) or None,
+    )
 
 
 def _row(
@@ -154,11 +164,14 @@ def _row(
     count: int,
     device: IPUModel,
     settings: dict[str, Any],
+    errors: list[IpuError],
 ) -> PlanRow:
+    """The row of one pipeline; why it is refused, if it is, goes to `errors`."""
     pipelined = pipeline(fun, micro_batches=count, schedule=schedule, **settings)
     try:
         lowered = jit(pipelined, device=device, options=Options(allow_out_of_memory=True)).lower(*args)
     except IpuError as error:
+        errors.append(error)
         return PlanRow(schedule.name, count, refused=error.what)
     if not lowered.pipelines:
         what = "ipu.pipeline_plan compares pipelines with stages"

@@ -41,3 +41,4 @@ from ipujax.lowering.jaxpr.stage_names import (
     stage_scope as stage_scope,
     stages_inside as stages_inside,
 )
+from ipujax.lowering.jaxpr.value_types import check_values as check_values

@@ -68,6 +68,7 @@ def nearest(name: object, known: Iterable[str]) -> str | None:
     given = str(name).lower()
     swapped = [word for word in by_lower if sorted(word) == sorted(given)]
     close = swapped or difflib.get_close_matches(given, list(by_lower), n=1)
+    close = close or sorted((word for word in by_lower if given in word.split("_")), key=len)  # tiles: tiles_per_ipu
     return f"{by_lower[close[0]]!r}, the nearest known name" if close else None
 
 

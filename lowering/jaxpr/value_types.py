@@ -1,0 +1,63 @@
+"""Which values a program may have: arrays of numbers, and of the keys of `jax.random`; Refs, until they are discharged.
+
+Input: a traced jaxpr. Output: nothing, or an error that names value and line. Tokens may be made inside, for what hangs
+on them is dropped; they cannot be given or returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_token
+from ipujax.lowering.jaxpr.nested import equations
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import ArgumentTypeError, GraphError
+
+_EXPECTED = "arrays of numbers, or of keys of jax.random"
+
+
+def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
+    """Refuses values that no tile can hold.
+
+    Args:
+        jaxpr: a traced function.
+        who: its name.
+        names: those of its inputs, `params['w']`.
+
+    Raises:
+        ArgumentTypeError: for an argument or a result.
+        GraphError: for a value inside, with the line that makes it.
+    """
+    ends = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
+    ends += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
+    for what, aval in ends:
+        if not _is_storable(aval):
+            hint = "leave the token out: effects keep their order by themselves" if is_token(aval) else _hint(aval)
+            raise ArgumentTypeError(f"{what} is no array", expected=_EXPECTED, got=str(aval), hint=hint)
+    for eqn in equations(jaxpr.jaxpr):
+        for var in eqn.outvars:
+            if not _is_storable(var.aval) and not is_token(var.aval):
+                raise GraphError(
+                    f"what {eqn.primitive} makes is no array that a tile can hold",
+                    where=source_line(eqn) or None,
+                    expected=_EXPECTED,
+                    got=str(var.aval),
+                    hint=_hint(var.aval),
+                )
+
+
+def _is_storable(aval: Any) -> bool:
+    inner = aval.inner_aval if isinstance(aval, jax.ref.AbstractRef) else aval
+    if not isinstance(inner, jax.core.ShapedArray):
+        return False
+    is_key = jnp.issubdtype(inner.dtype, jax.dtypes.prng_key)
+    return is_key or not jnp.issubdtype(inner.dtype, jax.dtypes.extended)
+
+
+def _hint(aval: Any) -> str:
+    is_dtype = isinstance(aval, jax.core.ShapedArray)
+    return f"the arrays that the {'dtype' if is_dtype else 'type'} of your own stands for, in its place"
