@@ -126,6 +126,9 @@ def advise(
     """
     if not isinstance(fun, IpuFunction):
         raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
+    traced = fun.trace(*args)
+    if traced.closes_over_tracers:
+        traced.lower()  # which says so: no way to run it would help
     numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
     halved = _halved(args, numbers) if numbers else None
     own = fun.options.recompute

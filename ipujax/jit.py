@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unp
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
+import jax.numpy as jnp
 
 from ipujax.calls import (
     INSTEAD_OF_SHARDINGS,
@@ -44,7 +45,7 @@ from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
 from ipujax.lowering.jaxpr import check_values
-from ipujax.lowering.refs import with_state
+from ipujax.lowering.refs import is_ref, with_state
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -330,6 +331,8 @@ class IpuFunction(Generic[_P, _R]):
 
         Raises:
             ArgumentError: for arguments that are no arrays.
+            UnexpectedTracerError: JAX's, for a function that uses a value of a transformation, or of a branch, that is
+                over.
         """
         self._check_whole(args, kwargs)
         try:
@@ -338,7 +341,10 @@ class IpuFunction(Generic[_P, _R]):
                 whole = self._operands(self._spread, args, kwargs, shapes_only=True)
                 operands = whole.args, whole.kwargs
             with self._watching():
-                return self._trace(self._device or current_device(), *operands)
+                traced = self._trace(self._device or current_device(), *operands)
+            if traced.closes_over_tracers:
+                self._check_live(args, kwargs)
+            return traced
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
@@ -397,6 +403,20 @@ class IpuFunction(Generic[_P, _R]):
             dynamic = [x for n, x in enumerate(args) if n not in static]
             leaves = jax.tree.leaves((dynamic, {name: x for name, x in kwargs.items() if name not in names}))
             traced.signature.check_donated(self.__name__, leaves)
+
+    def _check_live(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Uses what the function closes over: JAX refuses a tracer that no transformation is tracing any more."""
+        _, static = self._places(args)
+        names = static_keywords(self._fun, *self._static)
+        given = {n: x for n, x in enumerate(args) if n not in static}
+        named = {name: x for name, x in kwargs.items() if name not in names}
+
+        def run(given: dict[int, Any], named: dict[str, Any]) -> Any:
+            return self._plain(*(given.get(n, x) for n, x in enumerate(args)), **{**kwargs, **named})
+
+        for value in jax.make_jaxpr(run)(given, named).consts:
+            if isinstance(value, jax.core.Tracer) and not is_ref(jax.typeof(value)):
+                jnp.copy(value)
 
     def _watching(self) -> AbstractContextManager[None]:
         """Around what compiles, for log lines and progress."""

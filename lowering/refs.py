@@ -125,7 +125,7 @@ def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
-    """Refuses a `while` whose condition reads what its body changes: by JAX's rule it reads the first value for ever."""
+    """Refuses a `while` whose condition reads what its body changes: by JAX's rule it never sees another value."""
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
             count, more = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
