@@ -16,7 +16,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unp
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
-import jax.numpy as jnp
 
 from ipujax.calls import (
     INSTEAD_OF_SHARDINGS,
@@ -29,6 +28,7 @@ from ipujax.calls import (
     as_numbers,
     check_arguments,
     check_jaxpr_whole,
+    check_live,
     check_settings,
     check_whole,
     compiling,
@@ -43,9 +43,7 @@ from ipujax.calls import (
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
-from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, without_float0
-from ipujax.lowering.jaxpr import check_values
-from ipujax.lowering.refs import is_ref, with_state
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -343,7 +341,9 @@ class IpuFunction(Generic[_P, _R]):
             with self._watching():
                 traced = self._trace(self._device or current_device(), *operands)
             if traced.closes_over_tracers:
-                self._check_live(args, kwargs)
+                given, named = self._dynamic(args, kwargs)
+                settings = {name: x for name, x in kwargs.items() if name not in named}
+                check_live(functools.partial(self._plain, **settings), args, given, named)
             return traced
         except (TypeError, ValueError):
             check_arguments(self._fun, args, kwargs, *self._static)
@@ -398,25 +398,14 @@ class IpuFunction(Generic[_P, _R]):
     def _check_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         traced = self.trace(*args, **kwargs)
         if not traced.closes_over_tracers:
-            _, static = self._places(args)
-            names = static_keywords(self._fun, *self._static)
-            dynamic = [x for n, x in enumerate(args) if n not in static]
-            leaves = jax.tree.leaves((dynamic, {name: x for name, x in kwargs.items() if name not in names}))
-            traced.signature.check_donated(self.__name__, leaves)
+            traced.signature.check_donated(self.__name__, jax.tree.leaves(self._dynamic(args, kwargs)))
 
-    def _check_live(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Uses what the function closes over: JAX refuses a tracer that no transformation is tracing any more."""
+    def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
+        """The arguments that are not static, by position and by name."""
         _, static = self._places(args)
         names = static_keywords(self._fun, *self._static)
         given = {n: x for n, x in enumerate(args) if n not in static}
-        named = {name: x for name, x in kwargs.items() if name not in names}
-
-        def run(given: dict[int, Any], named: dict[str, Any]) -> Any:
-            return self._plain(*(given.get(n, x) for n, x in enumerate(args)), **{**kwargs, **named})
-
-        for value in jax.make_jaxpr(run)(given, named).consts:
-            if isinstance(value, jax.core.Tracer) and not is_ref(jax.typeof(value)):
-                jnp.copy(value)
+        return given, {name: x for name, x in kwargs.items() if name not in names}
 
     def _watching(self) -> AbstractContextManager[None]:
         """Around what compiles, for log lines and progress."""
@@ -496,17 +485,11 @@ class IpuFunction(Generic[_P, _R]):
         return self._lowered[traced.jaxpr]
 
     def _lower_anew(self, device: IPUModel, traced: Traced) -> Lowered:
-        check_values(traced.jaxpr, self.__name__, argument_names(traced.jaxpr))
-        jaxpr, moved = without_float0(ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts))  # a copy: see `_lowered`
-        self._compilation(device).check(jaxpr)
-        check_jaxpr_whole(self.__name__, jaxpr)
-        jaxpr, refs = with_state(jaxpr)
-        moved += range(len(traced.signature.in_avals), len(traced.signature.in_avals) + len(refs))
-        line, target, options = self._line or calling_line(), device.target, self._options
-        plan = LoweringPlan(
-            self.__name__, traced.signature, jaxpr, moved, refs, line, target, options, self._spread, traced.timings
-        )
-        lowered = plan.lowered(first_choice(options))
+        self._compilation(device).check(traced.jaxpr)
+        check_jaxpr_whole(self.__name__, traced.jaxpr)
+        line = self._line or calling_line()
+        plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
+        lowered = plan.lowered(first_choice(self._options))
         self._warn_of_unused_ipus(device, lowered.graph)
         return lowered
 

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from ipujax.calls import FunctionName, may_be_offloaded
+from ipujax.calls import FunctionName, Signature, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.lowering.jaxpr import check_values
 from ipujax.lowering.lower import donated_aliases, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
 from ipujax.lowering.passes import PASSES, run_passes
 from ipujax.lowering.recomputation import ChainTrade
+from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
 from ipujax.runtime.compile import STEPS as COMPILE_STEPS
 from ipujax.runtime.errors import ArgumentError
@@ -27,7 +29,7 @@ from ipujax.runtime.graph import BYTE_PRICE_CYCLES
 from ipujax.runtime.logs import Log, step
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
-from ipujax.stages import Lowered, Signature
+from ipujax.stages import Lowered, Traced
 
 STEPS = (TRACE, *(name for name, _ in PASSES), "lower", *COMPILE_STEPS)
 _LOG = Log("lowering")
@@ -61,6 +63,24 @@ class LoweringPlan:
     options: Options
     spread: Spread | None
     timings: Mapping[str, float]
+
+    @staticmethod
+    def of(
+        name: FunctionName, traced: Traced, line: str, target: Target, options: Options, spread: Spread | None
+    ) -> LoweringPlan:
+        """The plan of a traced function.
+
+        Raises:
+            ArgumentTypeError: for an argument or a result that is no array.
+            GraphError: for a value inside that is none.
+        """
+        given = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)  # a copy: the jaxpr is the key of what it becomes
+        check_values(given, name, traced.signature.leaf_names)
+        jaxpr, moved = without_float0(given)
+        jaxpr, refs = with_state(jaxpr)
+        arguments = len(traced.signature.in_avals)
+        moved += range(arguments, arguments + len(refs))
+        return LoweringPlan(name, traced.signature, jaxpr, moved, refs, line, target, options, spread, traced.timings)
 
     def lowered(self, choice: Choice) -> Lowered:
         """The function, planned in a way."""

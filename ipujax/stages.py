@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
@@ -18,7 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.calls import EVERYWHERE, check_not_deleted, check_whole, first_difference, has_tracer, may_be_offloaded
+from ipujax.calls import (
+    EVERYWHERE,
+    Signature,
+    Stage,
+    check_not_deleted,
+    check_whole,
+    first_difference,
+    has_tracer,
+    may_be_offloaded,
+)
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
@@ -30,7 +38,7 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.compile import STEPS, Executable
 from ipujax.runtime.engine import engine_function
-from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
@@ -40,7 +48,7 @@ from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
-from ipujax.runtime.signatures import described
+from ipujax.runtime.signatures import checking_calls, described
 from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
@@ -63,72 +71,7 @@ def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
     return outs
 
 
-@dataclass(frozen=True, eq=False)
-class Signature:
-    """Trees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
-
-    Args:
-        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
-        in_avals: shape, dtype and weakness of each leaf.
-        donated: for each leaf whether its buffer may be reused.
-        offloaded: for each leaf whether it lies in streaming memory.
-        used: for each leaf whether the function needs it; JAX does not pass on, nor donate, what it does not need.
-        out_tree: tree of the results.
-        out_avals: shape, dtype and weakness of each leaf.
-        arguments: name of each positional argument that is not static.
-        leaf_names: name of each leaf of the arguments, `params['w']`.
-    """
-
-    in_tree: Any
-    in_avals: tuple[Any, ...]
-    donated: tuple[bool, ...]
-    offloaded: tuple[bool, ...]
-    used: tuple[bool, ...]
-    out_tree: Any
-    out_avals: tuple[Any, ...]
-    arguments: tuple[str, ...]
-    leaf_names: tuple[str, ...]
-
-    def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
-        """The signature of the program: Refs are donated arguments, those that are closed over behind the others."""
-        avals, names = self.in_avals, self.leaf_names
-        more = len(closed_over)
-        return replace(
-            self,
-            in_avals=(*avals, *map(jax.typeof, closed_over)),
-            donated=(
-                *(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)),
-                *more * [True],
-            ),
-            offloaded=(*self.offloaded, *more * [False]),
-            used=(*self.used, *more * [True]),
-            leaf_names=(*names, *(f"Ref {n} closed over" for n in range(more))),
-        )
-
-    def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
-        """Refuses an array that is donated and given a second time.
-
-        Args:
-            who: the function, for the message.
-            leaves: of the arguments.
-
-        Raises:
-            ArgumentValueError: naming both arguments.
-        """
-        first: dict[int, int] = {}
-        for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
-            other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n
-            if other != n and (self.donated[n] or self.donated[other]):
-                names = [f"{self.leaf_names[k]}{' (donated)' if self.donated[k] else ''}" for k in (other, n)]
-                raise ArgumentValueError(
-                    f"{who} was given one array as {names[0]} and as {names[1]}",
-                    expected="a donated array as one argument only: its buffer is reused",
-                    got=described(leaf),
-                    hint="a copy, as jnp.copy makes; or leave it out of donate_argnums",
-                )
-
-
-class Traced:
+class Traced(Stage):
     """A function as a jaxpr for one signature.
 
     Made by `ipu.jit(fun).trace(*args)`; all is as in `jax.stages.Traced`, except that it is lowered for the IPU.
@@ -136,10 +79,6 @@ class Traced:
     Attributes:
         jaxpr: the jaxpr; that of a replicated function has one equation, for all replicas.
         fun_name: the name of the function.
-        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
-        out_tree: tree of the results.
-        args_info: for each array of the arguments its shape and dtype, and whether it is donated.
-        out_info: for each array of the results its shape and dtype.
         timings: seconds spent in tracing.
     """
 
@@ -151,23 +90,22 @@ class Traced:
         lower: Callable[[Traced], Lowered],
         offloaded: frozenset[int] = frozenset(),
     ) -> None:
-        self.jaxpr, self.fun_name = traced.jaxpr, traced.fun_name
-        self.in_tree, self.out_tree = traced.in_tree, traced.out_tree
-        self.args_info, self.out_info = traced.args_info, traced.out_info
+        self.jaxpr, self.fun_name, self._traced = traced.jaxpr, traced.fun_name, traced
         self._arguments, self.timings, self._lower, self._offloaded = arguments, timings, lower, offloaded
 
     @property
     def closes_over_tracers(self) -> bool:
         """Whether the function uses values that a transformation of JAX is tracing: the jaxpr has them as inputs."""
-        return len(self.jaxpr.in_avals) != len(jax.tree.leaves(self.args_info))
+        return len(self.jaxpr.in_avals) != self._traced.in_tree.num_leaves
 
-    @property
-    def signature(self) -> Signature:
+    @cached_property
+    def signature(self) -> Signature:  # type: ignore[override]
         """The signature that the function was traced with."""
-        donated = tuple(info.donated for info in jax.tree.leaves(self.args_info))
+        args_info, out_info, trees = self._traced.args_info, self._traced.out_info, self._traced
+        donated = tuple(info.donated for info in jax.tree.leaves(args_info))
         avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
         names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
-        positional, keywords = self.args_info
+        positional, keywords = args_info
         in_phases = has_phases(self.jaxpr.jaxpr)
         offloaded = tuple(
             (n in self._offloaded or in_phases) and may_be_offloaded(leaf)
@@ -175,7 +113,17 @@ class Traced:
             for leaf in jax.tree.leaves(argument)
         )
         return Signature(
-            self.in_tree, avals[0], donated, offloaded, used, self.out_tree, avals[1], self._arguments, names
+            trees.in_tree,
+            avals[0],
+            donated,
+            offloaded,
+            used,
+            trees.out_tree,
+            avals[1],
+            self._arguments,
+            names,
+            args_info,
+            out_info,
         )
 
     def lower(self) -> Lowered:
@@ -186,11 +134,15 @@ class Traced:
         """
         return self._lower(self)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function, compiled, on arguments of its signature; static arguments are left out."""
+        return self.lower().compile()(*args, **kwargs)
+
     def __repr__(self) -> str:
         return f"Traced({self.fun_name}: {len(self.jaxpr.eqns)} equations)"
 
 
-class Lowered:
+class Lowered(Stage):
     """A function as graph and program for one device and one signature.
 
     Made by `ipu.jit(fun).lower(*args)`; planned at the first price of a byte, see `Options.byte_price`.
@@ -202,8 +154,6 @@ class Lowered:
         pipelines: where pipelines with stages run: the part of the program, the schedule, the IPUs of the stages.
         choice: the price of a byte and what gradients compute again.
         trades: what recomputation would save and cost in each gradient, where it finds out by itself.
-        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
-        out_tree: tree of the results.
         timings: seconds spent in tracing, in each pass and in lowering.
     """
 
@@ -228,9 +178,9 @@ class Lowered:
         self._jaxprs, self._lowered, self._refs = dict(jaxprs), lowered, tuple(refs)
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
-        self.in_tree, self.out_tree = signature.in_tree, signature.out_tree
         self.timings = MappingProxyType(dict(timings))
 
+    @checking_calls("Lowered.as_text")
     def as_text(self, after: str | None = None) -> str:
         """The jaxpr after a pass, or the graph and program when no pass is named.
 
@@ -355,6 +305,11 @@ class Lowered:
         announce(self.name, executable)
         return Compiled(lowered, executable)
 
+    def cost_analysis(self) -> dict[str, float]:
+        """Machine costs of one call, those of the compiled program."""
+        return self.compile().cost_analysis()
+
+    @checking_calls("Lowered.compile")
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
 
@@ -385,7 +340,7 @@ class Lowered:
         return f"Lowered({self.name}: {len(self.jaxpr.eqns)} equations)"
 
 
-class Compiled:
+class Compiled(Stage):
     """A function compiled for one device and one signature; call it, or read its profile.
 
     Attributes:
@@ -395,6 +350,7 @@ class Compiled:
 
     def __init__(self, lowered: Lowered, executable: Executable) -> None:
         self._lowered, self.executable, self.pipelines = lowered, executable, lowered.pipelines
+        self.signature = lowered.signature
         self._notes: dict[Program, list[int]] = {}
         self._one_at_a_time = Lock()  # the notes are those of one call
 
@@ -418,6 +374,14 @@ class Compiled:
         profile = self.profile
         phases = {f"{name}_cycles": float(cycles) for name, cycles in profile.phase_cycles.items()}
         return {"cycles": float(profile.cycles), "seconds": profile.seconds, **phases}
+
+    def as_text(self) -> str:
+        """Graph and program."""
+        return self._lowered.as_text()
+
+    def runtime_executable(self) -> Executable:
+        """The checked program with its costs and memory."""
+        return self.executable
 
     def memory_analysis(self) -> MemoryReport:
         """Tile memory, by tile and by category."""

@@ -259,7 +259,7 @@ class ArgumentNameError(ArgumentError, NameError):
 
 
 class ArgumentAttributeError(ArgumentError, AttributeError):
-    """A name that an object lacks, or lacks yet, where Python raises an `AttributeError`, and `hasattr` is false."""
+    """An attribute that an object lacks, or lacks yet, where Python raises an `AttributeError`; `hasattr` is false."""
 
 
 class EngineError(IpuError):

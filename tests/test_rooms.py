@@ -172,19 +172,19 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.stages": (
-        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs runtime.compile"
-        " runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.options"
-        " runtime.report runtime.signatures runtime.target"
+        "ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
+        " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.recomputation lowering.refs"
+        " runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.markup runtime.memory"
+        " runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps lowering.jax_compat"
-        " lowering.lower lowering.offload lowering.passes lowering.recomputation lowering.replicas runtime.compile"
-        " runtime.graph runtime.logs runtime.options runtime.target"
+        "ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.stages lowering.dumps"
+        " lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload lowering.passes lowering.recomputation"
+        " lowering.refs lowering.replicas runtime.compile runtime.graph runtime.logs runtime.options runtime.target"
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas runtime.graph runtime.host runtime.logs"
+        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs"
         " runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",

@@ -16,6 +16,7 @@ from ipujax.calls.arguments import (
     static_keywords as static_keywords,
     whole_number as whole_number,
 )
+from ipujax.calls.closures import check_live as check_live
 from ipujax.calls.in_specs import (
     Places as Places,
     Replication as Replication,
@@ -35,6 +36,7 @@ from ipujax.calls.shardings import (
     check_jaxpr_whole as check_jaxpr_whole,
     check_whole as check_whole,
 )
+from ipujax.calls.traced_signature import Signature as Signature, Stage as Stage
 from ipujax.calls.tree_difference import (
     EVERYWHERE as EVERYWHERE,
     first_difference as first_difference,

@@ -1,0 +1,148 @@
+"""What a function was traced with, and what its stages say of it, as those of `jax.stages` do.
+
+Input: a traced function. Output: trees, shapes and dtypes of arguments and results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from ipujax.lowering.refs import is_ref
+from ipujax.runtime.errors import ArgumentAttributeError, ArgumentValueError
+from ipujax.runtime.signatures import described
+
+_ONE_DEVICE = ".sharding of an argument or a result: the arrays of a process are on one device of the host"
+_INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "input_shardings": _ONE_DEVICE,
+        "output_shardings": _ONE_DEVICE,
+        "input_formats": "lowered.tile_map(), which has the order of elements on tiles",
+        "output_formats": "lowered.tile_map(), which has the order of elements on tiles",
+        "compiler_ir": "lowered.jaxpr, lowered.graph and lowered.program, or lowered.to_json(path)",
+        "lojax": "traced.jaxpr",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """Trees, shapes and dtypes that a function was traced with; calls of a compiled function must match them.
+
+    Args:
+        in_tree: tree of the arguments that are not static, as `(args, kwargs)`.
+        in_avals: shape, dtype and weakness of each leaf.
+        donated: for each leaf whether its buffer may be reused.
+        offloaded: for each leaf whether it lies in streaming memory.
+        used: for each leaf whether the function needs it; JAX does not pass on, nor donate, what it does not need.
+        out_tree: tree of the results.
+        out_avals: shape, dtype and weakness of each leaf.
+        arguments: name of each positional argument that is not static.
+        leaf_names: name of each leaf of the arguments, `params['w']`.
+        args_info: for each array of the arguments its shape and dtype, and whether it is donated.
+        out_info: for each array of the results its shape and dtype.
+    """
+
+    in_tree: Any
+    in_avals: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    offloaded: tuple[bool, ...]
+    used: tuple[bool, ...]
+    out_tree: Any
+    out_avals: tuple[Any, ...]
+    arguments: tuple[str, ...]
+    leaf_names: tuple[str, ...]
+    args_info: Any
+    out_info: Any
+
+    def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
+        """The signature of the program: Refs are donated arguments, those that are closed over behind the others."""
+        avals, names = self.in_avals, self.leaf_names
+        more = len(closed_over)
+        return replace(
+            self,
+            in_avals=(*avals, *map(jax.typeof, closed_over)),
+            donated=(
+                *(donated or is_ref(aval) for donated, aval in zip(self.donated, avals, strict=True)),
+                *more * [True],
+            ),
+            offloaded=(*self.offloaded, *more * [False]),
+            used=(*self.used, *more * [True]),
+            leaf_names=(*names, *(f"Ref {n} closed over" for n in range(more))),
+        )
+
+    def check_donated(self, who: str, leaves: Sequence[Any]) -> None:
+        """Refuses an array that is donated and given a second time.
+
+        Args:
+            who: the function, for the message.
+            leaves: of the arguments.
+
+        Raises:
+            ArgumentValueError: naming both arguments.
+        """
+        first: dict[int, int] = {}
+        for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
+            other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n
+            if other != n and (self.donated[n] or self.donated[other]):
+                names = [f"{self.leaf_names[k]}{' (donated)' if self.donated[k] else ''}" for k in (other, n)]
+                raise ArgumentValueError(
+                    f"{who} was given one array as {names[0]} and as {names[1]}",
+                    expected="a donated array as one argument only: its buffer is reused",
+                    got=described(leaf),
+                    hint="a copy, as jnp.copy makes; or leave it out of donate_argnums",
+                )
+
+
+class Stage:
+    """What all stages of a function have in common, with the attributes of `jax.stages`."""
+
+    signature: Signature
+
+    @property
+    def in_tree(self) -> Any:
+        """Tree of the arguments that are not static, as `(args, kwargs)`."""
+        return self.signature.in_tree
+
+    @property
+    def out_tree(self) -> Any:
+        """Tree of the results."""
+        return self.signature.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """For each array of the arguments its shape and dtype, and whether it is donated."""
+        return self.signature.args_info
+
+    @property
+    def out_info(self) -> Any:
+        """For each array of the results its shape and dtype."""
+        return self.signature.out_info
+
+    @property
+    def in_avals(self) -> Any:
+        """For each array of the arguments JAX's abstract value."""
+        return jax.tree.unflatten(self.in_tree, self.signature.in_avals)
+
+    @property
+    def out_avals(self) -> Any:
+        """For each array of the results JAX's abstract value."""
+        return jax.tree.unflatten(self.out_tree, self.signature.out_avals)
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """Numbers of the donated arrays, among all arrays of the arguments."""
+        return tuple(n for n, donated in enumerate(self.signature.donated) if donated)
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property raised an AttributeError, which this raises again
+            return object.__getattribute__(self, name)
+        kind = type(self).__name__
+        if name.startswith("_") or not hasattr(getattr(jax.stages, kind), name):
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
+        what = f"jax.stages.{kind} has {name}, and what is compiled for an IPU has not"
+        raise ArgumentAttributeError(what, hint=_INSTEAD.get(name))
