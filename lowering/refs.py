@@ -204,7 +204,7 @@ def _read(known: Mapping[Atom, Atom], atom: Atom) -> Atom:
 
 
 def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:
-    users = [eqn for eqn in equations(jaxpr) if any(is_ref(atom.aval) for atom in eqn.invars)]
+    users = [eqn for eqn in equations(jaxpr) if _has_refs(eqn)]
     named = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users
     line = next((line for eqn in named if (line := source_line(eqn))), None)
     return GraphError(

@@ -44,7 +44,7 @@ def _rewritten(value: Any, rewrite: Rewrite) -> Any:
         new = rewrite(closed(value))
         return value if new.consts else new.jaxpr
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
-        inside = [rewrite(item) for item in value]
+        inside = [_rewritten(item, rewrite) for item in value]
         if all(map(operator.is_, inside, value)):
             return value
         kind: Any = type(value)

@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax import poplar
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var
+from ipujax.lowering.jaxpr import check_values
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 X = jnp.arange(6.0).reshape(2, 3)
@@ -169,25 +171,34 @@ def test_any_position_of_variadic_functions() -> None:
         jitted(X, "no", 3, k=2)
 
 
-def test_references_are_refused() -> None:
-    """What `jax.new_ref` makes changes while a program runs; closed over, it would be compiled in."""
-    ref = jax.new_ref(X)
+def test_values_that_are_no_arrays() -> None:
+    """Tokens at the ends, and a dtype of somebody's own inside."""
+    token = lax.create_token(X)
+    for fun, args, text in (
+        (lambda x: (x, lax.create_token(x)), (X,), "a result of <lambda> is no array"),
+        (lambda x, t: x * 2, (X, token), "argument t of <lambda> is no array"),
+    ):
+        with pytest.raises(ipu.ArgumentError, match=rf"{text}(.|\n)*AbstractToken(.|\n)*leave the token out"):
+            ipu.jit(fun, device=DEVICE)(*args)
+    inside = ipu.jit(lambda x: (lax.after_all(lax.create_token(x)), x)[1], device=DEVICE)
+    np.testing.assert_array_equal(inside(X), X)
 
-    def inside(x: Any) -> Any:
-        changing = jax.new_ref(x)
-        changing[...] = x + 1
-        return changing[...]
 
-    def closed_over(x: Any) -> Any:
-        ref[...] = x
-        return x
+def test_types_of_ones_own() -> None:
+    jaxpr = jax.make_jaxpr(jnp.sin)(X)
+    (eqn,) = jaxpr.jaxpr.eqns
+    own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(jax.core.get_aval(lax.create_token(X)))])])
+    check_values(ClosedJaxpr(own, ()), "fun", ["x"])  # a token may be made
+    own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(OwnType())])])
+    with pytest.raises(ipu.GraphError, match=r"what sin makes is no array that a tile can hold(.|\n)*got: a type of"):
+        check_values(ClosedJaxpr(own, ()), "fun", ["x"])
 
-    line = inspect.getsourcelines(inside)[1] + 1
-    error = error_of(lambda: ipu.jit(inside, device=DEVICE)(X), ipu.GraphError)
-    assert error.what == "what new_ref makes is no array" and error.where.line == f"test_errors.py:{line} (inside)"
-    for fun, given, text in ((closed_over, X, "closes over is no array"), (lambda r: r[...], ref, "argument r is no")):
-        with pytest.raises(ipu.GraphError, match=rf"{text}(.|\n)*got: Ref(.|\n)*carry of the loop"):
-            ipu.jit(fun, device=DEVICE)(given)
+
+class OwnType:
+    """What a primitive of somebody's own may make."""
+
+    def __str__(self) -> str:
+        return "a type of one's own"
 
 
 def test_no_branch_for_this_platform() -> None:
@@ -242,6 +253,44 @@ def test_leaked_tracer() -> None:
     ipu.jit(lambda x: (leaked.append(x), x)[1], device=DEVICE)(X)
     with pytest.raises(jax.errors.UnexpectedTracerError):
         _ = leaked[0] + 1
+
+
+def leaves_a_branch(x: Any, n: int = 1) -> Any:
+    left = []
+    lax.cond(x > 0, lambda: left.append(jnp.sin(x)) or 0, lambda: 0)
+    return left[-1] + n
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE)(1.0),
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE).lower(1.0),
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE, static_argnums=1).lower(jnp.float32(1), 2),
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE, static_argnames="n").lower(x=1.0, n=2),
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE).lower(jax.ShapeDtypeStruct((), jnp.float32)),
+        lambda: ipu.jit(leaves_a_branch, device=DEVICE).eval_shape(1.0),
+        lambda: ipu.advise(ipu.jit(leaves_a_branch, device=DEVICE), 1.0, show=False),
+        lambda: ipu.jit(leaves_a_branch, device=ipu.IPUModel(num_ipus=2), replicas=2).lower(1.0),
+    ],
+)
+def test_a_tracer_that_left_its_branch(run: Callable[[], Any]) -> None:
+    """JAX's own error, which names line and branch: there is no transformation that the function could leave."""
+    with pytest.raises(jax.errors.UnexpectedTracerError, match=r"traced(.|\n)*test_errors.py"):
+        run()
+
+
+def test_a_tracer_that_is_traced() -> None:
+    errors = []
+
+    def outer(y: Any) -> Any:
+        inner = ipu.jit(lambda x: x + y, device=DEVICE)
+        for run in (lambda: inner.lower(1.0), lambda: ipu.advise(inner, 1.0, show=False)):
+            errors.append(error_of(run, ipu.ArgumentError))
+        return inner(1.0), inner.eval_shape(1.0).shape == ()
+
+    assert jax.jit(outer)(2.0) == (3, True)
+    assert all("uses values that a transformation of JAX is tracing" in error.what for error in errors)
 
 
 # --- nothing half done ------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_lowered_shows_every_stage() -> None:
     assert lowered.graph.target == DEVICE.target and repr(lowered).startswith("Lowered(<lambda>: ")
     with pytest.raises(
         ipu.ArgumentError,
-        match=r"no pass is called 'cse'(.|\n)*one of trace, inline, .*dce, recompute, swap_products, outline, fuse",
+        match=r"no pass is called 'cse'(.|\n)*one of trace, discharge, inline, .*dce, recompute, swap_products, outline, fuse",
     ):
         lowered.as_text(after="cse")
 
@@ -492,3 +492,34 @@ def test_profile_call_of_an_error_in_a_callback() -> None:
         jax.block_until_ready(fun_ipu(X))
     with pytest.raises(Exception, match="mine"):
         fun_ipu.lower(X).compile().profile_call(X)
+
+
+def test_stages_have_what_those_of_jax_have() -> None:
+    def fun(x: Any, n: int, *, y: Any) -> Any:
+        return {"a": x * n + y, "b": (x > 1,)}
+
+    settings: Any = {"static_argnums": 1, "donate_argnums": 0}
+    traced, expected = (jit(fun, **settings).trace(jnp.ones(3), 2, y=3.0) for jit in (ipu.jit, jax.jit))
+    pairs = [(traced, expected), (traced.lower(), expected.lower())]
+    pairs.append((pairs[1][0].compile(), pairs[1][1].compile()))
+    for ours, theirs in pairs:
+        for name in ("args_info", "in_tree", "out_tree", "in_avals", "donate_argnums"):
+            assert getattr(ours, name) == getattr(theirs, name), (ours, name)
+        shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), each.out_info) for each in (ours, theirs)]
+        assert shapes[0] == shapes[1]
+        for name in (name for name in dir(theirs) if not name.startswith("_")):
+            try:
+                getattr(ours, name)
+            except ipu.ArgumentError as error:
+                assert isinstance(error, AttributeError) and f"has {name}" in error.what
+    assert str(traced.out_avals) == str(expected.out_avals)
+    lowered, compiled = pairs[1][0], pairs[2][0]
+    assert lowered.cost_analysis() == compiled.cost_analysis() and compiled.as_text() == lowered.as_text()
+    assert compiled.runtime_executable() is compiled.executable
+    np.testing.assert_array_equal(traced(jnp.ones(3), y=3.0)["a"], [5, 5, 5])
+    with pytest.raises(ipu.ArgumentError, match=r"jax.stages.Lowered has compiler_ir(.|\n)*try: lowered.jaxpr"):
+        lowered.compiler_ir()
+    with pytest.raises(AttributeError, match="no attribute 'input'"):
+        _ = compiled.input
+    with pytest.raises(ipu.ArgumentError, match=r"Lowered.as_text cannot be called like this(.|\n)*after"):
+        lowered.as_text(dialect="hlo")

@@ -94,7 +94,17 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no stages": (lambda x: x.sum(), {"schedules": "1f1b"}, "compares pipelines with stages"),
     "no such schedule": (equal_stages, {"schedules": "1f2b"}, "no pipeline schedule is called '1f2b'"),
     "a CPU": (equal_stages, {"device": ipu.CPU()}, "compares cycles"),
-    "nothing runs": (equal_stages, {"micro_batches": 3}, r"none of these pipelines can be run[\s\S]*try: device="),
+    "uneven micro-batches": (
+        equal_stages,
+        {"micro_batches": 3},
+        r"no pipeline can be run: .* cannot be split into 3[\s\S]*try: a whole batch of a multiple of 3",
+    ),
+    "too few IPUs": (equal_stages, {"device": ipu.IPUModel()}, r"has no IPU 1[\s\S]*try: num_ipus="),
+    "several reasons": (
+        equal_stages,
+        {"micro_batches": (3, 8), "device": ipu.IPUModel(), "schedules": "1f1b"},
+        r"none of these pipelines[\s\S]*split into 3 [\s\S]*try: [\s\S]*multiple of 3[\s\S]*or: num_ipus=",
+    ),
 }
 
 
