@@ -126,11 +126,11 @@ def advise(
     """
     if not isinstance(fun, IpuFunction):
         raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
+    numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
+    halved = _halved(args, numbers) if numbers else None
     traced = fun.trace(*args)
     if traced.closes_over_tracers:
         traced.lower()  # which says so: no way to run it would help
-    numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
-    halved = _halved(args, numbers) if numbers else None
     own = fun.options.recompute
     rows = [_row(_Way("as it is", fun, args))]
     recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != own}

@@ -96,7 +96,7 @@ class Traced(Stage):
     @property
     def closes_over_tracers(self) -> bool:
         """Whether the function uses values that a transformation of JAX is tracing: the jaxpr has them as inputs."""
-        return len(self.jaxpr.in_avals) != self._traced.in_tree.num_leaves
+        return len(self.jaxpr.in_avals) != len(jax.tree.leaves(self._traced.args_info))
 
     @cached_property
     def signature(self) -> Signature:  # type: ignore[override]

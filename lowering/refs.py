@@ -63,7 +63,7 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
     inner: Any = jaxpr_as_fun(opened)
 
     def run(*values: jax.Array) -> list[jax.Array]:
-        state = [jax.new_ref(x) if is_ref(aval) else x for x, aval in zip(values, avals, strict=True)]
+        state: list[Any] = [jax.new_ref(x) if is_ref(aval) else x for x, aval in zip(values, avals, strict=True)]
         given, refs = state[: len(jaxpr.in_avals)], iter(state[len(jaxpr.in_avals) :])
         results = inner(*(next(refs) if isinstance(x, jax.Ref) else x for x in consts), *given)
         return [*results, *(jax.freeze(x) for x, aval in zip(state, avals, strict=True) if is_ref(aval))]

@@ -19,7 +19,7 @@ INLINED = frozenset({*CALLEES, "custom_linear_solve"})  # the latter is its solu
 OTHERS: dict[str, str] = {
     "ragged_all_to_all": "refused: rows of any number are not exchanged between replicas",
     **dict.fromkeys(("after_all", "create_token"), "a token is no array: refused when a result hangs on it"),
-    **dict.fromkeys(("get", "swap"), "values of a program never change: references are refused"),
+    **dict.fromkeys(("get", "swap"), "of a Ref, whose values take its place: see the pass `discharge`"),
     "custom_lin": "only while JAX differentiates",
     "stage": "not met in any program so far",
 }

@@ -187,7 +187,7 @@ def test_values_that_are_no_arrays() -> None:
 def test_types_of_ones_own() -> None:
     jaxpr = jax.make_jaxpr(jnp.sin)(X)
     (eqn,) = jaxpr.jaxpr.eqns
-    own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(jax.core.get_aval(lax.create_token(X)))])])
+    own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(jax.typeof(lax.create_token(X)))])])
     check_values(ClosedJaxpr(own, ()), "fun", ["x"])  # a token may be made
     own = jaxpr.jaxpr.replace(eqns=[eqn.replace(outvars=[Var(OwnType())])])
     with pytest.raises(ipu.GraphError, match=r"what sin makes is no array that a tile can hold(.|\n)*got: a type of"):

@@ -234,7 +234,9 @@ def test_replace_marks_its_source_and_leaves_the_rest():
     assert all(after.sources[name] is before.sources[name] for name in unchanged)
 
 
-@pytest.mark.parametrize(("typo", "meant"), [("tile_per_ipu", "tiles_per_ipu"), ("clock", "clock_hz")])
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("tile_per_ipu", "tiles_per_ipu"), ("clock", "clock_hz"), ("tiles", "tiles_per_ipu")]
+)
 def test_unknown_field_suggests_the_nearest(typo, meant):
     with pytest.raises(TargetError, match=f"no constant '{typo}'(.|\n)*'{meant}'"):
         preset("mk2").replace(**{typo: 1})
