@@ -23,22 +23,26 @@ from ipujax.calls import (
     FunctionName,
     Places,
     Replication,
+    RunsApart,
     argument_places,
     as_names,
     as_numbers,
     check_arguments,
     check_jaxpr_whole,
     check_live,
+    check_memories,
     check_settings,
     check_whole,
     compiling,
     compiling_for,
+    dynamic_arguments,
     explaining_axis_errors,
     function_name,
     given_twice,
     has_tracer,
     offloaded_arguments,
     static_keywords,
+    with_host_shapes,
 )
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
@@ -220,6 +224,9 @@ class IpuFunction(Generic[_P, _R]):
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
             outs = run(*args, **kwargs)
+        except RunsApart as apart:
+            given, named = self._dynamic(args, kwargs)
+            return apart.compiled(*given.values(), **named)
         except jax.errors.JaxRuntimeError as error:
             if "GlobalToLocalShape" not in str(error):
                 raise
@@ -229,7 +236,8 @@ class IpuFunction(Generic[_P, _R]):
                 got=device if isinstance(device, CPU) else "a transformation of JAX",
                 hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
             ) from error
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError) as error:
+            check_memories(self.__name__, error)
             # JAX refuses wrong arguments before it computes; our error names function, argument and remedy.
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
@@ -247,7 +255,8 @@ class IpuFunction(Generic[_P, _R]):
             return to_local(run(*operands.args, **operands.kwargs))
         except jax.errors.JaxRuntimeError:  # it failed while it ran, as without its peers: donated arguments are gone
             raise
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError) as error:
+            check_memories(self.__name__, error)
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
 
@@ -334,9 +343,9 @@ class IpuFunction(Generic[_P, _R]):
         """
         self._check_whole(args, kwargs)
         try:
-            operands: Any = args, kwargs
+            operands: Any = with_host_shapes(args, kwargs)
             if self._spread is not None:
-                whole = self._operands(self._spread, args, kwargs, shapes_only=True)
+                whole = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
                 operands = whole.args, whole.kwargs
             with self._watching():
                 traced = self._trace(self._device or current_device(), *operands)
@@ -345,7 +354,8 @@ class IpuFunction(Generic[_P, _R]):
                 settings = {name: x for name, x in kwargs.items() if name not in named}
                 check_live(functools.partial(self._plain, **settings), args, given, named)
             return traced
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            check_memories(self.__name__, error)
             check_arguments(self._fun, args, kwargs, *self._static)
             raise
 
@@ -401,11 +411,7 @@ class IpuFunction(Generic[_P, _R]):
             traced.signature.check_donated(self.__name__, jax.tree.leaves(self._dynamic(args, kwargs)))
 
     def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """The arguments that are not static, by position and by name."""
-        _, static = self._places(args)
-        names = static_keywords(self._fun, *self._static)
-        given = {n: x for n, x in enumerate(args) if n not in static}
-        return given, {name: x for name, x in kwargs.items() if name not in names}
+        return dynamic_arguments(self._fun, args, kwargs, *self._static)
 
     def _watching(self) -> AbstractContextManager[None]:
         """Around what compiles, for log lines and progress."""
@@ -424,6 +430,8 @@ class IpuFunction(Generic[_P, _R]):
                     _LOG.info(_IS_PLAIN, self.__name__)
                     return self._plain(*args, **kwargs)
                 lowered = compiled.lowered
+                if lowered.runs_apart(None):
+                    raise RunsApart(compiled)
                 if lowered.calls is not None:
                     self._calls.add(lowered.calls)
                 # All arrays are tracers here, and static arguments never are.

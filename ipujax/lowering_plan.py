@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -15,11 +16,13 @@ from ipujax.calls import FunctionName, Signature, may_be_offloaded
 from ipujax.distributed.instance import Spread
 from ipujax.fit import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
-from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs, is_on_host, without_float0
 from ipujax.lowering.jaxpr import check_values
 from ipujax.lowering.lower import donated_aliases, lower
-from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading
+from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, is_streamed, without_host
 from ipujax.lowering.passes import PASSES, run_passes
+from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.refs import with_state
 from ipujax.lowering.replicas import unwrapped
@@ -51,6 +54,7 @@ class LoweringPlan:
         options: what the user chose.
         spread: how replicas are spread over instances.
         timings: seconds spent before.
+        constants: what the last inputs of the jaxpr are: arrays on the host that the function closes over.
     """
 
     name: FunctionName
@@ -63,6 +67,7 @@ class LoweringPlan:
     options: Options
     spread: Spread | None
     timings: Mapping[str, float]
+    constants: tuple[Any, ...] = ()
 
     @staticmethod
     def of(
@@ -84,12 +89,19 @@ class LoweringPlan:
 
     def lowered(self, choice: Choice) -> Lowered:
         """The function, planned in a way."""
+        jaxpr, constants = host_constants_as_inputs(self.jaxpr)
+        if constants:
+            return replace(self, jaxpr=jaxpr, constants=constants).lowered(choice)
         signature, timings, trades = self._planned, dict(self.timings), list[ChainTrade]()
-        donated = [signature.donated[n] for n in self.moved]
-        offloaded = tuple(signature.offloaded[n] for n in self.moved)
-        aliases = donated_aliases(unwrapped(self.jaxpr), donated)
+        donated = [*(signature.donated[n] for n in self.moved), *(False for _ in self.constants)]
+        names = [signature.leaf_names[n] for n in self.moved]
+        names += [f"closed over: array {n}" for n in range(len(self.constants))]
+        hosted = tuple(map(is_streamed, self.jaxpr.in_avals))
+        of_user = [*(signature.offloaded[n] for n in self.moved), *(False for _ in self.constants)]
+        offloaded = tuple(map(operator.or_, of_user, hosted))
+        aliases = self._aliases(donated, any(offloaded))
         streamed = self._streamed(offloaded, aliases)
-        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, choice.price)
+        offloading = self._offloading(tuple(map(operator.or_, offloaded, streamed)), aliases, hosted, choice.price)
         # Code of layers that are alike is worth more than the cycles of some of their parts once memory lacks.
         recomputation = replace(choice.recomputation, whole_layers=choice.price > BYTE_PRICE_CYCLES)
         dumps = Dumps(self.name, DumpRequest.from_environment())
@@ -101,9 +113,10 @@ class LoweringPlan:
                     list(dumps.jaxprs.values())[-1],
                     self.target,
                     donated=donated,
+                    aliases=aliases if any(map(is_on_host, (*self.jaxpr.in_avals, *self.jaxpr.out_avals))) else None,
                     offloaded=offloaded,
                     streamed=streamed,
-                    names=[signature.leaf_names[n] for n in self.moved],
+                    names=names,
                     line=self.line,
                     options=replace(self.options, byte_price=choice.price),
                     recomputation=recomputation,
@@ -124,6 +137,7 @@ class LoweringPlan:
             self.lowered,
             self.spread,
             refs=self.refs,
+            constants=self.constants,
             may_offload=self._may_offload(offloaded, streamed),
         )
 
@@ -131,12 +145,19 @@ class LoweringPlan:
     def _planned(self) -> Signature:
         return self.signature.with_state(self.refs)
 
+    def _aliases(self, donated: Sequence[bool], streams: bool) -> tuple[int | None, ...]:
+        """For each result the donated argument whose place it takes; split alike, where something streams."""
+        whole = unwrapped(self.jaxpr)
+        if streams:
+            ends = unwrapped(shard_map(without_host(inline(self.jaxpr))))
+            whole = replace(whole, in_dims=ends.in_dims, out_dims=ends.out_dims)
+        return donated_aliases(whole, donated)
+
     def _streamed(self, offloaded: Sequence[bool], aliases: Sequence[int | None]) -> tuple[bool, ...]:
         """For each argument whether I/O tiles bring it from the host: it is neither on the chip nor off it already."""
-        avals = [self._planned.in_avals[n] for n in self.moved]
         return tuple(
             self.options.io_tiles > 0 and not is_offloaded and number not in aliases and may_be_offloaded(aval)
-            for number, (is_offloaded, aval) in enumerate(zip(offloaded, avals, strict=True))
+            for number, (is_offloaded, aval) in enumerate(zip(offloaded, self.jaxpr.in_avals, strict=True))
         )
 
     def _may_offload(self, offloaded: Sequence[bool], streamed: Sequence[bool]) -> bool:
@@ -145,17 +166,19 @@ class LoweringPlan:
         positional, _ = signature.in_tree.children()
         return any(
             n < positional.num_leaves and signature.used[n] and may_be_offloaded(signature.in_avals[n])
-            for n, is_offloaded, is_streamed in zip(self.moved, offloaded, streamed, strict=True)
-            if not is_offloaded and not is_streamed
+            for n, is_off_chip, comes_by_rows in zip(self.moved, offloaded, streamed, strict=False)
+            if not is_off_chip and not comes_by_rows
         )
 
-    def _offloading(self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], price: float) -> Offloading:
+    def _offloading(
+        self, inputs: tuple[bool, ...], aliases: tuple[int | None, ...], hosted: tuple[bool, ...], price: float
+    ) -> Offloading:
         """What lies off chip; as the price of a byte climbs, less of it is loaded together."""
         num_ipus = self.target.num_ipus // unwrapped(self.jaxpr).replicas
         chip_bytes = self.target.tiles_per_ipu * self.target.bytes_per_tile
         cheapness = BYTE_PRICE_CYCLES / max(price, BYTE_PRICE_CYCLES)
         batch_bytes = int(cheapness * min(BATCH_BYTES, _BATCH_SHARE * chip_bytes))
-        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles())
+        return Offloading(inputs, aliases, num_ipus, batch_bytes, self._io_tiles(), hosted)
 
     def _io_tiles(self) -> IoTiles | None:
         """The tiles that only move data.

@@ -26,13 +26,24 @@ from ipujax.calls import (
     first_difference,
     has_tracer,
     may_be_offloaded,
+    moves_apart,
 )
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
 from ipujax.fit import Choice, Untried, compile_fitting
 from ipujax.lowering.dumps import LOWERED, TRACE, intermediate_json, tile_map, write_json
-from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names, is_float0, jaxpr_as_fun, used_inputs, with_weak_type
-from ipujax.lowering.jaxpr import equations, has_phases
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    argument_names,
+    fetched,
+    is_float0,
+    jaxpr_as_fun,
+    to_device,
+    to_memory_of,
+    used_inputs,
+    with_weak_type,
+)
+from ipujax.lowering.jaxpr import equations, has_phases, results_in_memories
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.refs import is_ref
@@ -103,7 +114,7 @@ class Traced(Stage):
         """The signature that the function was traced with."""
         args_info, out_info, trees = self._traced.args_info, self._traced.out_info, self._traced
         donated = tuple(info.donated for info in jax.tree.leaves(args_info))
-        avals = tuple(self.jaxpr.in_avals), tuple(self.jaxpr.out_avals)
+        avals = tuple(self.jaxpr.in_avals), results_in_memories(self.jaxpr)
         names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
         positional, keywords = args_info
         in_phases = has_phases(self.jaxpr.jaxpr)
@@ -171,11 +182,13 @@ class Lowered(Stage):
         spread: Spread | None = None,
         *,
         refs: Sequence[jax.Ref] = (),
+        constants: Sequence[Any] = (),
         may_offload: bool = False,
     ) -> None:
         self.name, self.signature, self._options, self.spread = name, signature, options, spread
         self.choice, self.trades, self._plan, self._may_offload = choice, tuple(trades), plan, may_offload
         self._jaxprs, self._lowered, self._refs = dict(jaxprs), lowered, tuple(refs)
+        self._constants = tuple(map(fetched, constants))
         self.jaxpr = list(self._jaxprs.values())[-1]
         self.graph, self.program, self.pipelines = lowered.graph, lowered.program, lowered.pipelines
         self.timings = MappingProxyType(dict(timings))
@@ -226,17 +239,33 @@ class Lowered(Stage):
         They are those of the function, or of the program where it decides; see `computes_function`.
 
         Args:
-            leaves: arrays of the signature's shapes and dtypes, in order.
+            leaves: arrays of the signature's shapes and dtypes, in order; where it `runs_apart`, on the device.
             record: receives what data-dependent control of the program does, see `engine_function`.
             of_program: compute the program also where the function would do.
         """
+        if not (of_program or record is not None) and self.computes_function:
+            return self._tree_of_results(leaves, self._run_function)
+        on_device = [to_device(x) for x in leaves]
+        outs = self._tree_of_results(on_device, lambda operands: self._run_program(operands, record))
+        return outs if self.runs_apart(record) else self.to_memories(outs)
+
+    def runs_apart(self, record: Record | None) -> bool:
+        """Whether arrays move to and from memory of the host before and behind what XLA runs, see `memory_kinds`."""
+        return moves_apart(self.signature, record is not None or self.calls is not None)
+
+    def to_memories(self, outs: Any) -> Any:
+        """The tree of results, each in its memory."""
+        leaves = zip(jax.tree.leaves(outs), self.signature.out_avals, strict=True)
+        return jax.tree.unflatten(self.signature.out_tree, [to_memory_of(x, aval) for x, aval in leaves])
+
+    def _tree_of_results(self, leaves: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """The tree of what `run` computes of the arrays of the jaxpr; writes the Refs that it changes."""
         signature = self.signature
         moved = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
         moved += self._refs
         refs = [x for x in moved if is_ref(jax.typeof(x))]
-        moved = [x[...] if is_ref(jax.typeof(x)) else x for x in moved]
-        is_program = of_program or record is not None or not self.computes_function
-        outs = iter(self._run_program(moved, record) if is_program else self._run_function(moved))
+        operands = [x[...] if is_ref(jax.typeof(x)) else x for x in moved]
+        outs = iter(run([*operands, *self._constants]))
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
             for aval in signature.out_avals
@@ -276,13 +305,14 @@ class Lowered(Stage):
         """Whether XLA computes the function as it was traced: the same as it gets from `jax.jit`.
 
         It computes the program that the function was lowered to where that decides something: with
-        `Options(exact_splits=True)`, for replicas, also those of a `jax.shard_map`, whose devices need not exist, and
-        where Python functions are called, whose exceptions must leave donated state whole.
+        `Options(exact_splits=True)`, for replicas, also those of a `jax.shard_map`, whose devices need not exist, where
+        Python functions are called, whose exceptions must leave donated state whole, and where memory of the host is
+        used in a way that JAX does not compile.
         """
         traced = equations(self._jaxprs[TRACE].jaxpr)
         is_replicated = self.graph.replication_factor > 1 or any(eqn.primitive.name == "shard_map" for eqn in traced)
-        decides = self._options.exact_splits or is_replicated or self.spread is not None or self.calls is not None
-        return not decides
+        is_apart = self.spread is not None or self.calls is not None or self.runs_apart(None) or bool(self._constants)
+        return not (self._options.exact_splits or is_replicated or is_apart)
 
     @cached_property
     def calls(self) -> HostCalls | None:
@@ -400,7 +430,10 @@ class Compiled(Stage):
             return self._lowered.evaluate(*leaves, record=record)
 
         run.__name__ = self._lowered.name
-        return jax.jit(run, donate_argnums=donated)
+        jitted = jax.jit(run, donate_argnums=donated)
+        if not self._lowered.runs_apart(record):
+            return jitted
+        return lambda *leaves: self._lowered.to_memories(jitted(*map(to_device, leaves)))
 
     def _note(self, node: Program, what: Any) -> None:
         """Records a data-dependent decision of the profiled call that is running."""

@@ -118,7 +118,7 @@ def make_holding_primitive(
     Args:
         name: its name.
         compute: a JAX function of operands and parameters that returns the list of results.
-        abstract: the same from shapes and dtypes to `jax.ShapeDtypeStruct`s.
+        abstract: the same from shapes and dtypes to `jax.ShapeDtypeStruct`s or abstract values.
         callee: the parameter that holds the jaxpr, a `ClosedJaxpr`, with an input for each operand and an output for
             each result; those that nothing needs are dropped from it with the results.
     """
@@ -255,15 +255,35 @@ def trace_over_axis(fun: Callable[..., Any], avals: Sequence[Any], axis: str, si
     return jax.make_jaxpr(fun, axis_env=[(axis, size)], return_shape=True)(*avals)
 
 
-def _core_aval(out: jax.ShapeDtypeStruct) -> Any:
-    """JAX's own form of a shape and dtype."""
-    return jax.core.ShapedArray(out.shape, out.dtype)
+def _core_aval(out: Any) -> Any:
+    """JAX's own form of a shape and dtype; what is in that form stays."""
+    return out if isinstance(out, jax.core.ShapedArray) else jax.core.ShapedArray(out.shape, out.dtype)
 
 
 def _shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
     """Shape and dtype of a variable or a literal."""
     aval: Any = atom.aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def is_on_host(aval: Any) -> bool:
+    """Whether an abstract value is one of `jax.memory.Space.Host`, as what is put to `pinned_host`."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def aval_on_host(shape: jax.ShapeDtypeStruct) -> Any:
+    """The abstract value of an array on the host."""
+    return jax.core.ShapedArray(shape.shape, shape.dtype, weak_type=shape.weak_type, memory_space=jax.memory.Space.Host)
+
+
+def on_device(aval: Any) -> Any:
+    """The abstract value of what is fetched from the host; others as they are."""
+    return aval.update(memory_space=jax.memory.Space.Device) if is_on_host(aval) else aval
+
+
+def on_host_if(aval: Any, is_there: bool) -> Any:
+    """An abstract value of what is kept on the host, if it is."""
+    return aval.update(memory_space=jax.memory.Space.Host) if is_there else aval
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
@@ -351,6 +371,22 @@ def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     return ClosedJaxpr(with_constants_as_inputs(jaxpr.jaxpr), ()), list(jaxpr.consts)
 
 
+def host_constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
+    """The jaxpr with those of its constants that are on the host as further inputs behind the others; and these."""
+    body = jaxpr.jaxpr
+    there = [is_on_host(var.aval) for var in body.constvars]
+    if not any(there):
+        return jaxpr, ()
+    pairs = list(zip(body.constvars, jaxpr.consts, there, strict=True))
+    opened = body.replace(
+        constvars=[var for var, _, is_there in pairs if not is_there],
+        invars=[*body.invars, *(var for var, _, is_there in pairs if is_there)],
+        debug_info=body.debug_info.with_unknown_names(),
+    )
+    kept = ClosedJaxpr(opened, [value for _, value, is_there in pairs if not is_there])
+    return kept, tuple(value for _, value, is_there in pairs if is_there)
+
+
 def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: list[Var], eqns: list[JaxprEqn]) -> ClosedJaxpr:
     """A jaxpr of its own for equations from inside another, without effects and constants."""
     names = jaxpr.debug_info.with_unknown_names()
@@ -366,6 +402,22 @@ def is_token(aval: Any) -> bool:
 def is_float0(aval: Any) -> bool:
     """Whether an abstract value has the dtype of the gradients of whole numbers."""
     return bool(aval.dtype == jax.dtypes.float0)
+
+
+def to_device(x: jax.Array) -> jax.Array:
+    """The array in the memory where the engine computes."""
+    return jax.device_put(x, jax.memory.Space.Device) if is_on_host(jax.typeof(x)) else x
+
+
+def fetched(x: jax.Array) -> jax.Array:
+    """A constant in the memory where the engine computes, whatever is being traced."""
+    with jax.ensure_compile_time_eval():
+        return to_device(x)
+
+
+def to_memory_of(x: jax.Array, aval: Any) -> jax.Array:
+    """The array in the memory of an abstract value."""
+    return jax.device_put(x, jax.memory.Space.Host) if is_on_host(aval) else x
 
 
 def with_weak_type(x: jax.Array, weak_type: bool) -> jax.Array:

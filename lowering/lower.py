@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.ipus import IpuView
-from ipujax.lowering.jax_compat import ClosedJaxpr, Var
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var, is_on_host
 from ipujax.lowering.jaxpr import has_stages
 from ipujax.lowering.layout import MemoryOrder, map_linearly, must_be_set_aside, overwrite
 from ipujax.lowering.merge import merge_compute_sets
@@ -104,6 +104,7 @@ def lower(
     target: Target,
     *,
     donated: Sequence[bool] = (),
+    aliases: Sequence[int | None] | None = None,
     offloaded: Sequence[bool] = (),
     streamed: Sequence[bool] = (),
     names: Sequence[str] = (),
@@ -118,6 +119,8 @@ def lower(
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
         donated: for each input whether its buffer may be reused; all False when empty.
+        aliases: for each output the donated input whose place it takes, or None; paired by shape, dtype and split when
+            None.
         offloaded: for each input whether it lies in streaming memory, as the jaxpr has it already; all False when
             empty.
         streamed: for each input whether it lies in memory of the host's, and is loaded from there likewise.
@@ -144,6 +147,7 @@ def lower(
     donated = donated or [False] * len(jaxpr.in_avals)
     offloaded = offloaded or [False] * len(jaxpr.in_avals)
     streamed = streamed or [False] * len(jaxpr.in_avals)
+    aliases = donated_aliases(whole, donated) if aliases is None else tuple(aliases)
     names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
     one, options = of_one_replica(target, replicas), options or Options()
     price = BYTE_PRICE_CYCLES if options.byte_price is None else options.byte_price
@@ -155,7 +159,7 @@ def lower(
         if found.jaxpr not in lowered:
             lowered.clear()  # one at a time: most often the first fits, and is what is asked for again
             graph = Graph(planned_for, replicas, price, options.io_tiles)
-            program = _Program(whole, found, graph, make, donated, (offloaded, streamed), names, recomputation)
+            program = _Program(whole, found, graph, make, aliases, (offloaded, streamed), names, recomputation)
             lowered[found.jaxpr] = program.lowered(line)
         return lowered[found.jaxpr]
 
@@ -187,7 +191,7 @@ class _Program:
         found: CutJaxpr,
         graph: Graph,
         make: Callable[..., Lowering],
-        donated: Sequence[bool],
+        aliases: tuple[int | None, ...],
         off_chip: tuple[Sequence[bool], Sequence[bool]],
         names: Sequence[str],
         recomputation: Recomputation,
@@ -197,7 +201,7 @@ class _Program:
         # Where what belongs to no stage lies: not on tiles that only move data.
         self._home = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
-        self._aliases = donated_aliases(whole, donated)
+        self._aliases = aliases
         self._outputs = [
             HostStream(f"out{n}", aval.shape, aval.dtype, resident=alias is not None)
             for n, (aval, alias) in enumerate(zip(whole.jaxpr.out_avals, self._aliases, strict=True))
@@ -324,7 +328,7 @@ def _joined(shards: Sequence[Tensor]) -> Tensor:
 
 
 def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape, dtype and split, as JAX pairs them."""
+    """For each output the first free donated input of its shape, dtype, memory and split, as JAX pairs them."""
     free = [n for n, given in enumerate(donated) if given]
     jaxpr, in_dims = whole.jaxpr, whole.in_dims
     aliases: list[int | None] = []
@@ -337,4 +341,4 @@ def donated_aliases(whole: Replicated, donated: Sequence[bool]) -> tuple[int | N
 
 
 def _buffer(aval: Any, dim: int | None) -> tuple[Any, ...]:
-    return aval.shape, aval.dtype, dim
+    return aval.shape, aval.dtype, dim, is_on_host(aval)

@@ -91,7 +91,9 @@ ROOMS: dict[str, str] = {
         " runtime.target"
     ),
     "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
-    "lowering.offload": "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info",
+    "lowering.offload": (
+        "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs runtime.tensor"
+    ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.popops lowering.recomputation"

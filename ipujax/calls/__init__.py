@@ -9,6 +9,7 @@ from ipujax.calls.arguments import (
     check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
+    dynamic_arguments as dynamic_arguments,
     floating_dtype as floating_dtype,
     function_name as function_name,
     given_twice as given_twice,
@@ -23,6 +24,12 @@ from ipujax.calls.in_specs import (
     explaining_axis_errors as explaining_axis_errors,
     leaf_dims as leaf_dims,
     split_dims as split_dims,
+)
+from ipujax.calls.memory_kinds import (
+    RunsApart as RunsApart,
+    check_memories as check_memories,
+    moves_apart as moves_apart,
+    with_host_shapes as with_host_shapes,
 )
 from ipujax.calls.nesting import (
     Compilation as Compilation,

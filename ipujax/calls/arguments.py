@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -251,6 +251,20 @@ def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], stat
     numbers = () if static_argnames else static_argnums
     by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
     return {*static_argnames, *by_number}
+
+
+def dynamic_arguments(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: Sequence[int],
+    static_argnames: Sequence[str],
+) -> tuple[dict[int, Any], dict[str, Any]]:
+    """The arguments of a call that are not static, by position and by name."""
+    _, static = argument_places(fun, args, static_argnums, static_argnames)
+    names = static_keywords(fun, static_argnums, static_argnames)
+    given = {n: x for n, x in enumerate(args) if n not in static}
+    return given, {name: x for name, x in kwargs.items() if name not in names}
 
 
 def _check_call(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:

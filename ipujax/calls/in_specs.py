@@ -17,7 +17,15 @@ import jax
 from jax.sharding import PartitionSpec
 
 from ipujax.calls.arguments import whole_number
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, trace_over_axis, with_float0, without_float0
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    is_float0,
+    is_on_host,
+    on_host_if,
+    trace_over_axis,
+    with_float0,
+    without_float0,
+)
 from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.replicas import AXIS, Dims, global_shape, gradient_sums
 from ipujax.runtime.errors import ArgumentError, ArgumentNameError, ArgumentTypeError, ArgumentValueError, line_of
@@ -144,8 +152,8 @@ class Replication:
                 self.warned.add(line)
                 _LOG.warning(_SUMMED, name, _WRITTEN.get(collective, collective), line, self.replicas, self.replicas)
 
-    def _local(self, x: Any, dim: int | None, place: str) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one replica's part of an array."""
+    def _local(self, x: Any, dim: int | None, place: str) -> Any:
+        """The abstract value of one replica's part of an array."""
         aval = jax.typeof(x)
         _check_rank("in_specs", place, aval, dim)
         shape = list(aval.shape)
@@ -158,7 +166,8 @@ class Replication:
                     hint=f"a batch of {-(-shape[dim] // self.replicas) * self.replicas}, or another number of replicas",
                 )
             shape[dim] //= self.replicas
-        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+        local = jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+        return on_host_if(local, is_on_host(aval))
 
 
 def leaf_dims(

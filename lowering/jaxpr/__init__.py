@@ -8,6 +8,7 @@ from ipujax.lowering.jaxpr.nested import (
     everywhere as everywhere,
     once as once,
     primitive_names as primitive_names,
+    results_in_memories as results_in_memories,
     variables as variables,
     variables_read as variables_read,
     with_inner as with_inner,

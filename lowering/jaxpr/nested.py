@@ -6,7 +6,17 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    closed,
+    is_on_host,
+    jaxprs_in_params,
+    on_device,
+)
 
 Rewrite = Callable[[ClosedJaxpr], ClosedJaxpr]
 
@@ -106,3 +116,15 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 def variables_read(eqn: JaxprEqn) -> list[Var]:
     """The operands of an equation that are no literals."""
     return variables(eqn.invars)
+
+
+def results_in_memories(jaxpr: ClosedJaxpr) -> tuple[Any, ...]:
+    """The abstract values of results in the memories that `jax.jit` of JAX 0.10 leaves them in.
+
+    It leaves all on the device unless an argument is on the host, or something is put there: what the function closes
+    over, and what is computed of that, is not asked.
+    """
+    puts = (eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name == "device_put")
+    if any(map(is_on_host, jaxpr.in_avals)) or any(is_on_host(var.aval) for eqn in puts for var in eqn.outvars):
+        return tuple(jaxpr.out_avals)
+    return tuple(map(on_device, jaxpr.out_avals))

@@ -47,7 +47,7 @@ def batched(eqns: Sequence[JaxprEqn], most_bytes: int, io_tiles: IoTiles | None 
     """
     batches = [_Batch(most_bytes)]
     for eqn in eqns:
-        if batches[-1].is_full or (eqn.primitive is remote_load_p and not batches[-1].takes(eqn)):
+        if batches[-1].is_full or not batches[-1].takes(eqn):
             batches.append(_Batch(most_bytes))
         batches[-1].add(eqn)
     if io_tiles is None:
@@ -70,10 +70,17 @@ class _Batch:
         """Whether enough waits to be stored."""
         return self._stored_bytes > self._most_bytes
 
-    def takes(self, load: JaxprEqn) -> bool:
-        """Whether a load may be one of these: it is not too much, and of nothing that these store."""
-        (remote,) = load.invars
-        return self._loaded_bytes + _bytes(load) <= self._most_bytes and remote not in self.stored
+    def takes(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation may be one of these: it reads nothing that these store.
+
+        A load is not too much either, and not of what these leave there behind their loads.
+        """
+        if any(var in self.stored for var in variables_read(eqn)):
+            return False
+        if eqn.primitive is not remote_load_p:
+            return True
+        is_made = any(var in variables_read(eqn) for made in self.rest for var in made.outvars)
+        return self._loaded_bytes + _bytes(eqn) <= self._most_bytes and not is_made
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
@@ -98,7 +105,8 @@ def _bytes(eqn: JaxprEqn) -> int:
 
 def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     """The equations of all batches, moved by I/O tiles."""
-    put_in = {var: n for n, batch in enumerate(batches) for store in batch.stores for var in store.outvars}
+    put_in = {var: n for n, batch in enumerate(batches) for eqn in (*batch.rest, *batch.stores) for var in eqn.outvars}
+    put_in |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.before for var in eqn.outvars}
     fetches: list[list[JaxprEqn]] = [[] for _ in batches]
     takes: list[list[JaxprEqn]] = [[] for _ in batches]
     for number, batch in enumerate(batches):

@@ -5,6 +5,9 @@
     r2 = remote_store r x                all of it is replaced
     r  = remote_put[is_result] x         all of it, in a new buffer, of the host's if that is where it goes
     r2 = remote_update r rows x          some rows of it are: `r2[rows[i]] = x[i]`
+    r  = remote_empty[shape dtype]       a new buffer, for what a branch stores
+    r  = host_put x                      the user's: the pass `offload` makes it one of these; what a loop leaves
+                                         by rows stays so
 
     b  = remote_fetch[in_groups] r       all of it comes to the I/O tiles; what follows does not wait for it
     x  = remote_take[in_groups] b        from there to the tiles that compute
@@ -70,6 +73,14 @@ def _put_shape(value: Any, *, is_result: bool) -> list[Any]:
     return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
 
 
+def _empty(*, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    return [jnp.zeros(shape, dtype)]
+
+
+def _empty_shape(*, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(shape, dtype)]
+
+
 def _moved(value: Any) -> list[Any]:
     return [value]
 
@@ -87,6 +98,8 @@ remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
 remote_store_p = make_primitive("remote_store", _store, _stored)
 remote_update_p = make_primitive("remote_update", _update, _updated)
 remote_put_p = make_primitive("remote_put", _put, _put_shape)
+remote_empty_p = make_primitive("remote_empty", _empty, _empty_shape)
+host_put_p = make_primitive("host_put", _moved, _moved_shape)
 remote_fetch_p = make_primitive("remote_fetch", _load, _loaded)
 remote_take_p = make_primitive("remote_take", _load, _loaded)
 remote_hand_p = make_primitive("remote_hand", _moved, _moved_shape)
@@ -94,7 +107,7 @@ remote_wait_p = make_primitive("remote_wait", _nothing, _nothing)
 
 MOVES = frozenset(
     (
-        *(remote_load_p, remote_rows_p, remote_store_p, remote_update_p, remote_put_p),
+        *(remote_load_p, remote_rows_p, remote_store_p, remote_update_p, remote_put_p, remote_empty_p, host_put_p),
         *(remote_fetch_p, remote_take_p, remote_hand_p, remote_wait_p),
     )
 )

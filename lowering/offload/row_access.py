@@ -56,6 +56,14 @@ def writes_rows(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name not in _LOOK_UPS and takes_rows(eqn)
 
 
+def is_slice_of_rows(eqn: JaxprEqn) -> bool:
+    """Whether an equation shows rows of its operand that lie one after the other, and are known: `table[2:4]`."""
+    if eqn.primitive.name != "slice" or isinstance(eqn.invars[0], Literal):
+        return False
+    table, rows, params = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), eqn.params
+    return len(table) > 1 and rows[0] > 0 and rows[1:] == table[1:] and set(params["strides"] or (1,)) == {1}
+
+
 @dataclass(frozen=True, slots=True)
 class _Windows:
     """The windows of a table that an equation reads or writes.

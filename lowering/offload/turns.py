@@ -36,14 +36,16 @@ def in_turns(
     named = [_named(eqn, phases[step], num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
     pairs = zip(steps, named, strict=True)
     by_step = [(phases[step], [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
-    done = list[JaxprEqn]()
+    done, ahead = list[JaxprEqn](), list[JaxprEqn]()
     for n, (phase, group) in enumerate(by_step):
         if phase is None:
             done += batched(group, batch_bytes)
             continue
-        own = group if n == 0 else [eqn for eqn in group if not _is_load(eqn)]
+        own = group if n == 0 else [eqn for eqn in group if not any(eqn is load for load in ahead)]
         is_last = n + 1 == len(by_step) or by_step[n + 1][0] is None
-        ahead = [] if is_last else [eqn for eqn in by_step[n + 1][1] if _is_load(eqn)]
+        following = [] if is_last else by_step[n + 1][1]
+        made = {var for eqn in (*group, *following) for var in eqn.outvars}  # such as what is put only here
+        ahead = [eqn for eqn in following if _is_load(eqn) and eqn.invars[0] not in made]
         first = next((k for k, eqn in enumerate(own) if _computes(eqn)), len(own) - 1)
         done += [*own[: first + 1], *ahead, *own[first + 1 :]]
     return done

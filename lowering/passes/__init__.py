@@ -13,7 +13,13 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.offload import ON_CHIP, Offloading, offload
+from ipujax.lowering.offload import (
+    ON_CHIP,
+    Offloading,
+    memory_spaces,
+    offload,
+    put_results as put_results,
+)
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.passes.dataflow import last_uses as last_uses
 from ipujax.lowering.passes.dce import dce
@@ -48,6 +54,7 @@ Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("discharge", discharge),
     ("inline", inline),
+    ("memory_spaces", memory_spaces),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
@@ -59,7 +66,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("offload", offload),
 )
 
-_WHOLE = ("discharge", "inline", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
+_WHOLE = ("discharge", "inline", "memory_spaces", "shard_map", "merge_collectives", "narrow", "dce", "swap_products")
 
 
 def _at(

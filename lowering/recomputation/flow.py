@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from ipujax.lowering.gcl import is_collective
@@ -114,9 +113,8 @@ class Flow:
 
 def _is_saved_by_policy(eqn: JaxprEqn) -> bool:
     """Whether JAX marks with an equation what a policy of a checkpoint saves, or offloads to the host."""
-    if eqn.primitive.name == "device_put":
-        avals: list[Any] = [var.aval for var in eqn.outvars]
-        return any(aval.memory_space == jax.memory.Space.Host for aval in avals)
+    if eqn.primitive.name == "host_put":
+        return True
     return eqn.primitive.name == "reduce_precision" and _keeps_precision(eqn)
 
 

@@ -97,7 +97,7 @@ def evaluate(
 
 def _shapes(*operands: Any, jaxpr: ClosedJaxpr, replicas: int, out_dims: Dims, **params: Any) -> list[Any]:
     return [
-        jax.ShapeDtypeStruct(global_shape(aval.shape, dim, replicas), aval.dtype)
+        aval.update(shape=global_shape(aval.shape, dim, replicas))
         for aval, dim in zip(jaxpr.out_avals, out_dims, strict=True)
     ]
 

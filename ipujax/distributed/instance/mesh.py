@@ -55,6 +55,8 @@ def to_all(array: jax.Array, dim: int | None) -> jax.Array:
     """
     device, sharding = _here(dim)
     local = array if array.devices() == {device} else jax.device_put(array, device)
+    kind = local.sharding.memory_kind
+    sharding = sharding if kind is None else sharding.with_memory_kind(kind)
     shape = global_shape(array.shape, dim, sharding.mesh.size)
     return jax.make_array_from_single_device_arrays(shape, sharding, [local])
 

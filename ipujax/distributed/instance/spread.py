@@ -24,7 +24,15 @@ import numpy as np
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
 from ipujax.distributed.instance.membership import Facts, check_joined, meet, membership, stable
 from ipujax.distributed.instance.mesh import over_instances, to_all
-from ipujax.lowering.jax_compat import ClosedJaxpr, Literal, is_float0, jaxprs_in_params, with_weak_type
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    Literal,
+    is_float0,
+    is_on_host,
+    jaxprs_in_params,
+    on_host_if,
+    with_weak_type,
+)
 from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.host import Instances
@@ -208,10 +216,12 @@ class Spread:
                 hint=f"a share of {-(-shape[dim] // here) * here}",
             )
 
-    def _struct(self, x: Any, dim: int | None) -> jax.ShapeDtypeStruct:
-        aval = jax.typeof(x)
-        shape = global_shape(aval.shape, dim, self.instances.count)
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+    def _struct(self, x: Any, dim: int | None) -> Any:
+        aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+        whole = jax.core.ShapedArray(
+            global_shape(aval.shape, dim, self.instances.count), aval.dtype, weak_type=aval.weak_type
+        )
+        return on_host_if(whole, is_on_host(aval))
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:

@@ -12,6 +12,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.layout import add_like, map_linearly, memory_order
+from ipujax.lowering.passes import put_results
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.popops import (
     Op,
@@ -28,7 +29,7 @@ from ipujax.lowering.popops import (
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip
+from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip, store_rows
 from ipujax.runtime.graph import Copy, Graph, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
 from ipujax.runtime.tensor import Tensor
 
@@ -63,8 +64,11 @@ def scan_rule(
     streams.fetch_ahead()
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
-    pushed = []
-    for value in results[num_carry:]:
+    pushed, is_stored = [], put_results(jaxpr.jaxpr)[num_carry:]
+    for value, goes_off_chip in zip(results[num_carry:], is_stored, strict=True):
+        if goes_off_chip:
+            pushed.append(store_rows(ctx, body, value, counter, length))
+            continue
         pushed.append(new_stack(graph, value, length, ctx.prog, name))
         push(graph, pushed[-1], value, counter, body, name)
     assign(graph, results[:num_carry], carries, body, name)
@@ -114,7 +118,9 @@ def _states(
     states = list[Tensor]()
     for n, (x, in_groups) in enumerate(zip(operands[initial], grouped_inputs(body.jaxpr)[num_consts:], strict=False)):
         place = ctx.into_tensors[n]
-        if place is not None and place.node is x.node and sum(other.node is x.node for other in operands) == 1:
+        if is_off_chip(ctx, x):
+            states.append(x)
+        elif place is not None and place.node is x.node and sum(other.node is x.node for other in operands) == 1:
             states.append(place)
         else:
             states.append(new_state(ctx.graph, x, ctx.prog, ctx.name, n, in_groups))
@@ -132,13 +138,17 @@ def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
 def cond_rule(
     ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
 ) -> Sequence[Tensor]:
-    """One of several branches; JAX has clamped the selector into range."""
+    """One of several branches; JAX has clamped the selector into range. What they leave off chip is in one buffer."""
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]
     outs = []
     for number in range(len(ctx.out_avals)):
         candidates = [branch[number] for branch in results]
+        if is_off_chip(ctx, candidates[0]):
+            assert all(x.node == candidates[0].node for x in candidates), "branches store to one buffer"
+            outs.append(candidates[0])
+            continue
         out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
         for prog, value in zip(programs, candidates, strict=True):
             map_linearly(ctx.graph, value)

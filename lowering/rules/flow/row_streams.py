@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ipujax.lowering.layout import MemoryOrder, linear_mapping
+from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly
 from ipujax.lowering.popops import advance, new_counter
 from ipujax.lowering.rules.base.context import Context
-from ipujax.runtime.graph import Copy, Graph, RemoteIn, Sequence as ProgramSequence, Wait
+from ipujax.runtime.graph import Copy, Graph, RemoteIn, RemoteOut, Sequence as ProgramSequence, Wait
 from ipujax.runtime.tensor import Tensor, element_bytes
 
 _MOST_SHARE = 4  # of the memory of I/O tiles, what a row may take: a quarter
@@ -30,6 +30,22 @@ def add_on_io_tiles(ctx: Context, order: MemoryOrder, dtype: Any) -> Tensor:
 def is_off_chip(ctx: Context, stack: Tensor) -> bool:
     """Whether a stack lies off chip."""
     return not set(ctx.graph.off_chip).isdisjoint(stack.variables())
+
+
+def store_rows(ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int) -> Tensor:
+    """A stack in streaming memory, of which each iteration of a loop stores a row.
+
+    Args:
+        ctx: surroundings of the loop.
+        body: what runs in an iteration.
+        row: what it leaves.
+        counter: the number of its row.
+        rows: how many there are.
+    """
+    buffer = ctx.graph.add_off_chip((rows, *row.shape), row.dtype, f"{ctx.name}/rows")
+    map_linearly(ctx.graph, row)
+    body.add(RemoteOut(row.reshape((1, *row.shape)), buffer, counter.reshape((1,)), ctx.graph.origin))
+    return Tensor.of(buffer.memory)
 
 
 class RowStreams:

@@ -6,7 +6,8 @@ user wants it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.flow.row_streams import add_on_io_tiles
 from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, RemoteOut, Wait
 from ipujax.runtime.tensor import Tensor
+
+
+def host_put_rule(ctx: Context, value: Tensor) -> Tensor:
+    """A row that the loop around it stores, see `scan_rule`; what else is put is one of the others by now."""
+    return value
 
 
 def remote_load_rule(ctx: Context, remote: Tensor, *, in_groups: bool) -> Tensor:
@@ -74,6 +80,11 @@ def remote_put_rule(ctx: Context, value: Tensor, *, is_result: bool) -> Tensor:
     return Tensor.of(buffer.memory)
 
 
+def remote_empty_rule(ctx: Context, *, shape: Sequence[int], dtype: Any) -> Tensor:
+    """A buffer that nothing has been moved to."""
+    return Tensor.of(ctx.graph.add_off_chip(shape, dtype, ctx.name).memory)
+
+
 def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Moves a value into rows of a buffer."""
     map_linearly(ctx.graph, rows)
@@ -106,6 +117,8 @@ def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
 
 
 RULES: Mapping[str, Rule] = {
+    "host_put": host_put_rule,
+    "remote_empty": remote_empty_rule,
     "remote_fetch": remote_fetch_rule,
     "remote_hand": remote_hand_rule,
     "remote_load": remote_load_rule,

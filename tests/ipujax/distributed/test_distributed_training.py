@@ -470,3 +470,34 @@ def test_distributed_stuck_instance_ends_all(run: Runner):
     assert any("instance 0: has waited for" in line and "at step for instance 1" in line for line in run.err), run.err
     assert any("in <module>" in line and line.startswith("[1]") for line in run.err), "where it is"
     assert clear_of(run.printed("pid"))
+
+
+HOSTED = (
+    START
+    + """
+host = jax.sharding.SingleDeviceSharding(jax.local_devices()[0], memory_kind="pinned_host")
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+@ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), out_specs=P())
+def step(momentum, x):
+    mean = lax.pmean(x.sum(0), "replica")
+    return jax.device_put(jax.device_put(momentum, DEVICE) * 0.9 + mean, HOST)
+
+momentum = jax.device_put(np.ones((4, 3), np.float32), host)
+x = share(np.arange(6 * N, dtype=np.float32).reshape(2 * N, 3))
+shape = jax.ShapeDtypeStruct((4, 3), np.float32, sharding=host)
+assert step.lower(shape, x).compile().profile.streaming_memory_bytes == 96
+for _ in range(2):
+    momentum = step(momentum, x)
+assert momentum.sharding.memory_kind == "pinned_host"
+save(momentum=np.asarray(momentum))
+"""
+)
+
+
+def test_distributed_state_on_the_host(run: Runner, tmp_path: Path):
+    for instances in (1, 2):
+        assert run(HOSTED, "--replicas", "4", arguments=[str(tmp_path / str(instances))], instances=instances) == 0
+    alone, *shares = (np.load(tmp_path / name)["momentum"] for name in ("1.0.npz", "2.0.npz", "2.1.npz"))
+    for each in shares:
+        np.testing.assert_allclose(each, alone, rtol=1e-5)

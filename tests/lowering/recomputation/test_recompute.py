@@ -188,7 +188,7 @@ def test_what_a_checkpoint_computes_again_is_never_kept(name: str) -> None:
 @pytest.mark.parametrize("name", ["products saved", "names saved", "names offloaded"])
 def test_what_a_policy_saves_is_never_computed_again(name: str) -> None:
     values = of_values(name, before(name))
-    mark = "device_put" if name == "names offloaded" else "reduce_precision"  # so JAX marks it
+    mark = "host_put" if name == "names offloaded" else "reduce_precision"  # so JAX marks it
     eqns = before(name).jaxpr.eqns
     marked = [eqn for eqn in eqns if eqn.primitive.name == mark and not stage_name(eqn).is_backward]
     saved = {values[var] for eqn in marked for var in eqn.outvars}

@@ -1,0 +1,83 @@
+"""The pass `memory_spaces`, and what `offload` makes of it: jaxprs without the host, equal after each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, is_on_host, jaxpr_as_fun
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.offload import Offloading, memory_spaces, offload
+from ipujax.lowering.passes import run_passes
+from ipujax.lowering.passes.inline import inline
+from tests.ipujax.memory_kind_cases import CASES, copied, double, get, is_key, put
+
+SOME = [name for name, case in CASES.items() if not any(map(is_key, jax.tree.leaves(case.args())))]
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    return jax.jit(fun).trace(*args).jaxpr
+
+
+def values(jaxpr: ClosedJaxpr) -> list[Any]:
+    """All variables of a jaxpr and of those inside it."""
+    body = jaxpr.jaxpr
+    return [*body.invars, *body.constvars, *(var for eqn in equations(body) for var in (*eqn.invars, *eqn.outvars))]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_jaxprs_are_on_the_device_and_equal_after_each_pass(name: str) -> None:
+    case, args = CASES[name], CASES[name].args()
+    expected = jax.tree.leaves(jax.jit(case.fun)(*copied(args)))
+    jaxpr = traced(case.fun, *args)
+    hosted = tuple(is_on_host(aval) and aval.size > 1 for aval in jaxpr.in_avals)
+    offloading = Offloading(hosted, (None,) * len(jaxpr.out_avals), hosted=hosted)
+    for step, after in list(run_passes(jaxpr, offloading=offloading).items())[1:]:
+        check_jaxpr(after.jaxpr)
+        assert not [var for var in values(after) if is_on_host(var.aval)], step
+        found = jaxpr_as_fun(after)(*map(get, jax.tree.leaves(args)))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_a_jaxpr_without_the_host_stays_itself() -> None:
+    jaxpr = inline(traced(lambda x: jnp.tanh(x) * 2, jnp.ones(4)))
+    assert memory_spaces(jaxpr) is jaxpr and offload(jaxpr) is jaxpr
+
+
+def test_what_is_fetched_is_the_value_itself() -> None:
+    jaxpr = memory_spaces(inline(traced(lambda h: get(h) * 2, put(jnp.ones(4)))))
+    (eqn,) = jaxpr.jaxpr.eqns
+    assert eqn.primitive.name == "mul" and eqn.invars[0] is jaxpr.jaxpr.invars[0]
+
+
+def test_each_result_on_the_host_has_a_put_of_its_own() -> None:
+    jaxpr = memory_spaces(inline(traced(lambda w, h: (put(w), put(w), h, h * 2), jnp.ones(4), put(jnp.ones(4)))))
+    puts = [eqn.outvars[0] for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "host_put"]
+    assert len(puts) == 4 and set(puts) == set(jaxpr.jaxpr.outvars)
+
+
+def test_a_state_is_stored_in_the_memory_of_the_argument_that_it_replaces() -> None:
+    def fun(h: jax.Array) -> jax.Array:
+        return lax.scan(lambda c, _: (double(c), None), h, None, length=3)[0]
+
+    whole = ipu.jit(fun, donate_argnums=0).lower(put(jnp.ones((4, 3)))).jaxpr.jaxpr
+    (loop,) = whole.eqns
+    names = [eqn.primitive.name for eqn in loop.params["jaxpr"].jaxpr.eqns]
+    assert loop.invars == whole.invars and names == ["remote_load", "mul", "remote_store"]
+    assert whole.outvars == loop.outvars
+
+
+def test_stores_come_before_loops_that_read_them() -> None:
+    def fun(w: jax.Array) -> jax.Array:
+        return lax.scan(lambda c, _: (double(c), None), put(w + 1), None, length=3)[0]
+
+    eqns = ipu.jit(fun).lower(jnp.ones((4, 3))).jaxpr.jaxpr.eqns
+    assert [eqn.primitive.name for eqn in eqns] == ["add", "remote_put", "scan"]
