@@ -4,7 +4,7 @@ Input: a configuration. Output: a scope. In it `keras.Model` makes what its loop
 Keras is as it is: callbacks, metrics, saving. Public methods of `keras.Model` are replaced for the time of the scope:
 `compile`, which notes that a model belongs to the strategy; `fit`, which checks that an epoch is a whole number of
 updates; and `make_train_function`, `make_test_function` and `make_predict_function`. Behind the scope the same model
-goes on without IPUs, and what it lacks there says where it is had (`scope_attributes`).
+goes on without IPUs. What runs leave with a model is explained before any has (`scope_attributes`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPTIONS: Mapping[str, Callable[..., Any]] = {
     "print_pipeline_stage_assignment_summary": stages.print_pipeline_stage_assignment_summary,
     "reset_pipeline_stage_assignment": stages.reset_pipeline_stage_assignment,
 }
-explain_missing(keras.Model, _OPTIONS)
+explain_missing(keras.Model)
 
 
 class IPUStrategy:

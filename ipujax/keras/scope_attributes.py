@@ -1,12 +1,11 @@
-"""Attributes that models have in a scope, or when they have run in it: asked for before, they say so.
+"""Attributes that models have when they have run in a scope: asked for before, they say so.
 
-Input: `keras.Model`, and the names of methods that it has in a scope. Output: attributes of that class which instances
-and scopes have in their place, once they do. Reading one raises an `AttributeError`, so that `hasattr` stays false.
+Input: `keras.Model`. Output: attributes of that class, in whose place a model has its own once it has run. Reading one
+raises an `AttributeError`, so that `hasattr` stays false.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentAttributeError
@@ -20,26 +19,23 @@ _OF_RUNS = {
 
 
 class _Missing:
-    """An attribute that models lack."""
+    """An attribute that models lack until they have run."""
 
-    def __init__(self, name: str, expected: str, hint: str) -> None:
-        self._name, self._expected, self._hint = name, expected, hint
+    def __init__(self, name: str, way: str) -> None:
+        self._name, self._way = name, way
 
     def __get__(self, model: Any, owner: type) -> Any:
         if model is None:
             return self
         what = f"{getattr(model, 'name', owner.__name__)} has no {self._name}"
-        raise ArgumentAttributeError(what, expected=self._expected, hint=self._hint)
+        raise ArgumentAttributeError(what, expected="a model that has run on IPUs", hint=self._way)
 
 
-def explain_missing(model_class: type, methods: Iterable[str]) -> None:
-    """Has a class say what its instances lack outside of a scope, and before they have run in one.
+def explain_missing(model_class: type) -> None:
+    """Has a class say what its instances lack before they have run in a scope.
 
     Args:
         model_class: `keras.Model`.
-        methods: names of the methods that it has in a scope.
     """
-    for name in methods:
-        setattr(model_class, name, _Missing(name, "a model in the scope of an IPUStrategy", "with strategy.scope(): …"))
     for name, way in _OF_RUNS.items():
-        setattr(model_class, name, _Missing(name, "a model that has run on IPUs", way))
+        setattr(model_class, name, _Missing(name, way))

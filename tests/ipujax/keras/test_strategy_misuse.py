@@ -341,13 +341,13 @@ def test_an_option_that_there_is_not_is_told_as_when_it_is_set(read: Any) -> Non
     assert not hasattr(config, "matmuls") and copy.deepcopy(config).auto_select_ipus == 4
 
 
-def test_what_models_lack_outside_of_a_scope_or_before_a_fit_says_where_it_is_had() -> None:
+def test_what_models_lack_before_a_fit_says_where_it_is_had() -> None:
     with strategy().scope():
         model = mlp()
         with pytest.raises(AttributeError, match=r"has no ipu_profile(.|\n)*fit, evaluate or predict in"):
             model.ipu_profile  # noqa: B018
         model.set_replication_options(1)
-    for name in ("ipu_profile", "ipu_profiles", "ipu_outfeed", "set_pipelining_options"):
+    for name in ("ipu_profile", "ipu_profiles", "ipu_outfeed"):
         assert not hasattr(model, name)
         with pytest.raises(ArgumentError, match=f"has no {name}"):
             getattr(model, name)
