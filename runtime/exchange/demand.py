@@ -142,13 +142,10 @@ def copy_demand(source: Tensor, destination: Tensor, mappings: Sequence[TileMapp
     """
     variables = source.variables()
     size = total([v.size for v in variables])
-    present = np.zeros(num_tiles, bool)
     if source.size > _MOST_ELEMENTS:
-        runs = _sampled_copy_runs(source, destination, mappings)
-        for mapping in mappings:
-            present[mapping.tiles] = True
-        present &= np.bincount(runs.box, minlength=num_tiles) > 0
-        return demand([runs], np.where(present, np.arange(num_tiles), -1)[:, None], size, num_tiles)
+        sample = _sampled_copy_runs(source, destination, mappings)
+        present = np.bincount(sample.box, minlength=num_tiles) > 0
+        return demand([sample], np.where(present, np.arange(num_tiles), -1)[:, None], size, num_tiles)
     length, tile = _owner_runs(destination.node, dict(zip(destination.variables(), mappings, strict=True)))
     length, tile = length[length > 0], tile[length > 0]
     new = np.diff(tile, prepend=-1) != 0
@@ -172,8 +169,8 @@ def _sampled_copy_runs(source: Tensor, destination: Tensor, mappings: Sequence[T
     (tile, element), (tile_before, element_before) = map(tile_and_element, (place, np.maximum(place - 1, 0)))
     before = np.where((tile_before == tile) & (place > 0), element_before, -1)
     order = np.lexsort((element, tile))
-    runs = Runs(tile, element, np.ones_like(tile), np.ones(len(tile)) if weight is None else weight, before)
-    return Runs(runs.box[order], element[order], runs.length[order], runs.weight[order], before[order])
+    each = np.ones(len(order)) if weight is None else weight
+    return Runs(tile[order], element[order], np.ones_like(order), each[order], before[order])
 
 
 def _flat_element(tensor: Tensor, at: np.ndarray) -> np.ndarray:

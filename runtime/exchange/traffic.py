@@ -10,9 +10,10 @@ one tile, by several vertices or through a broadcast, is received once. What all
 at the rate of all of them together (`exchange.shared_bus`).
 
 Source of the cycle formulas: reference A2 (bytes over width; control slots a fragment), B5 (cost of a piece copied).
-Limits: all pairs of tiles are equally far; reordering inside an operand (a transposed read) is not charged. Views whose
-elements are scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million,
-0.15 s where several tiles need one.
+Limits: what has millions of runs is counted by a sample of them, within a few percent (`exchange.sample`). All pairs of
+tiles are equally far; reordering inside an operand (a transposed read) is not charged. Views whose elements are
+scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million, 0.15 s where
+several tiles need one.
 """
 
 from __future__ import annotations
