@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.hijax import AbstractValue
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
@@ -194,7 +195,7 @@ def test_types_of_ones_own() -> None:
         check_values(ClosedJaxpr(own, ()), "fun", ["x"])
 
 
-class OwnType:
+class OwnType(AbstractValue):
     """What a primitive of somebody's own may make."""
 
     def __str__(self) -> str:
