@@ -312,13 +312,18 @@ def with_constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
 
 def eliminate_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drops equations that neither an output nor an effect needs; keeps all inputs."""
-    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-    return live
+    return _live(jaxpr, instantiate=True)[0]
 
 
 def used_inputs(jaxpr: Jaxpr) -> tuple[bool, ...]:
     """For each input whether an output or an effect needs it."""
-    return tuple(partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
+    return tuple(_live(jaxpr, instantiate=False)[1])
+
+
+def _live(jaxpr: Jaxpr, instantiate: bool) -> tuple[Jaxpr, list[bool]]:
+    # With `jax_enable_checks` JAX compares types, in which the axes of a mesh stay after `shard_map` is gone.
+    with jax.enable_checks(False):
+        return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=instantiate)
 
 
 def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int]) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from tests.marks import slow_but
@@ -225,3 +226,36 @@ def test_refused_as_jax_refuses(name: str) -> None:
 def first_lines(error: BaseException) -> list[str]:
     """A message without the lines that name a function or a place in a file."""
     return [line for line in str(error).splitlines() if "/" not in line and "jit" not in line][:4]
+
+
+def symbolic_product() -> Any:
+    """A product whose derivative is told which tangents are zero."""
+
+    @jax.custom_vjp
+    def product(x: Any, y: Any) -> Any:
+        return x * y, x + y
+
+    def backward(operands: Any, gradients: Any) -> Any:
+        g = gradients[0]
+        g = jnp.zeros_like(operands[0]) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
+        return g * operands[1], g * operands[0]
+
+    forward = lambda x, y: ((x.value * y.value, x.value + y.value), (x.value, y.value))  # noqa: E731
+    product.defvjp(forward, backward, symbolic_zeros=True)
+    return product
+
+
+def test_symbolic_zeros_while_jax_checks() -> None:
+    """Types of values under `jax.shard_map` name its axes, which are gone later: JAX's own checks compare them."""
+    product, x = symbolic_product(), jnp.arange(1.0, 5.0)
+
+    def fun(x: Any) -> Any:
+        return jax.grad(lambda x: product(x, x)[0].sum())(x) + product(x, x)[1], jax.lax.map(lambda v: product(v, v), x)
+
+    with jax.enable_checks(True):
+        expected = jax.jit(fun)(x)
+        mesh = jax.sharding.AbstractMesh((2,), ("x",))
+        split = jax.shard_map(fun, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+        for found in (ipu.jit(fun)(x), ipu.jit(split, device=ipu.IPUModel(num_ipus=2))(x)):
+            for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_array_equal(got, wanted)
