@@ -2,10 +2,11 @@
 
 Input: a traced jaxpr. Output: an equal one that reads and writes no Ref. The rules for each primitive are JAX's own:
 `pallas.run_state` runs a function of Refs, and its implementation discharges what the function does to them. Refs that
-come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and
-results: see `with_state`.
+come from outside, arguments or closed over, become Refs made inside first, of values that are inputs and results: see
+`with_state`.
 
-Source: `jax.new_ref`, jax 0.10. Limits: what JAX has no rule for, as a `while` whose condition reads a Ref, is refused.
+Source: `jax.new_ref`, jax 0.10. Limits: what `jax.jit` cannot run is refused, as a `custom_jvp` function that makes a
+Ref; and a `while` whose condition reads what its body changes, which `jax.jit` never ends.
 """
 
 from __future__ import annotations
