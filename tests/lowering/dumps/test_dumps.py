@@ -105,7 +105,7 @@ def test_the_whole_ir_as_json(tmp_path: Path) -> None:
     jaxprs, graph = ir["jaxprs"], ir["graph"]
     for each in ir["passes"]:
         assert [value["type"] for value in jaxprs[each["jaxpr"]]["inputs"]] == ["f32[4,4]"] * 2
-    assert ir["passes"][1]["jaxpr"] == ir["passes"][2]["jaxpr"]  # there is no shard_map
+    assert ir["passes"][2]["jaxpr"] == ir["passes"][3]["jaxpr"]  # there is no shard_map
     last = jaxprs[ir["passes"][-1]["jaxpr"]]
     assert len(last["equations"]) == len(made.jaxpr.eqns)
     assert [each["primitive"] for each in last["equations"]] == [eqn.primitive.name for eqn in made.jaxpr.eqns]
@@ -199,7 +199,11 @@ def test_what_the_environment_asks_for(folder: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (DOT, "after:fuze", r"IPUJAX_DOT names no pass: 'fuze'(.|\n)*trace, inline.*lower(.|\n)*try: 'fuse'"),
+        (
+            DOT,
+            "after:fuze",
+            r"IPUJAX_DOT names no pass: 'fuze'(.|\n)*trace, discharge, inline.*lower(.|\n)*try: 'fuse'",
+        ),
         (DOT, "after:fuse,dce", r"IPUJAX_DOT names no step(.|\n)*after:PASS(.|\n)*'dce'"),
         (DUMP, "tile", r"IPUJAX_DUMP names no dump: 'tile'(.|\n)*try: 'tiles'"),
     ],
@@ -239,13 +243,8 @@ def test_a_pass_that_fails_is_named_and_what_was_made_is_kept(folder: Path, aske
     assert note.endswith(f"is in {folder / 'layers.ir.json'}")
     ir = json.loads((folder / "layers.ir.json").read_text(encoding="utf-8"))
     assert ir["failed"] == {"step": "narrow", "error": "ZeroDivisionError: in the pass"} and ir["graph"] is None
-    assert [each["name"] for each in ir["passes"]] == [
-        "trace",
-        "inline",
-        "memory_spaces",
-        "shard_map",
-        "merge_collectives",
-    ]
+    passes = ["discharge", "inline", "memory_spaces", "shard_map", "merge_collectives"]
+    assert [each["name"] for each in ir["passes"]] == ["trace", *passes]
     assert (folder / "layers.inline.dot").exists() and not (folder / "layers.fuse.dot").exists()
 
 
