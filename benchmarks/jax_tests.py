@@ -1,0 +1,292 @@
+"""JAX's own tests with `ipu.jit` in the place of `jax.jit`.
+
+    python benchmarks/jax_tests.py CHECKOUT
+    python benchmarks/jax_tests.py CHECKOUT --only lax_test --sample 200 --seed 3
+    python benchmarks/jax_tests.py CHECKOUT --program
+
+CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. Of each file a seeded sample
+of tests runs in a process of its own; a test that kills it has failed, and the rest go on in another process. The
+default device is a chip of 64 tiles, so that lowering takes less time. `--program` lets XLA compute the programs that
+functions are lowered to, instead of the functions. A row is a file: how many tests passed, failed, were skipped by JAX
+itself and were excluded. Behind the rows come the last line of each failure, each exclusion with its reason, see
+`jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which stayed what they were.
+Exits with 1 where a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+import unittest
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax_test_exclusions import exclusion
+
+import ipujax as ipu
+
+FILES = (
+    "api_test",
+    "lax_test",
+    "lax_numpy_test",
+    "lax_control_flow_test",
+    "lax_autodiff_test",
+    "custom_api_test",
+    "mutable_array_test",
+    "random_lax_test",
+    "batching_test",
+    "checkify_test",
+    "python_callback_test",
+)
+# Arguments of `jax.jit` that `ipu.jit` has not, or that mean something else: calls with them are left to `jax.jit`.
+NOT_OURS = frozenset(
+    {"in_shardings", "out_shardings", "keep_unused", "device", "backend", "inline", "compiler_options"}
+)
+TILES = 64
+OUTCOMES = ("passed", "failed", "skipped", "excluded")
+
+
+# --- inside the process of a file -------------------------------------------------------------------------------------
+
+
+class Replacement:
+    """A stand-in for `jax.jit`: `ipu.jit` for tests and their utilities, `jax.jit` for JAX and ipujax themselves.
+
+    Attributes:
+        left: how many calls gave each argument that `ipu.jit` has not.
+    """
+
+    def __init__(self) -> None:
+        self._jax_jit: Callable[..., Any] = jax.jit
+        self.left: Counter[str] = Counter()
+        functools.update_wrapper(self, jax.jit)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.split(".")[0] in ("jax", "jaxlib", "ipujax") and not caller.endswith(".test_util"):
+            return self._jax_jit(*args, **kwargs)
+        lacking = NOT_OURS & kwargs.keys()
+        self.left.update(lacking)
+        return self._jax_jit(*args, **kwargs) if lacking else ipu.jit(*args, **kwargs)
+
+    def install(self) -> None:
+        """Takes the place of `jax.jit` in all modules that are imported already."""
+        for module in list(sys.modules.values()):
+            if getattr(module, "__name__", "").split(".")[0] == "jax" and vars(module).get("jit") is self._jax_jit:
+                module.jit = self  # type: ignore[attr-defined]
+
+
+class Recorded(unittest.TestResult):
+    """Writes the outcome of each test as a line of JSON.
+
+    Args:
+        path: the file.
+        replacement: of `jax.jit`.
+    """
+
+    def __init__(self, path: Path, replacement: Replacement) -> None:
+        super().__init__()
+        self._path, self._replacement = path, replacement
+        self._outcome: tuple[str, str] = "passed", ""
+
+    def _write(self, test: unittest.TestCase, outcome: str, text: str = "") -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps([short_name(test), outcome, text, self._replacement.left]) + "\n")
+        self._replacement.left.clear()
+
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        super().startTest(test)
+        self._outcome = "passed", ""
+        self._write(test, "started")
+
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        super().stopTest(test)
+        self._write(test, *self._outcome)
+
+    def _fail(self, error: Any) -> None:
+        self._outcome = "failed", "".join(traceback.format_exception(*error))
+
+    def addError(self, test: Any, err: Any) -> None:  # noqa: N802
+        self._fail(err)
+
+    def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
+        self._fail(err)
+
+    def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
+        self._outcome = "failed", "the test was expected to fail"
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
+        if err is not None:
+            self._fail(err)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
+        if self._outcome[0] == "passed":
+            self._outcome = "skipped", reason
+
+
+def short_name(test: unittest.TestCase) -> str:
+    """Class and name of a test."""
+    return f"{type(test).__name__}.{test._testMethodName}"
+
+
+def cases(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    """The tests of a suite, however deep."""
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases(test)
+        else:
+            yield test
+
+
+def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -> None:
+    """Lists the tests of a file as `names`, or runs those that `names` lists.
+
+    Args:
+        checkout: of JAX.
+        file: a test file of it.
+        names: a JSON list of tests; written if it does not exist.
+        results: the file for outcomes.
+    """
+    sys.argv = [file]  # JAX's flags are read from it, when a test module is imported
+    sys.path.insert(0, str(checkout / "tests"))
+    importlib.import_module("jax._src.test_util")  # takes `jax.jit` itself as an attribute
+    replacement = Replacement()
+    replacement.install()
+    module = importlib.import_module(file)
+    by_name = {short_name(test): test for test in cases(unittest.defaultTestLoader.loadTestsFromModule(module))}
+    if not names.exists():
+        names.write_text(json.dumps(sorted(by_name)))
+        return
+    with ipu.default_device(ipu.IPUModel(tiles_per_ipu=TILES)):
+        result = Recorded(results, replacement)
+        unittest.TestSuite(by_name[name] for name in json.loads(names.read_text())).run(result)
+
+
+# --- around these processes -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcomes:
+    """What the tests of one file did.
+
+    Args:
+        file: its name.
+        tests: for each test its outcome and a text: the traceback of a failure, the reason of an exclusion.
+        left: how many calls gave each argument that `ipu.jit` has not.
+    """
+
+    file: str
+    tests: dict[str, tuple[str, str]] = field(default_factory=dict)
+    left: Counter[str] = field(default_factory=Counter)
+
+    def of(self, outcome: str) -> dict[str, str]:
+        """The tests with one outcome, and their texts."""
+        return {name: text for name, (got, text) in self.tests.items() if got == outcome}
+
+
+def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]], flags: Sequence[str]) -> Outcomes:
+    """Runs tests of a file.
+
+    Args:
+        checkout: of JAX.
+        file: its name.
+        choose: the tests to run, of all.
+        flags: for the process that runs them.
+    """
+    outcomes = Outcomes(file)
+    with tempfile.TemporaryDirectory() as folder:
+        names, results = Path(folder, "names.json"), Path(folder, "results.jsonl")
+        command = [sys.executable, __file__, str(checkout), "--only", file, "--inside", folder, *flags]
+        subprocess.run(command, check=True)
+        to_run = []
+        for name in choose(json.loads(names.read_text())):
+            reason = exclusion(file, name)
+            if reason is None:
+                to_run.append(name)
+            else:
+                outcomes.tests[name] = "excluded", reason
+        while to_run:
+            names.write_text(json.dumps(to_run))
+            process = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for line in results.read_text().splitlines() if results.exists() else ():
+                name, outcome, text, left = json.loads(line)
+                died = f"{process.stderr[-2000:]}\nthe process died, code {process.returncode}"
+                outcomes.tests[name] = ("failed", died) if outcome == "started" else (outcome, text)
+                outcomes.left.update(left)
+            results.unlink(missing_ok=True)
+            remaining = [name for name in to_run if name not in outcomes.tests]
+            if len(remaining) == len(to_run):
+                raise RuntimeError(f"no test of {file} could be started:\n{process.stderr}")
+            to_run = remaining
+    return outcomes
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback that says something."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def show(all_outcomes: Sequence[Outcomes], whole: bool) -> None:
+    """Prints failures, exclusions and calls left to `jax.jit`."""
+    for what in ("failed", "excluded"):
+        rows = [(o.file, name, text) for o in all_outcomes for name, text in sorted(o.of(what).items())]
+        print(f"\n{what}: {len(rows)}")
+        for file, name, text in rows:
+            print(f"  {file} {name}\n    {last_line(text)}")
+            if whole and what == "failed":
+                print(text)
+    left: Counter[str] = sum((outcomes.left for outcomes in all_outcomes), Counter())
+    print(f"\ncalls left to jax.jit, by argument: {dict(left.most_common()) or 'none'}")
+
+
+def main() -> int:
+    """Runs what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("checkout", type=Path, help="a checkout of JAX at the installed version")
+    parser.add_argument("--only", action="append", metavar="FILE", help="a test file; several times for several")
+    parser.add_argument("--sample", type=int, default=60, help="tests of each file")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--tests", metavar="PATTERN", help="a regular expression: all tests that match, no sample")
+    parser.add_argument("--program", action="store_true", help="compute the lowered programs")
+    parser.add_argument("--tracebacks", action="store_true", help="whole tracebacks of failures")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.program:
+        ipu.Lowered.computes_function = False  # type: ignore[assignment,method-assign]
+    if args.inside is not None:
+        run_in_this_process(args.checkout, *args.only, args.inside / "names.json", args.inside / "results.jsonl")
+        return 0
+    version = (args.checkout / "jax" / "version.py").read_text() if (args.checkout / "jax").exists() else ""
+    if version and f'_version = "{jax.__version__}"' not in version:
+        parser.error(f"{args.checkout} is not of jax {jax.__version__}, which is installed")
+    files = [name.removesuffix(".py") for name in args.only or FILES]
+
+    def choose(file: str, names: list[str]) -> list[str]:
+        if args.tests:
+            return [name for name in names if re.search(args.tests, name)]
+        return random.Random(f"{args.seed} {file}").sample(names, min(args.sample, len(names)))
+
+    print(f"{'file':24}" + "".join(f"{name:>10}" for name in OUTCOMES))
+    all_outcomes = []
+    for file in files:
+        outcomes = run_file(args.checkout, file, functools.partial(choose, file), ["--program"] * args.program)
+        print(f"{file:24}" + "".join(f"{len(outcomes.of(name)):10}" for name in OUTCOMES), flush=True)
+        all_outcomes.append(outcomes)
+    show(all_outcomes, args.tracebacks)
+    return int(any(outcomes.of("failed") for outcomes in all_outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
