@@ -11,6 +11,9 @@ functions are lowered to, instead of the functions. A row is a file: how many te
 itself and were excluded. Behind the rows come the last line of each failure, each exclusion with its reason, see
 `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which stayed what they were.
 Exits with 1 where a test failed.
+
+Errors of ipujax have words of their own. A test that expects those of JAX runs all the same, and is excluded only if the
+error is of the class that it expects.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ import traceback
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax_test_exclusions import exclusion
+from jax_test_exclusions import WORDS, exclusion
 
 import ipujax as ipu
 
@@ -115,6 +119,11 @@ class Recorded(unittest.TestResult):
         super().stopTest(test)
         self._write(test, *self._outcome)
 
+    def note_words(self, pattern: str, error: ipu.IpuError) -> None:
+        """Excludes the running test: an error was of the class that it expects, and in words of ipujax."""
+        if self._outcome[0] == "passed":
+            self._outcome = "excluded", f"{WORDS}: /{pattern}/ is {error.what!r}"
+
     def _fail(self, error: Any) -> None:
         self._outcome = "failed", "".join(traceback.format_exception(*error))
 
@@ -134,6 +143,32 @@ class Recorded(unittest.TestResult):
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
         if self._outcome[0] == "passed":
             self._outcome = "skipped", reason
+
+
+@contextmanager
+def raising(case: unittest.TestCase, result: Recorded, expected: Any, pattern: Any) -> Iterator[Any]:
+    """The context of `assertRaisesRegex`, in which errors of ipujax have words of their own."""
+    with case.assertRaises(expected) as caught:
+        yield caught
+    error, pattern = caught.exception, getattr(pattern, "pattern", pattern)
+    if re.search(pattern, str(error)) is None:
+        if not isinstance(error, ipu.IpuError):
+            case.fail(f"/{pattern}/ is not in {str(error)!r}")
+        result.note_words(pattern, error)
+
+
+def with_words_of_ipujax(result: Recorded) -> Callable[..., Any]:
+    """An `assertRaisesRegex` that takes errors of ipujax by their class."""
+
+    def method(case: unittest.TestCase, expected: Any, pattern: Any, *call: Any, **kwargs: Any) -> Any:
+        kwargs.pop("msg", None)
+        context = raising(case, result, expected, pattern)
+        if not call:
+            return context
+        with context:
+            return call[0](*call[1:], **kwargs)
+
+    return method
 
 
 def short_name(test: unittest.TestCase) -> str:
@@ -171,6 +206,7 @@ def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -
         return
     with ipu.default_device(ipu.IPUModel(tiles_per_ipu=TILES)):
         result = Recorded(results, replacement)
+        unittest.TestCase.assertRaisesRegex = with_words_of_ipujax(result)  # type: ignore[method-assign]
         unittest.TestSuite(by_name[name] for name in json.loads(names.read_text())).run(result)
 
 

@@ -28,6 +28,7 @@ from ipujax.calls import (
     as_names,
     as_numbers,
     check_arguments,
+    check_function,
     check_jaxpr_whole,
     check_live,
     check_memories,
@@ -75,10 +76,10 @@ class _Settings(TypedDict, total=False):
     in_specs: Any
     out_specs: Any
     axis_name: str
-    donate_argnums: int | Sequence[int]
-    donate_argnames: str | Sequence[str]
-    static_argnums: int | Sequence[int]
-    static_argnames: str | Sequence[str]
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Sequence[str] | None
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
     offload_argnums: int | Sequence[int]
     options: Options | None
 
@@ -97,10 +98,10 @@ def jit(  # type: ignore[no-untyped-def]
     in_specs=None,
     out_specs=None,
     axis_name=AXIS,
-    donate_argnums=(),
-    donate_argnames=(),
-    static_argnums=(),
-    static_argnames=(),
+    donate_argnums=None,
+    donate_argnames=None,
+    static_argnums=None,
+    static_argnames=None,
     offload_argnums=(),
     options=None,
 ):
@@ -121,7 +122,7 @@ def jit(  # type: ignore[no-untyped-def]
             their place, stay on the device, while all other arguments and results move from and to the host each call.
         donate_argnames: the same by name; with one of the two given, the other follows from the function's signature.
         static_argnums: positional arguments that are settings: hashable, each value compiled apart.
-        static_argnames: the same by name.
+        static_argnames: the same by name; as with those that are donated, give both if they are to differ.
         offload_argnums: positional arguments that lie in streaming memory: the state of an optimiser, weights, tables.
             Each of their arrays is loaded before it is used and dropped behind; if it is donated, what takes its place
             is stored as soon as it is made. A table of which only rows are looked up or updated stays there, but for
@@ -147,10 +148,10 @@ def jit(  # type: ignore[no-untyped-def]
             hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
         )
     settings = {
-        "donate_argnums": as_numbers("donate_argnums", donate_argnums),
-        "donate_argnames": as_names("donate_argnames", donate_argnames),
-        "static_argnums": as_numbers("static_argnums", static_argnums),
-        "static_argnames": as_names("static_argnames", static_argnames),
+        "donate_argnums": donate_argnums if donate_argnums is None else as_numbers("donate_argnums", donate_argnums),
+        "donate_argnames": donate_argnames if donate_argnames is None else as_names("donate_argnames", donate_argnames),
+        "static_argnums": static_argnums if static_argnums is None else as_numbers("static_argnums", static_argnums),
+        "static_argnames": static_argnames if static_argnames is None else as_names("static_argnames", static_argnames),
     }
     replication = Replication.of(replicas, in_specs, out_specs, axis_name)
     make = functools.partial(
@@ -171,21 +172,19 @@ class IpuFunction(Generic[_P, _R]):
         self,
         fun: Callable[_P, _R],
         device: Device | None,
-        settings: Mapping[str, tuple[Any, ...]],
+        settings: Mapping[str, tuple[Any, ...] | None],
         options: Options,
         replication: Replication | None = None,
         offload: tuple[int, ...] = (),
     ) -> None:
-        if not callable(fun):
-            hint = f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None
-            raise ArgumentError("ipu.jit needs a function", expected="a callable", got=repr(fun), hint=hint)
+        check_function(fun, f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None)
         if device is not None:
             check_device(device, "ipu.jit")
         if not isinstance(options, Options):
             raise ArgumentError(
                 "ipu.jit was given something else than options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, **settings)
+        check_settings(fun, **{name: value or () for name, value in settings.items()})
         self._line = calling_line()  # shown for work that has no line of the user's
         # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
@@ -193,7 +192,7 @@ class IpuFunction(Generic[_P, _R]):
         self._static = settings["static_argnums"], settings["static_argnames"]
         self._donates = bool(settings["donate_argnums"] or settings["donate_argnames"])
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
-        self._settings: dict[str, Any] = {name: value or None for name, value in settings.items()}
+        self._settings: dict[str, Any] = dict(settings)
         self._replication, self._offload = replication, offload
         self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
@@ -311,10 +310,9 @@ class IpuFunction(Generic[_P, _R]):
             offload_argnums: what lies in streaming memory; what does so already when None.
             device: its device; the one it has when None.
         """
-        given = {name: value or () for name, value in self._settings.items()}
         options = self._options if options is None else options
         offload = self._offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums)
-        return IpuFunction(self._fun, device or self._device, given, options, self._replication, offload)
+        return IpuFunction(self._fun, device or self._device, self._settings, options, self._replication, offload)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
         """Itself, as with Python's functions: modules that hold one may be copied."""

@@ -483,7 +483,7 @@ class Compiled(Stage):
         signature, name = self._lowered.signature, self._lowered.name
         if has_tracer(args, kwargs):
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
-            raise ArgumentError(what, hint="apply them to the ipu.jit function itself")
+            raise ArgumentTypeError(what, hint="apply them to the ipu.jit function itself")
         leaves, tree = jax.tree.flatten((args, kwargs))
         hint = "call the ipu.jit function itself, which compiles anew for new shapes"
         if tree != signature.in_tree:

@@ -247,7 +247,11 @@ class ArgumentValueError(ArgumentError, ValueError):
 
 
 class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
-    """A call with an array that was donated before, where JAX raises a `RuntimeError` or a `ValueError`."""
+    """A call with an array that was donated, before or in it, where JAX raises a `RuntimeError` or a `ValueError`."""
+
+
+class ArgumentRuntimeError(ArgumentError, RuntimeError):
+    """A call that fails while it runs, where JAX raises a `RuntimeError`: a function on the host breaks its promise."""
 
 
 class ScheduleError(ArgumentError):

@@ -6,6 +6,7 @@ from ipujax.calls.arguments import (
     as_numbers as as_numbers,
     by_position as by_position,
     check_arguments as check_arguments,
+    check_function as check_function,
     check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,

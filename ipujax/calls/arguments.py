@@ -142,6 +142,28 @@ def by_position(
     return bound.args, bound.kwargs
 
 
+def check_function(fun: object, hint: str | None = None) -> None:
+    """Refuses what `ipu.jit` cannot compile.
+
+    Args:
+        fun: anything.
+        hint: what to try, for the message.
+
+    Raises:
+        ArgumentTypeError: for what cannot be called, generators, and `staticmethod`s, whose decorator comes first.
+    """
+    what, expected = "ipu.jit needs a function", "a callable"
+    if isinstance(fun, staticmethod | classmethod):
+        decorator = type(fun).__name__
+        what, hint = f"ipu.jit was given a {decorator}", f"@{decorator} above @ipu.jit"
+    elif inspect.isgeneratorfunction(fun):
+        what, expected = f"{function_name(fun)} is a generator: what it yields is no array", "a function of arrays"
+        hint = "return a list of what it yields"
+    elif callable(fun):
+        return
+    raise ArgumentTypeError(what, expected=expected, got=repr(fun), hint=hint)
+
+
 def check_settings(
     fun: Callable[..., Any],
     donate_argnums: Sequence[int],
@@ -209,8 +231,8 @@ def check_arguments(
     fun: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    static_argnums: Sequence[int],
-    static_argnames: Sequence[str],
+    static_argnums: Sequence[int] | None,
+    static_argnames: Sequence[str] | None,
 ) -> None:
     """Refuses arguments the function does not take, static ones that cannot be hashed, and leaves that are no arrays.
 
@@ -232,25 +254,30 @@ def check_arguments(
 
 
 def argument_places(
-    fun: Callable[..., Any], args: Sequence[Any], static_argnums: Sequence[int], static_argnames: Sequence[str]
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    static_argnums: Sequence[int] | None,
+    static_argnames: Sequence[str] | None,
 ) -> tuple[list[str], set[int]]:
     """The name of each positional argument of a call, and the positions of those that are static."""
     parameters = positional_parameters(fun)
     rest = next((p.name for p in _parameters(fun) if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
     more = range(len(args) - len(parameters))
     names = [*parameters[: len(args)], *(f"arg{n + len(parameters)}" if rest is None else f"{rest}[{n}]" for n in more)]
-    static = {n % len(args) for n in static_argnums if -len(args) <= n < len(args)}
-    by_name = () if static_argnums else static_argnames
+    static = {n % len(args) for n in static_argnums or () if -len(args) <= n < len(args)}
+    by_name = static_argnames or () if static_argnums is None else ()
     return names, static | {n for n, name in enumerate(names) if name in by_name}
 
 
-def static_keywords(fun: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> set[str]:
+def static_keywords(
+    fun: Callable[..., Any], static_argnums: Sequence[int] | None, static_argnames: Sequence[str] | None
+) -> set[str]:
     """Names of arguments that are static when they are given by name."""
     parameters = positional_parameters(fun)
     # Given one way only, they are static the other way too; given both ways, JAX takes each as it is.
-    numbers = () if static_argnames else static_argnums
+    numbers = static_argnums or () if static_argnames is None else ()
     by_number = {parameters[n] for n in numbers if -len(parameters) <= n < len(parameters)}
-    return {*static_argnames, *by_number}
+    return {*(static_argnames or ()), *by_number}
 
 
 def dynamic_arguments(

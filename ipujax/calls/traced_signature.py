@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from ipujax.lowering.refs import is_ref
-from ipujax.runtime.errors import ArgumentAttributeError, ArgumentValueError
+from ipujax.runtime.errors import ArgumentAttributeError, DeletedArgumentError
 from ipujax.runtime.signatures import described
 
 _ONE_DEVICE = ".sharding of an argument or a result: the arrays of a process are on one device of the host"
@@ -83,14 +83,14 @@ class Signature:
             leaves: of the arguments.
 
         Raises:
-            ArgumentValueError: naming both arguments.
+            DeletedArgumentError: naming both arguments.
         """
         first: dict[int, int] = {}
         for n, (leaf, is_used) in enumerate(zip(leaves, self.used, strict=True)):
             other = first.setdefault(id(leaf), n) if is_used and isinstance(leaf, jax.Array) else n
             if other != n and (self.donated[n] or self.donated[other]):
                 names = [f"{self.leaf_names[k]}{' (donated)' if self.donated[k] else ''}" for k in (other, n)]
-                raise ArgumentValueError(
+                raise DeletedArgumentError(
                     f"{who} was given one array as {names[0]} and as {names[1]}",
                     expected="a donated array as one argument only: its buffer is reused",
                     got=described(leaf),

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentRuntimeError
 from ipujax.runtime.graph import HostStream
 from ipujax.runtime.host.host import FLAG, Guard
 from ipujax.runtime.tensor import Origin, dtype_name
@@ -45,14 +45,16 @@ class HostCall:
         """Calls the function and checks what it gives.
 
         Raises:
-            ArgumentError: a result of another shape or dtype than was said, or another number of them.
+            ArgumentRuntimeError: a result of another shape or dtype than was said, or another number of them.
         """
         given = [np.asarray(value) for value in self.fun(*operands)]
         got = [f"{dtype_name(value.dtype)}{list(value.shape)}" for value in given]
         expected = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in self.results]
         if got != expected:
             what = f"{self.name} gave other results than it promised"
-            raise ArgumentError(what, where=self.origin, expected=", ".join(expected), got=", ".join(got) or "nothing")
+            raise ArgumentRuntimeError(
+                what, where=self.origin, expected=", ".join(expected), got=", ".join(got) or "nothing"
+            )
         return given
 
 

@@ -36,6 +36,10 @@ def add(a: Any, b: Any = 0.0, *, c: Any = 0.0) -> Any:
     return a + b + c
 
 
+def yielding(x: Any) -> Any:
+    yield x
+
+
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 NO_ARRAYS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str, str, str]] = {
@@ -375,6 +379,7 @@ def test_a_donated_array_given_twice(name: str, device: Any, capfd: pytest.Captu
         compiled.profile_call(*make(a))  # which donates nothing
     for call in calls:
         error = error_of(call, ipu.ArgumentError)
+        assert isinstance(error, RuntimeError)  # as JAX says it
         assert re.search(text, error.what) and error.got == "float32[3]" and "jnp.copy" in error.hint
     assert not a.is_deleted() and not capfd.readouterr().err
     jax.tree.map(np.testing.assert_array_equal, fun(*make(1.0)), jax.tree.map(lambda v: 2.0, make(1.0)[0]))
@@ -562,6 +567,13 @@ def test_out_of_memory_allowed() -> None:
         ),
         (lambda: ipu.jit(add, 0, 1), ipu.ArgumentError, r"takes one function by position(.|\n)*got: .*, 0, 1\)"),
         (lambda: ipu.jit(DEVICE), ipu.ArgumentError, r"needs a function(.|\n)*try: @ipu.jit\(device=IPUModel"),
+        (
+            lambda: ipu.jit(staticmethod(add)),
+            TypeError,
+            r"given a staticmethod(.|\n)*try: @staticmethod above @ipu.jit",
+        ),
+        (lambda: ipu.jit(classmethod(add)), TypeError, r"given a classmethod(.|\n)*try: @classmethod above @ipu.jit"),
+        (lambda: ipu.jit(yielding), TypeError, r"yielding is a generator(.|\n)*try: return a list of what it yields"),
         (lambda: ipu.jit(3), ipu.ArgumentError, r"ipu.jit needs a function(.|\n)*expected: a callable(.|\n)*got: 3"),
     ],
 )

@@ -222,6 +222,15 @@ def test_static(name: str) -> None:
     np.testing.assert_array_equal(compiled(*arrays), X**3)
 
 
+@pytest.mark.parametrize("which", ["ipu", "jax"])
+def test_static_by_position_and_by_name_apart(which: str) -> None:
+    make = {"ipu": ipu_jit, "jax": jax.jit}[which]
+    by_number = make(lambda x, y: x + isinstance(y, jax.Array), static_argnums=1, static_argnames=())
+    by_name = make(lambda x, y: x + isinstance(y, jax.Array), static_argnums=(), static_argnames="y")
+    assert [float(by_number(0.0, 1)), float(by_number(0.0, y=1))] == [0.0, 1.0]
+    assert [float(by_name(0.0, 1)), float(by_name(0.0, y=1))] == [1.0, 0.0]
+
+
 def test_static_values_compile_apart() -> None:
     fun = ipu_jit(lambda x, how: x + 1 if how == "up" else x - 1, static_argnums=1)
     assert [float(fun(1.0, how)) for how in ("up", "down", "up")] == [2.0, 0.0, 2.0]

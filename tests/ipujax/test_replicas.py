@@ -263,6 +263,15 @@ def test_what_only_shard_map_splits_comes_from_the_host_split():
     np.testing.assert_allclose(looped(np.ones((3, 8), np.float32)), 36)
 
 
+def test_shard_map_where_jax_checks_types():
+    def doubled(x: Any) -> Any:
+        return jax.pmap(lambda x: x * 2)(x)  # a shard_map, inside of which axes of the mesh are of another kind
+
+    x = jax.pmap(lambda x: x)(np.ones(1, np.float32))
+    with jax.enable_checks(True):
+        np.testing.assert_array_equal(ipu.jit(doubled, device=device(1))(x), [2.0])
+
+
 def test_shard_map_that_cannot_be():
     one, other = (AbstractMesh((n,), ("x",)) for n in (2, 4))
 
