@@ -4,16 +4,16 @@
     python benchmarks/jax_tests.py CHECKOUT --only lax_test --sample 200 --seed 3
     python benchmarks/jax_tests.py CHECKOUT --program
 
-CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. Of each file a seeded sample
-of tests runs in a process of its own; a test that kills it has failed, and the rest go on in another process. The
+CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. Of each file a seeded
+sample of tests runs in a process of its own; a test that kills it has failed, and the rest go on in another one. The
 default device is a chip of 64 tiles, so that lowering takes less time. `--program` lets XLA compute the programs that
 functions are lowered to, instead of the functions. A row is a file: how many tests passed, failed, were skipped by JAX
 itself and were excluded. Behind the rows come the last line of each failure, each exclusion with its reason, see
 `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` has not, which stayed what they were.
 Exits with 1 where a test failed.
 
-Errors of ipujax have words of their own. A test that expects those of JAX runs all the same, and is excluded only if the
-error is of the class that it expects.
+Errors of ipujax have words of their own. A test that expects those of JAX runs all the same, and is excluded only if
+the error is of the class that it expects.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ NOT_OURS = frozenset(
     {"in_shardings", "out_shardings", "keep_unused", "device", "backend", "inline", "compiler_options"}
 )
 TILES = 64
+_SHOWN = 300  # characters of a line
 OUTCOMES = ("passed", "failed", "skipped", "excluded")
 
 
@@ -110,12 +111,12 @@ class Recorded(unittest.TestResult):
             file.write(json.dumps([short_name(test), outcome, text, self._replacement.left]) + "\n")
         self._replacement.left.clear()
 
-    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+    def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
         self._outcome = "passed", ""
         self._write(test, "started")
 
-    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+    def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         self._write(test, *self._outcome)
 
@@ -127,20 +128,20 @@ class Recorded(unittest.TestResult):
     def _fail(self, error: Any) -> None:
         self._outcome = "failed", "".join(traceback.format_exception(*error))
 
-    def addError(self, test: Any, err: Any) -> None:  # noqa: N802
+    def addError(self, test: Any, err: Any) -> None:
         self._fail(err)
 
-    def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
+    def addFailure(self, test: Any, err: Any) -> None:
         self._fail(err)
 
-    def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
+    def addUnexpectedSuccess(self, test: Any) -> None:
         self._outcome = "failed", "the test was expected to fail"
 
-    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:  # noqa: N802
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
             self._fail(err)
 
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         if self._outcome[0] == "passed":
             self._outcome = "skipped", reason
 
@@ -270,8 +271,8 @@ def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]]
 
 
 def last_line(text: str) -> str:
-    """The last line of a traceback that says something."""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    """The last line of a traceback that says something, shortened."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")[:_SHOWN]
 
 
 def show(all_outcomes: Sequence[Outcomes], whole: bool) -> None:
