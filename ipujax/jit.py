@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
@@ -24,6 +24,7 @@ from ipujax.calls import (
     Places,
     Replication,
     RunsApart,
+    Settings,
     argument_places,
     as_names,
     as_numbers,
@@ -54,12 +55,12 @@ from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.host import HostCalls
+from ipujax.runtime.host import HostCalls, settled
 from ipujax.runtime.logs import Log, step, watching
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
-from ipujax.stages import Lowered, Traced, settled
+from ipujax.stages import Lowered, Traced
 
 _LOG = Log("jit")
 _IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
@@ -68,26 +69,10 @@ _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
-class _Settings(TypedDict, total=False):
-    """Keywords of `jit`."""
-
-    device: Device | None
-    replicas: int | None
-    in_specs: Any
-    out_specs: Any
-    axis_name: str
-    donate_argnums: int | Sequence[int] | None
-    donate_argnames: str | Sequence[str] | None
-    static_argnums: int | Sequence[int] | None
-    static_argnames: str | Sequence[str] | None
-    offload_argnums: int | Sequence[int]
-    options: Options | None
-
-
 @overload
-def jit(fun: None = None, /, **settings: Unpack[_Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
+def jit(fun: None = None, /, **settings: Unpack[Settings]) -> Callable[[Callable[_P, _R]], IpuFunction[_P, _R]]: ...
 @overload
-def jit(fun: Callable[_P, _R], /, **settings: Unpack[_Settings]) -> IpuFunction[_P, _R]: ...
+def jit(fun: Callable[_P, _R], /, **settings: Unpack[Settings]) -> IpuFunction[_P, _R]: ...
 @checking_calls("ipu.jit", hints=INSTEAD_OF_SHARDINGS)
 def jit(  # type: ignore[no-untyped-def]
     fun=None,
@@ -505,8 +490,7 @@ class IpuFunction(Generic[_P, _R]):
 
     def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
         """Warns once for each device that a smaller one is enough."""
-        last = max((int(group.tile.max(initial=0)) for groups in graph.groups.values() for group in groups), default=0)
-        used = (last // graph.target.tiles_per_ipu + 1) * graph.replication_factor
+        used = graph.num_used_ipus
         enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
         if enough < there and device not in self._partly_used:
             self._partly_used.add(device)

@@ -8,7 +8,7 @@ Lowered.compile()         → Compiled: callable, profile, analyses
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from types import MappingProxyType
@@ -53,7 +53,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import Program, StreamOut, distinct
 from ipujax.runtime.graph.listing import listing
-from ipujax.runtime.host import ALONE, CallStream, HostCalls
+from ipujax.runtime.host import ALONE, CallStream, HostCalls, settled
 from ipujax.runtime.logs import watching
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
@@ -63,23 +63,6 @@ from ipujax.runtime.signatures import checking_calls, described
 from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
-
-
-def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
-    """The results of a run, once the run and its calls of Python functions are over.
-
-    Args:
-        outs: tree of results.
-        calls: the calls of its programs.
-
-    Raises:
-        BaseException: an exception that one of these functions raised.
-    """
-    outs = jax.block_until_ready(outs)
-    jax.effects_barrier()
-    for each in calls:
-        each.raise_error()
-    return outs
 
 
 class Traced(Stage):

@@ -157,8 +157,7 @@ ROOMS: dict[str, str] = {
     "ipujax.device": "runtime.target",
     "ipujax.calls": (
         "ipujax.device lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas lowering.source_info"
-        " runtime.logs"
-        " runtime.signatures runtime.target runtime.tensor"
+        " runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"

@@ -26,6 +26,7 @@ from ipujax.calls.in_specs import (
     leaf_dims as leaf_dims,
     split_dims as split_dims,
 )
+from ipujax.calls.jit_keywords import Settings as Settings
 from ipujax.calls.memory_kinds import (
     RunsApart as RunsApart,
     check_memories as check_memories,

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.analysis import Divergence, meets
-from ipujax.runtime.engine.single import EngineProgram, Live, State, Values, steps_of
+from ipujax.runtime.engine.single import EngineProgram, Live, steps_of
+from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
     Collective,
     CrossReplicaCopy,

@@ -85,6 +85,12 @@ class Graph:
         return of_replicas(self.target, self.replication_factor)
 
     @property
+    def num_used_ipus(self) -> int:
+        """IPUs up to the last one with a vertex, of all replicas together."""
+        last = max((int(group.tile.max(initial=0)) for groups in self.groups.values() for group in groups), default=0)
+        return (last // self.target.tiles_per_ipu + 1) * self.replication_factor
+
+    @property
     def io_view(self) -> Graph | None:
         """The tiles that only move data, as a graph; None where the graph is not that of one IPU, or has none."""
         return None

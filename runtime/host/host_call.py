@@ -9,7 +9,7 @@ Limits: one replica. `HostCalls` serves one run at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +92,20 @@ class HostCalls(Guard):
             return results or [np.zeros(shape, dtype) for shape, dtype in call.results], self.has_failed()
 
         return io_callback(act, (shapes, FLAG), *operands, ordered=True)
+
+
+def settled(outs: Any, calls: Iterable[HostCalls]) -> Any:
+    """The results of a run, once the run and its calls of Python functions are over.
+
+    Args:
+        outs: tree of results.
+        calls: the calls of its programs.
+
+    Raises:
+        BaseException: an exception that one of these functions raised.
+    """
+    outs = jax.block_until_ready(outs)
+    jax.effects_barrier()
+    for each in calls:
+        each.raise_error()
+    return outs
