@@ -168,8 +168,8 @@ def scatter_rule(
     if place is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, place=place, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
-    place, others = ctx.into_tensors[0], {variable for x in (indices, updates) for variable in x.variables()}
-    in_place = place is not None and place.node is table.node and others.isdisjoint(table.variables())
+    own, others = ctx.into_tensors[0], {variable for x in (indices, updates) for variable in x.variables()}
+    in_place = own is not None and own.node is table.node and others.isdisjoint(table.variables())
     spec, table, updates, of_view = scatter_as_kept(spec, table, updates)
     with _price(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
@@ -179,7 +179,7 @@ def scatter_rule(
         if plan.has_too_many_updates:
             plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
     result = of_view(plan.add(ctx.graph, ctx.prog))
-    return place if in_place and place is not None else result
+    return own if in_place and own is not None else result
 
 
 def scatter_keys(
