@@ -284,8 +284,8 @@ def dynamic_arguments(
     fun: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    static_argnums: Sequence[int],
-    static_argnames: Sequence[str],
+    static_argnums: Sequence[int] | None,
+    static_argnames: Sequence[str] | None,
 ) -> tuple[dict[int, Any], dict[str, Any]]:
     """The arguments of a call that are not static, by position and by name."""
     _, static = argument_places(fun, args, static_argnums, static_argnames)

@@ -191,6 +191,5 @@ def scatter_codelet(
         fields.insert(0, Field("table", "in", dtype))
     moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
-    compares = _MONOIDS.get(spec.kind) in SELECTING
-    takes = ("origins", "shapes")
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=takes, moves=moves, compares=compares)
+    facts = {"moves": moves, "compares": _MONOIDS.get(spec.kind) in SELECTING}
+    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), **facts)

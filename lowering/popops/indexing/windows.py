@@ -314,8 +314,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if starts else []))]
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    takes = ("pads", "shapes")
-    return Codelet(title, tuple(fields), compute, cycles, state_bytes=48, code_bytes=900, takes=takes, compares=True)
+    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares=True)
 
 
 def _local(
