@@ -64,7 +64,7 @@ class _Category:
             raise self._unknown(name)
 
     def _unknown(self, name: str) -> ArgumentAttributeError:
-        """Says that there is no such option, read or set."""
+        """Builds the error for an option that there is not, read or set."""
         return ArgumentAttributeError(
             f"{self._path} has no option {name!r}",
             expected=", ".join(sorted(self._names())),

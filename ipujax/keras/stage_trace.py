@@ -149,19 +149,21 @@ def _warn_of_turns(model: Any, settings: ModelSettings, count: int) -> None:
 
 
 def _check_ipus(model: Any, kind: str, settings: ModelSettings, device: IPUModel) -> None:
-    """Refuses more IPUs than there are, and names those that are idle."""
-    ipus = max(settings.device_mapping) + 1 if settings.device_mapping else 1
-    needed, there = settings.replicas * ipus, device.target.num_ipus
-    enough = 1 << (needed - 1).bit_length()
-    if kind == "train" and enough < there:
+    """Refuses more IPUs than the device has, and warns of IPUs that training leaves idle."""
+    ipus_per_replica = max(settings.device_mapping) + 1 if settings.device_mapping else 1
+    needed = settings.replicas * ipus_per_replica
+    available = device.target.num_ipus
+    enough = 1 << (needed - 1).bit_length()  # devices have powers of two
+    if kind == "train" and enough < available:
         what = "%s trains on %d of %d IPUs; auto_select_ipus = %d is enough (replicas and stages use more)"
-        _LOG.warning(what, model.name, needed, there, enough)
-    if needed > there:
-        stages = f"{max(1, settings.stages)} stages" + ("" if ipus >= settings.stages else f" on {ipus} IPUs")
+        _LOG.warning(what, model.name, needed, available, enough)
+    if needed > available:
+        on_fewer = "" if ipus_per_replica >= settings.stages else f" on {ipus_per_replica} IPUs"
+        stages = f"{max(1, settings.stages)} stages{on_fewer}"
         fewer = "; or several stages on an IPU: model.set_pipelining_options(device_mapping=[...])"
         raise ArgumentError(
             f"{model.name} needs more IPUs than the device has",
             expected=f"{needed}: {settings.replicas} replicas of {stages}",
-            got=there,
+            got=available,
             hint=f"ipu_config.auto_select_ipus = {enough}" + (fewer if settings.stages > 1 else ""),
         )

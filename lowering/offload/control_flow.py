@@ -37,7 +37,7 @@ class Surroundings(Protocol):
     def stays(self, eqn: JaxprEqn) -> list[bool]:
         """For each operand whether it is read row by row."""
 
-    def keep(self, var: Var, memory: Var | None = None) -> Var:
+    def mark_hosted(self, var: Var, memory: Var | None = None) -> Var:
         """Notes that a value lies there."""
 
     def memory_for_state(self, first: Atom, result: Var, eqn: JaxprEqn, number: int, step: int) -> Var:
@@ -81,7 +81,7 @@ def _scan(eqn: JaxprEqn, around: Surroundings, number: int, step: int, inside: I
     rows = [k for k in range(params["num_carry"], len(is_put)) if is_put[k]]
     operands, there = _operands(eqn, around, number, step, states, range(first), by_rows)
     for k in (*states, *rows):
-        around.keep(eqn.outvars[k], operands[states[k]] if k in states else None)
+        around.mark_hosted(eqn.outvars[k], operands[states[k]] if k in states else None)
     assert all(n < last for n in there), "stacks are read by rows"
     return eqn.replace(invars=operands, params={**params, "jaxpr": inside(params["jaxpr"], there, states, rows)})
 
@@ -94,7 +94,7 @@ def _while(eqn: JaxprEqn, around: Surroundings, number: int, step: int, inside: 
     states = {k: first + k for k in range(len(is_put)) if is_put[k]}
     operands, there = _operands(eqn, around, number, step, states, range(first), [False] * len(eqn.invars))
     for k, n in states.items():
-        around.keep(eqn.outvars[k], operands[n])
+        around.mark_hosted(eqn.outvars[k], operands[n])
     in_condition = {n if n < of_condition else n - of_body for n in there if not of_condition <= n < first}
     in_body = {n - of_condition for n in there if n >= of_condition}
     condition = inside(params["cond_jaxpr"], in_condition, {}, ())
@@ -113,7 +113,7 @@ def _cond(eqn: JaxprEqn, around: Surroundings, number: int, step: int, inside: I
             if not any(x is memory for x in operands[1:]):
                 operands.append(memory)
             memories[k] = next(n for n, x in enumerate(operands) if n and x is memory)
-            around.keep(result, memory)
+            around.mark_hosted(result, memory)
     there |= set(memories.values())
     extra = [Var(x.aval) for x in operands[len(eqn.invars) :]]
     of_branch, to = {n - 1 for n in there}, {k: n - 1 for k, n in memories.items()}

@@ -167,12 +167,12 @@ class Moves:
 
     # --- what the user puts on the host ---
 
-    def keep(self, var: Var, memory: Var | None = None) -> Var:
-        """Notes that a value lies in streaming memory because the user wants it there.
+    def mark_hosted(self, var: Var, memory: Var | None = None) -> Var:
+        """Notes that a value is in streaming memory at the user's wish, and returns it.
 
         Args:
             var: the value.
-            memory: what stood for the same memory before; a buffer of its own if None.
+            memory: an earlier value in the same buffer; the value has a buffer of its own if None.
         """
         self._remote[var] = False
         self._hosted.add(var)
@@ -193,9 +193,9 @@ class Moves:
         here = self.here(value, step, eqn)
         home = self._home_of(there, number)
         if home is None:
-            stored = self.keep(self._put(here, step, eqn))
+            stored = self.mark_hosted(self._put(here, step, eqn))
         else:
-            stored = self.keep(self._store_in(home, here, step, eqn), home)
+            stored = self.mark_hosted(self._store_in(home, here, step, eqn), home)
         self._alias[there] = stored
         self._last[stored] = self._last.get(there, -1)
 
@@ -220,7 +220,7 @@ class Moves:
             read = [self._memory(viewed_value(var, self._made_by)) for var in variables_read(eqn)]
             if read.count(memory) == 1 and (first in self._own or self._home_of(result, number) is memory):
                 return first
-        return self.keep(self._put(self.here(first, step, eqn), step, eqn))
+        return self.mark_hosted(self._put(self.here(first, step, eqn), step, eqn))
 
     def memory_for_result(self, result: Var, number: int, step: int, eqn: JaxprEqn) -> Var:
         """Memory for what branches leave there: that of the argument whose place it takes, or new."""
@@ -230,7 +230,7 @@ class Moves:
         memory, aval = Var(result.aval), cast("Any", result.aval)
         params = {"shape": shape_of(result), "dtype": aval.dtype}
         self._emit(new_equation(remote_empty_p, [], [memory], params, eqn), step)
-        return self.keep(memory)
+        return self.mark_hosted(memory)
 
     def is_hosted(self, atom: Atom) -> bool:
         """Whether a value lies in streaming memory because the user wants it there."""
@@ -282,13 +282,14 @@ class Moves:
             return self._load(atom, step, user)
         maker = self._maker.get(atom)
         if maker is not None and is_view(self._all[maker]):
-            return self._load(atom, step, user) if self._shows_rows(atom, step) else self._view(atom, step, user)
+            is_there = self._emits_slice_on_host(atom, step)
+            return self._load(atom, step, user) if is_there else self._view(atom, step, user)
         if atom in self._handles and maker is not None and step > self._step_of[maker] + 1:
             return self._load(self._handles[atom], step, user)
         return atom
 
-    def _shows_rows(self, atom: Var, step: int) -> bool:
-        """Whether a view shows whole rows of what the user has on the host; from now on it lies there too."""
+    def _emits_slice_on_host(self, atom: Var, step: int) -> bool:
+        """Emits a view that slices whole rows of a value on the host, and marks it as there; False for other views."""
         eqn = self._all[self._maker[atom]]
         source = self._resolved(eqn.invars[0])
         if not is_slice_of_rows(eqn) or not isinstance(source, Var) or source not in self._hosted:

@@ -76,7 +76,7 @@ def offload(
     def rewrite(body: ClosedJaxpr, places: Sequence[int | None]) -> ClosedJaxpr:
         grouped = [False] * len(places) if in_groups is None else in_groups(body.jaxpr)
         done = _offloaded(body, _inside(offloading, places, len(body.jaxpr.outvars)), grouped)
-        _check_puts(done.jaxpr, ())
+        _check_host_puts(done.jaxpr, ())
         return done
 
     return on_one_replica(jaxpr, rewrite)
@@ -160,15 +160,15 @@ def _without_puts(body: Jaxpr) -> tuple[Jaxpr, list[bool]]:
     return body.replace(eqns=eqns, outvars=[before(x) for x in body.outvars]), stays
 
 
-def _check_puts(body: Jaxpr, rows: Collection[Atom]) -> None:
-    """Refuses what is put on the host where no transfer can be: in what is neither a loop nor a branch.
+def _check_host_puts(body: Jaxpr, stacked: Collection[Atom]) -> None:
+    """Refuses values that are still put on the host after the moves are made: no transfer can be where they are.
 
     Args:
-        body: what has been rewritten.
-        rows: its results, if they are rows that a loop stacks.
+        body: the jaxpr with its moves.
+        stacked: its results that a scan stacks, which are stored row by row.
     """
     for eqn in body.eqns:
-        if eqn.primitive is host_put_p and not any(eqn.outvars[0] is x for x in rows):
+        if eqn.primitive is host_put_p and not any(eqn.outvars[0] is x for x in stacked):
             raise ArgumentError(
                 "a value is put on the host inside of what runs as one piece: a stage, or a function of a library",
                 where=source_line(eqn) or None,
@@ -176,7 +176,7 @@ def _check_puts(body: Jaxpr, rows: Collection[Atom]) -> None:
                 hint="leave it on the device there; ipu.pipeline(recompute=...) saves memory within stages",
             )
         for inner in map(closed, jaxprs_in_params(eqn.params)):
-            _check_puts(inner.jaxpr, inner.jaxpr.outvars if eqn.primitive.name == "scan" else ())
+            _check_host_puts(inner.jaxpr, inner.jaxpr.outvars if eqn.primitive.name == "scan" else ())
 
 
 def _check_no_io_tiles(offloading: Offloading) -> None:

@@ -173,7 +173,7 @@ class Joined:
 
 
 def homes(mappings: tuple[TileMapping, ...]) -> Homes:
-    """The runs of several mappings one after the other."""
+    """The runs of several mappings in one flat space: listed if they are few, else computed from their numbers."""
     counts = [_number_of_runs(mapping) for mapping in mappings]
     if sum(counts) <= _MOST_RUNS:
         return table(mappings)

@@ -315,8 +315,8 @@ def _is_encodable(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as an error shows it."""
-    if isinstance(value, int) and abs(value) >= EXACT**2:
+    """Formats a value for an error message, shortened."""
+    if isinstance(value, int) and abs(value) >= EXACT**2:  # Python refuses to print numbers of thousands of digits
         return "a whole number that is too large"
     text = ascii(value) if isinstance(value, str) else shortened(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -10,7 +10,7 @@ _MOST_LISTED = 1 << 25  # elements of a view that may be listed, assumed: 16 byt
 
 
 def copied_if_huge(graph: Graph, x: Tensor, prog: Sequence, name: str) -> Tensor:
-    """The tensor itself, or a copy of it if further views of it would list very many elements.
+    """Returns the tensor, or a copy in a variable if further views of it would enumerate very many elements.
 
     Args:
         graph: graph to add to.
