@@ -21,6 +21,7 @@ from ipujax.calls import (
     INSTEAD_OF_SHARDINGS,
     Compilation,
     FunctionName,
+    Given,
     Places,
     Replication,
     RunsApart,
@@ -175,7 +176,7 @@ class IpuFunction(Generic[_P, _R]):
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun, self._device, self._options = fun, device, options
         self._static = settings["static_argnums"], settings["static_argnames"]
-        self._donates = bool(settings["donate_argnums"] or settings["donate_argnames"])
+        self._donated = settings["donate_argnums"], settings["donate_argnames"]
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = dict(settings)
         self._replication, self._offload = replication, offload
@@ -203,7 +204,7 @@ class IpuFunction(Generic[_P, _R]):
             return self._call_together(self._spread, device, args, kwargs)
         if is_traced:
             _LOG.info(_IS_PLAIN, self.__name__)
-        if self._donates and not plain and given_twice(args, kwargs):
+        if any(self._donated) and not plain and given_twice(args, kwargs):
             self._check_donated(args, kwargs)
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
@@ -458,7 +459,8 @@ class IpuFunction(Generic[_P, _R]):
         names, static = self._places(args)
         arguments = tuple(name for n, name in enumerate(names) if n not in static)
         offloaded = offloaded_arguments(self.__name__, self._offload, len(args), static)
-        return Traced(traced, arguments, timings, functools.partial(self._lower, device), offloaded)
+        given = Given.of_call(self._fun, *self._dynamic(args, kwargs), args, self._donated)
+        return Traced(traced, arguments, given, timings, functools.partial(self._lower, device), offloaded)
 
     def _lower(self, device: Device, traced: Traced) -> Lowered:
         """Lowers once for each trace, which JAX makes once for each signature."""

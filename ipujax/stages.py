@@ -19,6 +19,7 @@ import numpy as np
 
 from ipujax.calls import (
     EVERYWHERE,
+    Given,
     Signature,
     Stage,
     check_not_deleted,
@@ -80,44 +81,40 @@ class Traced(Stage):
         self,
         traced: jax.stages.Traced,
         arguments: tuple[str, ...],
+        given: Given,
         timings: Mapping[str, float],
         lower: Callable[[Traced], Lowered],
         offloaded: frozenset[int] = frozenset(),
     ) -> None:
-        self.jaxpr, self.fun_name, self._traced = traced.jaxpr, traced.fun_name, traced
+        self.jaxpr, self.fun_name, self._given, self._out_tree = traced.jaxpr, traced.fun_name, given, traced.out_tree
         self._arguments, self.timings, self._lower, self._offloaded = arguments, timings, lower, offloaded
 
     @property
     def closes_over_tracers(self) -> bool:
         """Whether the function uses values that a transformation of JAX is tracing: the jaxpr has them as inputs."""
-        return len(self.jaxpr.in_avals) != len(jax.tree.leaves(self._traced.args_info))
+        return len(self.jaxpr.in_avals) != self._given.tree.num_leaves
 
     @cached_property
     def signature(self) -> Signature:  # type: ignore[override]
         """The signature that the function was traced with."""
-        args_info, out_info, trees = self._traced.args_info, self._traced.out_info, self._traced
-        donated = tuple(info.donated for info in jax.tree.leaves(args_info))
-        avals = tuple(self.jaxpr.in_avals), results_in_memories(self.jaxpr)
+        given, in_avals = self._given, tuple(self.jaxpr.in_avals)
         names, used = tuple(argument_names(self.jaxpr)), used_inputs(self.jaxpr.jaxpr)
-        positional, keywords = args_info
         in_phases = has_phases(self.jaxpr.jaxpr)
+        numbers = [n for n, count in enumerate(given.counts) for _ in range(count)]
         offloaded = tuple(
-            (n in self._offloaded or in_phases) and may_be_offloaded(leaf)
-            for n, argument in enumerate((*positional, keywords))
-            for leaf in jax.tree.leaves(argument)
+            (n in self._offloaded or in_phases) and may_be_offloaded(aval)
+            for n, aval in zip(numbers, in_avals, strict=True)
         )
         return Signature(
-            trees.in_tree,
-            avals[0],
-            donated,
+            given.tree,
+            in_avals,
+            given.donated,
             offloaded,
             used,
-            trees.out_tree,
-            avals[1],
+            self._out_tree,
+            results_in_memories(self.jaxpr),
             self._arguments,
             names,
-            args_info,
-            out_info,
         )
 
     def lower(self) -> Lowered:

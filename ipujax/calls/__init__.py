@@ -19,6 +19,7 @@ from ipujax.calls.arguments import (
     whole_number as whole_number,
 )
 from ipujax.calls.closures import check_live as check_live
+from ipujax.calls.given import Given as Given
 from ipujax.calls.in_specs import (
     Places as Places,
     Replication as Replication,

@@ -43,8 +43,6 @@ class Signature:
         out_avals: shape, dtype and weakness of each leaf.
         arguments: name of each positional argument that is not static.
         leaf_names: name of each leaf of the arguments, `params['w']`.
-        args_info: for each array of the arguments its shape and dtype, and whether it is donated.
-        out_info: for each array of the results its shape and dtype.
     """
 
     in_tree: Any
@@ -56,8 +54,6 @@ class Signature:
     out_avals: tuple[Any, ...]
     arguments: tuple[str, ...]
     leaf_names: tuple[str, ...]
-    args_info: Any
-    out_info: Any
 
     def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
         """The signature of the program: Refs are donated arguments, those that are closed over behind the others."""
@@ -116,12 +112,15 @@ class Stage:
     @property
     def args_info(self) -> Any:
         """For each array of the arguments its shape and dtype, and whether it is donated."""
-        return self.signature.args_info
+        signature = self.signature
+        infos = map(jax.stages.ArgInfo, signature.in_avals, signature.donated)
+        return jax.tree.unflatten(signature.in_tree, list(infos))
 
     @property
     def out_info(self) -> Any:
         """For each array of the results its shape and dtype."""
-        return self.signature.out_info
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in self.signature.out_avals]
+        return jax.tree.unflatten(self.out_tree, shapes)
 
     @property
     def in_avals(self) -> Any:

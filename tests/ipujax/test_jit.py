@@ -279,6 +279,32 @@ def test_donated_unused() -> None:
     check(lambda a, b: b + 1, TABLE, X, settings={"donate_argnums": 0})
 
 
+@jax.tree_util.register_pytree_node_class
+class Named:
+    """An array whose axes have names: a tree of arrays that takes nothing else."""
+
+    def __init__(self, names: tuple[str, ...], data: Any) -> None:
+        assert len(names) == data.ndim
+        self.names, self.data = names, data
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        return (self.data,), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], leaves: tuple[Any, ...]) -> Named:
+        return cls(names, *leaves)
+
+
+@pytest.mark.parametrize("donated", [{"donate_argnums": 1}, {"donate_argnames": "a"}, {}], ids=str)
+def test_donated_trees_that_take_arrays_only(donated: Any) -> None:
+    fun = ipu_jit(lambda k, a, b: Named(a.names, a.data * k + b.data), static_argnames="k", **donated)
+    given = [Named(("i", "j"), jnp.ones((2, 3))) for _ in range(6)]
+    compiled = fun.lower(3, *given[:2]).compile()
+    for call, (a, b) in ((compiled, given[2:4]), (functools.partial(fun, 3), given[4:])):
+        np.testing.assert_array_equal(call(a, b).data, np.full((2, 3), 4.0))
+        assert (a.data.is_deleted(), b.data.is_deleted()) == (bool(donated), False)
+
+
 def test_donated_by_keyword() -> None:
     check(lambda a: a + 1, settings={"donate_argnums": 0}, a=X)
 
