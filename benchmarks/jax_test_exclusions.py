@@ -1,11 +1,14 @@
 """Tests of JAX that ask for something else than what a function computes, each with the reason.
 
+    python benchmarks/jax_test_exclusions.py
+
 `jax_tests.py` reads the table; it finds out by itself where words of errors differ, and says so as `WORDS`. A pattern
 is one of `fnmatch`, of class and test.
 """
 
 from __future__ import annotations
 
+import argparse
 from fnmatch import fnmatchcase
 
 WORDS = "wording: an error of the class that is expected, in words of ipujax"
@@ -100,3 +103,9 @@ def exclusion(file: str, name: str) -> str | None:
         name: class and test, as in `JitTest.test_jit`.
     """
     return next((why for pattern, why in _EXCLUSIONS.get(file, {}).items() if fnmatchcase(name, pattern)), None)
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    for name, patterns in _EXCLUSIONS.items():
+        print(name, *(f"  {pattern}: {why}" for pattern, why in patterns.items()), sep="\n")

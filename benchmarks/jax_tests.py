@@ -303,7 +303,8 @@ def main() -> int:
     if args.program:
         ipu.Lowered.computes_function = False  # type: ignore[assignment,method-assign]
     if args.inside is not None:
-        run_in_this_process(args.checkout, *args.only, args.inside / "names.json", args.inside / "results.jsonl")
+        (file,) = args.only
+        run_in_this_process(args.checkout, file, args.inside / "names.json", args.inside / "results.jsonl")
         return 0
     version = (args.checkout / "jax" / "version.py").read_text() if (args.checkout / "jax").exists() else ""
     if version and f'_version = "{jax.__version__}"' not in version:
