@@ -151,11 +151,11 @@ def raising(case: unittest.TestCase, result: Recorded, expected: Any, pattern: A
     """The context of `assertRaisesRegex`, in which errors of ipujax have words of their own."""
     with case.assertRaises(expected) as caught:
         yield caught
-    error, pattern = caught.exception, getattr(pattern, "pattern", pattern)
-    if re.search(pattern, str(error)) is None:
+    error, expression = caught.exception, re.compile(pattern)
+    if expression.search(str(error)) is None:
         if not isinstance(error, ipu.IpuError):
-            case.fail(f"/{pattern}/ is not in {str(error)!r}")
-        result.note_words(pattern, error)
+            case.fail(f"/{expression.pattern}/ is not in {str(error)!r}")
+        result.note_words(expression.pattern, error)
 
 
 def with_words_of_ipujax(result: Recorded) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "jax_tests.py"
 TESTS = """
 import functools
 import os
+import re
 import unittest
 
 import jax
@@ -26,6 +27,8 @@ class JitTest(unittest.TestCase):
             self.assertEqual(repr(make(jnp.sin)), "ipu.jit(sin)")
         self.assertIn("PjitFunction", repr(jax.jit(jnp.sin, keep_unused=True)))
         self.assertEqual(jit(lambda x: x + 1)(1), 2)
+        with self.assertRaisesRegex(TypeError, re.compile("branches.*STRUCTURE", re.DOTALL | re.IGNORECASE)):
+            raise TypeError("branches\\nof another structure")
 
     def test_fails(self):
         self.assertEqual(jit(lambda x: x + 1)(1), 3)
