@@ -84,8 +84,7 @@ def choose(
         bounds.append(estimated_cycles(placement, at_home, after, graph) - graph.byte_price_cycles * taken_bytes)
         is_exact.append(by_estimate or at_home.is_exact)
     chosen = least_charged(candidates, bounds, lambda placement: _charge(graph, add, placement), is_exact)
-    # Equal placements are one object, so a grid may be where an operand is.
-    return chosen if any(chosen is placement for placement in followed.values()) else _moved(graph, chosen)
+    return _moved(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
 
 
 def _moved(graph: Graph, placement: Blocked) -> Blocked:

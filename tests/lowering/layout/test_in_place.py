@@ -130,7 +130,7 @@ def in_a_loop(body: Callable[..., Any]) -> Callable[..., Any]:
     return lambda u: lax.fori_loop(0, 3, lambda _, u: body(u), u)
 
 
-@pytest.mark.parametrize("step", [at_its_first, in_a_loop(at_its_first), in_a_loop(lambda u: u * 2)])
+@pytest.mark.parametrize("step", [in_a_loop(at_its_first), in_a_loop(lambda u: u * 2)])
 def test_of_a_donated_array_nothing_is_copied(step: Callable[..., Any]) -> None:
     """Loops copy their counters."""
     given = jax.ShapeDtypeStruct((1024, 1024), np.float32)
@@ -138,3 +138,11 @@ def test_of_a_donated_array_nothing_is_copied(step: Callable[..., Any]) -> None:
         program = ipu.jit(step, device=ipu.IPUModel(), donate_argnums=donated).lower(given).program
         copied = {node.destination.size for node in distinct(program) if isinstance(node, Copy)}
         assert copied <= expected and (donated or max(copied) > 1)
+
+
+def test_an_update_of_a_donated_array_costs_at_most_that_of_whole_rows() -> None:
+    """One update may be made in another array that is copied back, where that takes fewer cycles."""
+    given = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    profile = ipu.jit(at_its_first, device=ipu.IPUModel(), donate_argnums=(0,)).lower(given).compile().profile
+    whole_rows_cycles = 6822  # each of 1,024 tiles receives a row, and writes it if it is the one
+    assert profile.cycles <= whole_rows_cycles
