@@ -86,8 +86,13 @@ class Traced(Stage):
         lower: Callable[[Traced], Lowered],
         offloaded: frozenset[int] = frozenset(),
     ) -> None:
-        self.jaxpr, self.fun_name, self._given, self._out_tree = traced.jaxpr, traced.fun_name, given, traced.out_tree
+        self.jaxpr, self.fun_name, self._traced, self._given = traced.jaxpr, traced.fun_name, traced, given
         self._arguments, self.timings, self._lower, self._offloaded = arguments, timings, lower, offloaded
+
+    @property
+    def out_info(self) -> Any:
+        """For each array of the results its shape and dtype."""
+        return self._traced.out_info
 
     @property
     def closes_over_tracers(self) -> bool:
@@ -111,7 +116,7 @@ class Traced(Stage):
             given.donated,
             offloaded,
             used,
-            self._out_tree,
+            self._traced.out_tree,
             results_in_memories(self.jaxpr),
             self._arguments,
             names,
