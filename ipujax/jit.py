@@ -196,7 +196,7 @@ class IpuFunction(Generic[_P, _R]):
             outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
-        is_traced = has_tracer(args, kwargs)
+        is_traced = has_tracer(leaves := jax.tree.leaves((args, kwargs)))
         plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
         if not plain and jax.device_count() > 1:
             self._check_whole(args, kwargs)
@@ -204,7 +204,7 @@ class IpuFunction(Generic[_P, _R]):
             return self._call_together(self._spread, device, args, kwargs)
         if is_traced:
             _LOG.info(_IS_PLAIN, self.__name__)
-        if any(self._donated) and not plain and given_twice(args, kwargs):
+        if any(self._donated) and not plain and given_twice(leaves):
             self._check_donated(args, kwargs)
         run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
         try:
@@ -230,7 +230,7 @@ class IpuFunction(Generic[_P, _R]):
 
     def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call made by all instances, each with its share of the arguments."""
-        if has_tracer(args, kwargs) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if has_tracer(jax.tree.leaves((args, kwargs))) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
         try:

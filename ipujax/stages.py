@@ -466,7 +466,7 @@ class Compiled(Stage):
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call, if they are of the compiled signature."""
         signature, name = self._lowered.signature, self._lowered.name
-        if has_tracer(args, kwargs):
+        if has_tracer(jax.tree.leaves((args, kwargs))):
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
             raise ArgumentTypeError(what, hint="apply them to the ipu.jit function itself")
         leaves, tree = jax.tree.flatten((args, kwargs))

@@ -21,14 +21,13 @@ from ipujax.runtime.target import nearest
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def has_tracer(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a transformation of JAX is tracing through the call."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+def has_tracer(leaves: Sequence[Any]) -> bool:
+    """Whether a transformation of JAX is tracing through the call with these leaves."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
-def given_twice(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def given_twice(leaves: Sequence[Any]) -> bool:
     """Whether one array occurs more than once among the leaves of a call."""
-    leaves = jax.tree.leaves((args, kwargs))
     if len(set(map(id, leaves))) == len(leaves):  # nearly always, and fast
         return False
     arrays = [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]

@@ -211,7 +211,7 @@ def gather(tree: Any, specs: Any = _SPLIT) -> Any:
 
 def _together(what: str, combine: _Combine, tree: Any, settings: Iterable[Any], refused: Sequence[Any] = ()) -> Any:
     """Combines the leaves of all instances' trees, each with its setting."""
-    if has_tracer((tree,), {}):
+    if has_tracer(jax.tree.leaves(tree)):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
         raise ArgumentError(f"{what} happens on the host, and JAX is tracing its operand", hint=hint)
     check_joined(what)
