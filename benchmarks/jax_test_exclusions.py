@@ -86,6 +86,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
     "mutable_array_test": {
         "MutableArrayTest.test_jit_vjp_systematic_readonly*": _TWICE,
     },
+    "checkify_test": {"CheckifyTransformTests.test_auto_axes_explicit*": _SHARDINGS},
     "random_lax_test": {"RandomOutShardingTest.*": _SHARDINGS},
     "python_callback_test": {
         "PureCallbackTest.test_pure_callback_fastpath": _COUNTS,
