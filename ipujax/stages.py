@@ -291,8 +291,8 @@ class Lowered(Stage):
 
         It computes the program that the function was lowered to where that decides something: with
         `Options(exact_splits=True)`, for replicas, also those of a `jax.shard_map`, whose devices need not exist, where
-        Python functions are called, whose exceptions must leave donated state whole, and where memory of the host is
-        used in a way that JAX does not compile.
+        Python functions are called, whose exceptions come back unchanged, and where memory of the host is used in a way
+        that JAX does not compile.
         """
         traced = equations(self._jaxprs[TRACE].jaxpr)
         is_replicated = self.graph.replication_factor > 1 or any(eqn.primitive.name == "shard_map" for eqn in traced)

@@ -292,6 +292,16 @@ def shape_of(atom: Atom) -> tuple[int, ...]:
     return tuple(aval.shape)
 
 
+_NO_MANUAL_AXES = jax.core.ShapedArray((), np.dtype(np.float32)).manual_axis_type
+
+
+def without_manual_axes(aval: Any) -> Any:
+    """An abstract value that does not say over which axes of a mesh it varies."""
+    if getattr(aval, "manual_axis_type", _NO_MANUAL_AXES) == _NO_MANUAL_AXES:
+        return aval
+    return aval.update(manual_axis_type=_NO_MANUAL_AXES)
+
+
 def with_rows(aval: Any, rows: int) -> Any:
     """An abstract value with another number of rows, along its first axis."""
     return aval.update(shape=(rows, *aval.shape[1:]))

@@ -30,6 +30,7 @@ from ipujax.lowering.jax_compat import (
     eliminate_dead_code,
     eval_equation,
     eval_jaxpr,
+    is_on_host,
     jaxpr_as_fun,
     used_inputs,
 )
@@ -149,11 +150,24 @@ def _has_refs(eqn: JaxprEqn) -> bool:
     )
 
 
+def _check_memories(jaxpr: ClosedJaxpr) -> None:
+    """Refuses Refs beside arguments or results on the host: JAX's rules for Refs know one memory."""
+    if any(map(is_on_host, (*jaxpr.in_avals, *jaxpr.out_avals))):
+        lines = (source_line(eqn) for eqn in equations(jaxpr.jaxpr) if _has_refs(eqn))
+        raise GraphError(
+            "a function with Refs takes or gives arrays that are on the host",
+            where=next(filter(None, lines), None),
+            expected="Refs, or arrays in memory of the host, in one function",
+            hint="pass what the Ref holds as a donated array; or fetch by jax.device_put outside of ipu.jit",
+        )
+
+
 def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
     """The jaxpr run by JAX's implementation of functions of Refs, traced."""
     from jax.experimental.pallas import run_state  # takes a while, and few programs have Refs
 
     opened, consts = constants_as_inputs(jaxpr)
+    _check_memories(opened)
     inner: Any = jaxpr_as_fun(opened)
 
     def run(inputs: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:

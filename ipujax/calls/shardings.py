@@ -118,7 +118,8 @@ def _refusal(what: str, eqn: JaxprEqn | None, got: str, hint: str = _REMEDY) -> 
 
 def _is_split(leaf: Any) -> bool:
     """Whether an argument or a constant is an array, or stands for one, that devices have different parts of."""
-    is_array = isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not isinstance(leaf, jax.core.Tracer)
+    kinds = jax.Array, jax.ShapeDtypeStruct, jax.Ref
+    is_array = isinstance(leaf, kinds) and not isinstance(leaf, jax.core.Tracer)
     return is_array and leaf.sharding is not None and _splits(leaf.sharding)
 
 

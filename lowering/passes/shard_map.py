@@ -25,6 +25,7 @@ from ipujax.lowering.gcl import Groups
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
+    DropVar,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -34,6 +35,7 @@ from ipujax.lowering.jax_compat import (
     new_jaxpr_eqn,
     shape_of,
     trace_over_axis,
+    without_manual_axes,
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
 from ipujax.lowering.passes.inline import inline
@@ -163,10 +165,10 @@ def _calls(eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], repl
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         parts.append(atom)
         if shape_of(atom) != shape_of(inner):
-            parts[-1] = Var(inner.aval)
+            parts[-1] = Var(without_manual_axes(inner.aval))
             yield _call(eqn, partial(mesh.part, spec=spec), [atom], [parts[-1]], replicas)
     own = [
-        var if shape_of(var) == shape_of(inner) else Var(inner.aval)
+        var if shape_of(var) == shape_of(inner) else Var(without_manual_axes(inner.aval))
         for var, inner in zip(results, body.jaxpr.outvars, strict=True)
     ]
     yield call_equation(parts, own, _over_replicas(mesh, replicas)(body), eqn)
@@ -182,7 +184,7 @@ def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, 
 
 
 def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
-    """Rewrites jaxprs to collectives over replicas for those over axes of a mesh."""
+    """Rewrites jaxprs to collectives over replicas for those over axes of a mesh, which types then no longer name."""
     rules = mesh.rules()
 
     def rewritten(eqn: JaxprEqn) -> JaxprEqn:
@@ -193,7 +195,25 @@ def _over_replicas(mesh: _Mesh, replicas: int) -> Rewrite:
 
     @once
     def rewrite(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=list(map(rewritten, jaxpr.jaxpr.eqns))), jaxpr.consts)
+        body, new = jaxpr.jaxpr, dict[Var, Var]()
+
+        def retyped(atom: Any) -> Any:
+            if not isinstance(atom, Var) or isinstance(atom, DropVar):
+                return atom
+            if atom not in new:
+                aval = without_manual_axes(atom.aval)
+                new[atom] = atom if aval is atom.aval else Var(aval)
+            return new[atom]
+
+        def all_retyped(atoms: Sequence[Any]) -> list[Any]:
+            return list(map(retyped, atoms))
+
+        eqns = [
+            eqn.replace(invars=all_retyped(eqn.invars), outvars=all_retyped(eqn.outvars))
+            for eqn in map(rewritten, body.eqns)
+        ]
+        ends = {name: all_retyped(getattr(body, name)) for name in ("constvars", "invars", "outvars")}
+        return ClosedJaxpr(body.replace(eqns=eqns, **ends), jaxpr.consts)
 
     return rewrite
 

@@ -439,3 +439,12 @@ def test_mistakes_of_the_user_are_as_in_jax() -> None:
                 jit(fun)(*args)
             texts.append(str(caught.value))
         assert texts[0] == texts[1]
+
+
+def test_beside_arrays_on_the_host() -> None:
+    def fun(a: Any) -> Any:
+        ref = jax.new_ref(a)
+        return ref[...], jax.device_put(a * 2, jax.memory.Space.Host)
+
+    with pytest.raises(ipu.GraphError, match=r"Refs takes or gives arrays that are on the host(.|\n)*device_put"):
+        ipu.jit(fun, device=DEVICE)(X)

@@ -173,3 +173,23 @@ def test_keywords_for_shardings_are_refused_with_those_for_replicas(keyword: str
     with pytest.raises(ArgumentError, match=rf"'{keyword}'[\s\S]*try: {keyword[:-9]}specs= with replicas=N") as error:
         ipu.jit(jnp.sin, **{keyword: NamedSharding(AUTO, P("x"))})
     assert isinstance(error.value, TypeError)
+
+
+def accumulated(b: Any) -> Any:
+    start = lax.pcast(jnp.zeros(b.shape[1]), "d", to="varying")
+    return lax.scan(lambda c, row: (c + row, None), start, b)[0]
+
+
+def doubled_in_a_ref(b: Any) -> Any:
+    ref = jax.new_ref(b)
+    lax.fori_loop(0, 3, lambda _, __: ref.__setitem__(..., ref[...] * 2), None)
+    return ref[...]
+
+
+@pytest.mark.parametrize("fun", [accumulated, doubled_in_a_ref])
+def test_loops_in_a_shard_map_carry_values_that_vary(fun: Any) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    whole = jax.shard_map(fun, mesh=AbstractMesh((2,), ("d",)), in_specs=P("d"), out_specs=P("d"))
+    run = ipu.jit(whole, device=ipu.IPUModel(2, tiles_per_ipu=16))
+    parts = {accumulated: lambda x: x.sum(0), doubled_in_a_ref: lambda x: 8 * x}[fun]
+    np.testing.assert_allclose(run(x), np.concatenate([parts(x[:2]), parts(x[2:])]))
