@@ -20,6 +20,7 @@ _OBJECT = "internals: repr, pickled state, stack depth or garbage of the object 
 _TWICE = "counts: a function that closes over tracers, and is given none, is traced twice; this one changes lists"
 _UNKNOWN_TO_CACHE = "internals: what the cache of jax.jit cannot hold; ipu.jit takes it"
 _SHARDINGS = "shardings: over several devices, which ipu.jit refuses by name"
+_DTYPES = "internals: extended dtypes of one's own as results, which ipu.jit refuses by name"
 _TOKENS = "XLA: its tokens as arguments or results, which ipu.jit refuses by name"
 _RAISED = "wording: an exception of a Python function is raised as it is, which JAX wraps in a RuntimeError"
 _COMPOSITES = (
@@ -70,6 +71,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
     "lax_test": {
         **dict.fromkeys(map("CompositeTest.test_composite{}".format, _COMPOSITES), _TEXT),
         "LaxTest.testDotAlgorithmConfig": _TEXT,
+        "CustomElementTypesTest.*": _DTYPES,
         "LaxTest.test_dce_sink_prevents_xla_dce": _TEXT,
         "RaggedTest.test_ragged_dot*_out_sharding": _TEXT,
     },
@@ -85,6 +87,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
     },
     "mutable_array_test": {
         "MutableArrayTest.test_jit_vjp_systematic_readonly*": _TWICE,
+        "MutableArrayTest.test_sharded_*": _SHARDINGS,
     },
     "checkify_test": {"CheckifyTransformTests.test_auto_axes_explicit*": _SHARDINGS},
     "random_lax_test": {"RandomOutShardingTest.*": _SHARDINGS},

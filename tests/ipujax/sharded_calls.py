@@ -75,6 +75,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "keyword": lambda: ipu_jit(lambda *, x: jnp.sin(x))(x=split),
         "replicas": lambda: over_replicas(split),
         "shape": lambda: ipu_jit(sine).lower(jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=split.sharding)),
+        "a Ref": lambda: ipu_jit(lambda ref: jnp.sin(ref[...]))(jax.new_ref(split)),
         "second call": called_twice,
         "compiled": lambda: compiled(split),
         "closed over": lambda: ipu_jit(lambda x: x + split)(X),

@@ -60,6 +60,7 @@ REFUSED = {
     "keyword": "argument x of <lambda> is sharded over 4 devices",
     "replicas": "argument x of sine is sharded over 4 devices",
     "shape": "argument x of sine is sharded over 4 devices",
+    "a Ref": "argument ref of <lambda> is sharded over 4 devices",
     "second call": "argument x of sine is sharded over 4 devices",
     "compiled": "argument x of sine is sharded over 4 devices",
     "closed over": r"<lambda> closes over an array that is sharded over 4 devices\n  at: sharded_calls.py:\d+",
