@@ -41,7 +41,7 @@ def comparison_page(
     Args:
         titles: what both profiles are, in a line each.
         totals: figures of the whole runs.
-        phases: cycles of each phase of the critical IPUs.
+        phases: cycles of each phase of the limiting IPUs.
         categories: bytes of each category on all tiles.
         rows: the operations that differ, largest change first.
     """
@@ -49,7 +49,11 @@ def comparison_page(
     intro = joined([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
     sections = [
         Section("summary", "Summary", joined([intro, _verdict(totals, rows), _pairs("Figure", totals)])),
-        Section("phases", "Phases", joined([sentence("Cycles of the critical IPU."), _pairs("Phase", phases)])),
+        Section(
+            "phases",
+            "Phases",
+            joined([sentence("Cycles of the IPU that is busy for most cycles."), _pairs("Phase", phases)]),
+        ),
         Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
         Section("operations", "Operations", _operations(rows)),
     ]

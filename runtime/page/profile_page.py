@@ -83,7 +83,23 @@ def _totals(profile: Figures) -> Markup:
             ", ".join(f"{counts[n]:,}" for n in ("numComputeSets", "numVars", "numVertices")),
         ),
     ]
-    return table((), rows, "In figures; the phases are those of the critical IPU")
+    whole = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
+    return joined([whole, _phases_by_ipu(profile)])
+
+
+def _phases_by_ipu(profile: Figures) -> Markup:
+    """The share of the run of each phase, for every IPU; nothing for one."""
+    if profile.target.num_ipus == 1:
+        return Markup()
+    try:
+        ipus = profile.ipu_phase_cycles
+    except ProfileError as error:
+        return sentence(f"Phases of the other IPUs are not known: {error.what}.")
+    names, cycles = list(ipus[0]), max(1, profile.cycles)
+    rows = [(f"IPU {ipu}", *(f"{phases[n] / cycles:.1%}" for n in names)) for ipu, phases in enumerate(ipus)]
+    means = (sum(phases[n] for phases in ipus) / len(ipus) / cycles for n in names)
+    rows.append(("Mean", *(f"{share:.1%}" for share in means)))
+    return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")
 
 
 def _warnings(profile: Figures) -> Section:

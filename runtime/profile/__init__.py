@@ -4,6 +4,7 @@ from ipujax.runtime.profile.execution_trace import (
     TRACE_PHASES as TRACE_PHASES,
     ExecutionTrace as ExecutionTrace,
     Slices as Slices,
+    phase_cycles_of_ipus as phase_cycles_of_ipus,
     slices as slices,
 )
 from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation

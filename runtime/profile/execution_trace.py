@@ -156,6 +156,20 @@ def slices(trace: ExecutionTrace) -> Slices:
     return Slices(ipu[row], starts[row, column], gaps[row, column], phases[column], own[row])
 
 
+def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
+    """Cycles of each of `TRACE_PHASES` of every IPU, idle time up to the end of the run included.
+
+    Args:
+        trace: of a run.
+    """
+    cut, end = slices(trace), int(trace.clocks.max(initial=0))
+    ipus = len(trace.clocks)
+    cycles = np.zeros((ipus, len(TRACE_PHASES)), np.int64)
+    np.add.at(cycles, (cut.ipu, cut.phase), cut.cycles)
+    cycles[:, IDLE] += end - trace.clocks
+    return tuple(dict(zip(TRACE_PHASES, row, strict=True)) for row in cycles.tolist())
+
+
 def execution_trace(executable: Executable, spans: Spans, clocks: np.ndarray) -> ExecutionTrace:
     """The columns of a run.
 

@@ -8,6 +8,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -179,18 +180,35 @@ class Figures:
 
     @property
     def overlapped_cycles(self) -> int:
-        """Cycles that I/O tiles of the critical IPU moved data while its other tiles went on."""
-        return int(self.timeline.overlapped[self.timeline.critical_ipu])
+        """Cycles that I/O tiles of the limiting IPU moved data while its other tiles went on."""
+        return int(self.timeline.overlapped[self.limiting_ipu])
+
+    @property
+    def ipu_phase_cycles(self) -> tuple[dict[str, int], ...]:
+        """Cycles of each phase of every IPU of one replica; with `idle` those of each add up to `cycles`."""
+        return tuple(map(self.timeline.phase_cycles, range(self.target.num_ipus)))
+
+    @property
+    def limiting_ipu(self) -> int:
+        """The IPU that is busy for most cycles, in all phases but idle; the first of them if there are several."""
+        idle = [phases["idle"] for phases in self.ipu_phase_cycles]
+        return idle.index(min(idle))
 
     @property
     def phase_cycles(self) -> dict[str, int]:
-        """Cycles of each phase of the critical IPU; they add up to `cycles`."""
-        return self.timeline.phase_cycles()
+        """Cycles of each phase of the limiting IPU; they add up to `cycles`."""
+        return self.ipu_phase_cycles[self.limiting_ipu]
+
+    @property
+    def busy_cycles(self) -> int:
+        """Cycles of all phases but idle, of all IPUs of one replica together."""
+        return sum(self.cycles - phases["idle"] for phases in self.ipu_phase_cycles)
 
     @property
     def critical_ipu(self) -> int:
-        """The IPU that ends last, the first of them if there are several."""
-        return self.timeline.critical_ipu
+        """Deprecated name of `limiting_ipu`."""
+        warnings.warn("profile.critical_ipu is now profile.limiting_ipu", DeprecationWarning, stacklevel=2)
+        return self.limiting_ipu
 
     @property
     def total_worker_cycles(self) -> int:

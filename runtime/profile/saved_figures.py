@@ -20,7 +20,7 @@ from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
 from ipujax.runtime.profile.emulated import Emulated
-from ipujax.runtime.profile.execution_trace import ExecutionTrace
+from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
 from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
 from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.program_costs import ProgramNode
@@ -49,8 +49,7 @@ def saved_data(figures: Figures) -> Json:
 _LISTS = ("fallbacks", "emulated", "unmet_bounds")
 _RUN = (
     "cycles",
-    "critical_ipu",
-    "phase_cycles",
+    "ipu_phase_cycles",
     "overlapped_cycles",
     "total_worker_cycles",
     "tile_cycles",
@@ -189,15 +188,32 @@ class SavedFigures(Figures):
         """As `Figures.cycles`."""
         return int(self._known["cycles"])
 
+    @cached_property
+    def ipu_phase_cycles(self) -> tuple[dict[str, int], ...]:
+        """As `Figures.ipu_phase_cycles`.
+
+        Raises:
+            ProfileError: it was saved without, and without the trace that tells them.
+        """
+        run = self._known
+        if "ipu_phase_cycles" in run:
+            return tuple(map(dict, run["ipu_phase_cycles"]))
+        return phase_cycles_of_ipus(self.execution_trace)
+
     @property
-    def critical_ipu(self) -> int:
-        """As `Figures.critical_ipu`."""
-        return int(self._known["critical_ipu"])
+    def limiting_ipu(self) -> int:
+        """As `Figures.limiting_ipu`; the IPU that ended last in files that know of no other."""
+        return int(self._known["critical_ipu"]) if self._knows_one_ipu else super().limiting_ipu
 
     @property
     def phase_cycles(self) -> dict[str, int]:
-        """As `Figures.phase_cycles`."""
-        return dict(self._known["phase_cycles"])
+        """As `Figures.phase_cycles`, of that IPU."""
+        return dict(self._known["phase_cycles"]) if self._knows_one_ipu else super().phase_cycles
+
+    @property
+    def _knows_one_ipu(self) -> bool:
+        """Whether it was saved by a version that kept the phases of one IPU alone."""
+        return "ipu_phase_cycles" not in self._known and "trace" not in self._known
 
     @property
     def total_worker_cycles(self) -> int:

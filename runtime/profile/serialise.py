@@ -6,7 +6,7 @@ of the format. Files of older versions, from `OLDEST` on, are read, and lack wha
 refused. So are files that decompress to more than a profile can have (`MOST_BYTES`, `MOST_RATIO`), and figures that
 differ from those that were saved, by a checksum of their JSON without spaces:
 
-    {"format": "ipujax profile", "version": 3, "sha256": …, "profile": …}
+    {"format": "ipujax profile", "version": 4, "sha256": …, "profile": …}
 
 Version 3 added the execution trace, the program tree, what is on each tile, and texts of source files.
 
@@ -30,7 +30,7 @@ from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ProfileError
 
 FilePath = str | os.PathLike[str]
 Where = FilePath | IO[Any]
-VERSION, OLDEST = 3, 2  # of saved profiles: that which is written, and the first that can be read
+VERSION, OLDEST = 4, 2  # of saved profiles: that which is written, and the first that can be read
 _FORMAT = "ipujax profile"
 _GZIP = b"\x1f\x8b"  # what files of gzip begin with, RFC 1952
 _LEVEL = 6  # of compression, gzip's own default

@@ -73,7 +73,7 @@ class Comparison:
         totals: figures of the whole runs, first and second: "cycles", "seconds", "moved_bytes", "variable_bytes", and,
             of the tile that has most of it, "tile_bytes" and "exchange_code_bytes"; and "byte_price", in cycles.
         changes: the operations that differ, largest change of cycles first.
-        phases: cycles of each phase of the critical IPU, first and second.
+        phases: cycles of each phase of the limiting IPU, first and second.
         categories: bytes of each memory category on all tiles, first and second.
         titles: what both profiles are, in a line each.
     """

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, slices
+from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, phase_cycles_of_ipus, slices
 
 Event = dict[str, Any]
 COMPUTE_TILES, IO_TILES = 1, 2  # thread ids of an IPU
@@ -43,7 +43,7 @@ def perfetto(profile: Figures) -> dict[str, Any]:
         "replicas": profile.replicas,
         "cycles": profile.cycles,
         "clock_hz": target.clock_hz,
-        "phase_cycles": {f"IPU {ipu}": writer.phase_cycles(ipu) for ipu in range(target.num_ipus)},
+        "phase_cycles": {f"IPU {ipu}": phases for ipu, phases in enumerate(phase_cycles_of_ipus(trace))},
         "note": FOLDED if trace.is_folded.any() else "every step of the run is a slice of its own",
     }
     return {"traceEvents": list(writer.events()), "displayTimeUnit": "ns", "otherData": about}
@@ -56,13 +56,6 @@ class _Writer:
         self.trace, self.microseconds, self.cut = trace, microseconds, slices(trace)
         self.num_ipus, self.end = len(trace.clocks), int(trace.clocks.max(initial=0))
         self.host, self.memory = self.num_ipus + 1, self.num_ipus + 2  # process ids; those of IPUs begin at 1
-
-    def phase_cycles(self, ipu: int) -> dict[str, int]:
-        """Cycles of each phase of an IPU; idle time up to the end of the run."""
-        mine = self.cut.ipu == ipu
-        cycles = np.bincount(self.cut.phase[mine], self.cut.cycles[mine], len(TRACE_PHASES)).astype(np.int64)
-        cycles[_IDLE] += self.end - self.trace.clocks[ipu]
-        return dict(zip(TRACE_PHASES, cycles.tolist(), strict=True))
 
     def events(self) -> Iterator[Event]:
         """All of them; parents before what is inside them."""

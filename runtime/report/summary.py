@@ -95,7 +95,7 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
         return table("Execution", [("Cycles", f"unknown: {unknown.what}"), ("Try", str(unknown.hint))])
     rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
     if profile.target.num_ipus > 1:
-        rows.append(("Critical IPU", str(profile.critical_ipu)))
+        rows.append(("Phases of", f"IPU {profile.limiting_ipu}, which is busy for most cycles"))
     for phase, spent in profile.phase_cycles.items():
         rows.append((_LABELS.get(phase, phase).capitalize(), f"{spent:>15,}  {share(spent, cycles)}"))
     if profile.overlapped_cycles:
@@ -106,11 +106,32 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
     by_type = [(name, f"({count:,} instances)", active) for name, (count, active) in types.items()]
     sections = (
         table("Execution", rows),
+        _phases_by_ipu(profile),
         _all_tiles(profile),
         _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
         _operations(profile.operations(operations, lines=lines)),
     )
     return "\n\n".join(filter(None, sections))
+
+
+def _phases_by_ipu(profile: Figures) -> str:
+    """Shares of the run of each phase, for every IPU and on average; nothing for one IPU."""
+    try:
+        ipus = profile.ipu_phase_cycles
+    except ProfileError as error:  # saved by a version that kept one IPU
+        return table("Phases by IPU", [("Not known", error.what)])
+    if len(ipus) == 1:
+        return ""
+    names, whole = list(ipus[0]), max(1, profile.cycles)
+    rows = [(f"IPU {ipu}", [phases[name] / whole for name in names]) for ipu, phases in enumerate(ipus)]
+    rows.append(("Mean", np.mean([shares for _, shares in rows], 0).tolist()))
+    widths = [max(len(_LABELS.get(name, name)), 7) for name in names]
+    head = "  ".join(f"{_LABELS.get(name, name):>{width}}" for name, width in zip(names, widths, strict=True))
+    lines = [
+        f"{label:<8}  " + "  ".join(f"{share:>{width}.1%}" for share, width in zip(shares, widths, strict=True))
+        for label, shares in rows
+    ]
+    return _listed("Phases by IPU", [f"{'':<8}  {head}", *lines])
 
 
 def _all_tiles(profile: Figures) -> str:

@@ -149,13 +149,17 @@ TRACE = Record(
     | _records(List(WHOLE, _SPANS), "start", "end", "moved")
     | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)}
 )
+_PHASES = Record(_records(WHOLE, *TRACE_PHASES))
 _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
-    {"cycles": WHOLE, "critical_ipu": _index("IPUs"), "phase_cycles": Record(_records(WHOLE, *TRACE_PHASES))}
+    {"cycles": WHOLE}
     | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
     | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "operations": Record(_records(List(_OPERATION), *LINES))}
     | {"step_costs": List(_STEP_COST), "execution": EXECUTION},
-    {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},
+    {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
+    # Of the IPU that ended last, in files before version 4.
+    | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
+    | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},
 )
 _NO_RUN = Record({"unknown": Record({"what": TEXT} | _records(Nullable(TEXT), "where", "expected", "got", "hint"))})
 
@@ -249,6 +253,11 @@ PROFILE = Record(
 
 
 def _phases(data: Any) -> bool:
+    run = data["run"]
+    return all(sum(phases.values()) == run["cycles"] for phases in run["ipu_phase_cycles"])
+
+
+def _phases_of_last(data: Any) -> bool:
     return bool(sum(data["run"]["phase_cycles"].values()) == data["run"]["cycles"])
 
 
@@ -291,7 +300,8 @@ def _machines(data: Any) -> bool:
 # Field → what it must be besides, and whether it is; of fields that are there.
 RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
-    "run.phase_cycles": ("cycles that add up to run.cycles", _phases),
+    "run.ipu_phase_cycles": ("cycles of each IPU that add up to run.cycles", _phases),
+    "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
     "run.trace.work": ("phases that pass one after the other inside their spans, by IPU and time", _spans),
     "graph.programs": ("programs in programs, none inside itself", _program_ids),

@@ -83,20 +83,14 @@ class Timeline:
         """Length of the run: the last IPU's clock."""
         return int(self.clocks.max())
 
-    @property
-    def critical_ipu(self) -> int:
-        """The IPU that ends last, the first of them if there are several."""
-        return int(self.clocks.argmax())
-
-    def phase_cycles(self, ipu: int | None = None) -> dict[str, int]:
-        """Cycles of each phase of one IPU; with `idle`, up to its own end, they add up to its clock.
+    def phase_cycles(self, ipu: int) -> dict[str, int]:
+        """Cycles of each phase of one IPU; with `idle`, up to the end of the run, they add up to `cycles`.
 
         Args:
-            ipu: its number; the critical IPU by default.
+            ipu: its number.
         """
-        ipu = self.critical_ipu if ipu is None else ipu
         phases = {name: int(cycles) for name, cycles in zip(PHASES, self.work[ipu], strict=True)}
-        return phases | {"idle": int(self.clocks[ipu]) - sum(phases.values())}
+        return phases | {"idle": self.cycles - sum(phases.values())}
 
     def walk(self) -> Iterator[TimelineStep]:
         """All steps, parents first."""

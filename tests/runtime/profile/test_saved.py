@@ -30,7 +30,16 @@ EVERYTHING = {
     "show_optimizations": True,
     "show_per_ipu_memory_usage": True,
 }
-RUN = ["cycles", "seconds", "phase_cycles", "critical_ipu", "total_worker_cycles", "step_costs", "fallbacks"]
+RUN = [
+    "cycles",
+    "seconds",
+    "ipu_phase_cycles",
+    "phase_cycles",
+    "limiting_ipu",
+    "total_worker_cycles",
+    "step_costs",
+    "fallbacks",
+]
 RUN += ["emulated", "unmet_bounds", "target", "brief", "host"]
 
 
@@ -130,7 +139,7 @@ def test_files_are_small_and_plain(tmp_path):
     content = (tmp_path / "saved").read_bytes()
     assert len(content) < 10_000
     data = json.loads(gzip.decompress(content))
-    assert (data["format"], data["version"]) == ("ipujax profile", 3)
+    assert (data["format"], data["version"]) == ("ipujax profile", 4)
 
 
 def test_targets_as_data():
@@ -169,11 +178,11 @@ DAMAGED = {
     "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is no profile"),
     "another version": (
         lambda content: edited(content, lambda data: data.update(version=1)),
-        r"of another version(.|\n)*expected: version 2 to 3(.|\n)*got: version 1(.|\n)*save it again",
+        r"of another version(.|\n)*expected: version 2 to 4(.|\n)*got: version 1(.|\n)*save it again",
     ),
     "a newer version": (
-        lambda content: edited(content, lambda data: data.update(version=4)),
-        r"of another version(.|\n)*got: version 4(.|\n)*newer ipujax",
+        lambda content: edited(content, lambda data: data.update(version=5)),
+        r"of another version(.|\n)*got: version 5(.|\n)*newer ipujax",
     ),
     "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is damaged"),
     "no checksum": (lambda content: edited(content, lambda data: data.pop("sha256")), "is damaged"),
@@ -260,10 +269,17 @@ def test_reports_have_the_data_of_the_original(name, tmp_path):
 
 def test_files_of_the_version_before_are_read():
     old, new = Profile.load(OLD), PROFILES["two IPUs"]()
-    assert (old.cycles, old.phase_cycles, old.critical_ipu) == (27480, new.phase_cycles, 1)
+    assert (old.cycles, old.phase_cycles, old.limiting_ipu) == (27480, new.ipu_phase_cycles[1], 1)
+    assert "Phases by IPU" in old.summary() and "Not known" in old.summary()
     assert old.memory.max_tile_bytes == new.memory.max_tile_bytes and "second" in old.summary()
     assert [row.name for row in old.step_costs] == [row.name for row in new.step_costs]
     assert {row.flops for row in old.step_costs} == {None}
+
+
+def test_phases_of_all_ipus_are_read_from_the_trace_of_version_3():
+    old, new = Profile.load(OLD.with_name("two_ipus.version3.profile")), PROFILES["two IPUs"]()
+    assert old.ipu_phase_cycles == new.ipu_phase_cycles
+    assert (old.limiting_ipu, old.phase_cycles) == (new.limiting_ipu, new.phase_cycles)
 
 
 def test_what_files_of_the_version_before_lack_is_said():

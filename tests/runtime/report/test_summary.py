@@ -156,7 +156,7 @@ def test_memory_of_each_ipu():
     totals = Profile(two_ipus()).memory.tile_bytes.reshape(2, -1)
     for number, tiles in enumerate(totals):
         assert f"IPU {number}:  {tiles.sum():,} B in all, {tiles.max():,} B on its fullest tile" in text
-    assert "Critical IPU:" in text and "Tiles:            8\n" in text
+    assert "Phases of:" in text and "Phases by IPU:" in text and "Tiles:            8\n" in text
 
 
 def test_tiles_out_of_memory_are_named():

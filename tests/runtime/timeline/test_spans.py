@@ -7,7 +7,12 @@ import pytest
 
 from ipujax.runtime.compile import compile
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace, slices
+from ipujax.runtime.profile.execution_trace import (
+    ExecutionTrace,
+    execution_trace,
+    phase_cycles_of_ipus,
+    slices,
+)
 from ipujax.runtime.report import Profile
 from tests.runtime.profile.profile_helpers import looping, trained_program, two_ipus
 from tests.runtime.profile.test_reports import everything
@@ -32,12 +37,6 @@ PROFILES = {
 }
 
 
-def phases(trace, ipu):
-    cut = slices(trace)
-    mine = cut.ipu == ipu
-    return {name: int(cut.cycles[mine & (cut.phase == k)].sum()) for k, name in enumerate(TRACE_PHASES)}
-
-
 @pytest.mark.parametrize("most_steps", [1, 3, 8, 4000])
 @pytest.mark.parametrize("name", PROFILES)
 def test_phases_add_up_to_the_cycle(name, most_steps):
@@ -45,8 +44,7 @@ def test_phases_add_up_to_the_cycle(name, most_steps):
     spans = profile.executable.spans_of(profile.recording, most_steps)
     trace = execution_trace(profile.executable, spans, profile.timeline.clocks)
     assert trace.work.sum() == profile.timeline.work.sum()
-    for ipu in range(profile.target.num_ipus):
-        assert phases(trace, ipu) == profile.timeline.phase_cycles(ipu)
+    assert phase_cycles_of_ipus(trace) == profile.ipu_phase_cycles
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -166,8 +166,7 @@ def test_jumping_over_loops_equals_iterating(shape, data):
     np.testing.assert_array_equal(found.work, done)
     for ipu in range(NUM_IPUS):
         phases = found.phase_cycles(ipu)
-        assert sum(phases.values()) == clocks[ipu] and phases["idle"] >= 0
-    assert sum(found.phase_cycles().values()) == found.cycles
+        assert sum(phases.values()) == found.cycles and phases["idle"] >= found.cycles - clocks[ipu]
 
 
 def test_a_million_iterations_cost_no_more_than_three():
@@ -185,7 +184,7 @@ def test_the_longest_repeats_are_exact_and_longer_ones_are_refused():
     steps = {node: local(5, 0, 0)}
     inner = Repeat(1 << 20, node)
     found = run(Repeat(many, inner), steps)
-    assert found.cycles == found.phase_cycles()["compute"] == 5 * many << 20
+    assert found.cycles == found.phase_cycles(0)["compute"] == 5 * many << 20
     assert found.executions[node] == many << 20
     for program in (Repeat(many, Repeat(many, node)), Sequence(*[Repeat(many, Repeat(1 << 25, node))] * 2)):
         for inside in (program, If(FLAG, node, program)):
@@ -227,7 +226,6 @@ def test_lockstep_pipeline_has_the_bubble_of_its_fill():
     found = run(program, steps)
     # The last drain needs no meeting, so IPU 2 runs its last two micro-batches back to back.
     assert found.cycles == 10 + 20 + (n - 2) * 30 + 30 + 30 + n * (7 + 2)
-    assert found.critical_ipu == 2
     assert found.phase_cycles(2) == {
         "compute": n * 30,
         "exchange": 0,
@@ -252,6 +250,7 @@ def test_buffered_sender_waits_for_its_slot():
     # The first message takes 15; from then on a send starts when the consumer has read the one before.
     assert found.clocks.tolist() == [15 + (n - 1) * 40, 15 + 30 + (n - 1) * 40, 0]
     assert found.phase_cycles(1)["idle"] == 15 + (n - 1) * 10
+    assert found.phase_cycles(2)["idle"] == found.cycles
 
 
 def test_steps_tell_when_each_ipu_worked():
@@ -277,7 +276,7 @@ def test_functions_run_at_every_call():
 def test_nothing_takes_no_time():
     found = run(Sequence(Repeat(0, leaf())), {})
     assert (found.cycles, found.steps, found.executions) == (0, (), {})
-    assert sum(found.phase_cycles().values()) == 0
+    assert sum(found.phase_cycles(0).values()) == 0
 
 
 # --- control that is data ---------------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ def test_trip_count_by_any_name(name, count):
     found = run(Sequence(other, loop), steps | more, trip_counts={name: count, "while[0]": 2})
     assert found.cycles == (4 + 2 * 14) + (4 + count * 14)
     assert found.executions[loop] == count + 1
-    assert sum(found.phase_cycles().values()) == found.cycles
+    assert sum(found.phase_cycles(0).values()) == found.cycles
 
 
 def test_static_decisions_take_the_dearer_branch():
