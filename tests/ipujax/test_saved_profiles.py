@@ -142,7 +142,7 @@ FIELDS = {
     "missing since 3": ("run.trace", None, r"run.trace (.|\n)*it is missing"),
     "unknown": ("run.operations.other", [], r"run.operations.other (.|\n)*a field that this ipujax knows"),
     "half a character": ("memory.peak.step", "\ud800", r"memory.peak.step (.|\n)*UTF-8"),
-    "phases": ("run.phase_cycles.sync", 1, r"run.phase_cycles (.|\n)*add up to run.cycles"),
+    "phases": ("run.ipu_phase_cycles.0.sync", 1, r"run.ipu_phase_cycles (.|\n)*add up to run.cycles"),
     "spans": ("run.trace.start.0", 10**9, r"run.trace.work (.|\n)*inside their spans"),
     "a circle": ("graph.programs.0.children", [0], r"graph.programs (.|\n)*none inside itself"),
     "replicas": ("replicas", 10**9, r"replicas (.|\n)*a machine can have"),
