@@ -83,8 +83,8 @@ def _totals(profile: Figures) -> Markup:
             ", ".join(f"{counts[n]:,}" for n in ("numComputeSets", "numVars", "numVertices")),
         ),
     ]
-    whole = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
-    return joined([whole, _phases_by_ipu(profile)])
+    figures = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
+    return joined([figures, _phases_by_ipu(profile)])
 
 
 def _phases_by_ipu(profile: Figures) -> Markup:
