@@ -48,8 +48,8 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
         [
             sentence(
                 "A row for each operation of each line, on the IPU that spends most on it. Balance is the share of its "
-                "compute time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count "
-                f"the time of its exchanges too.{rest}"
+                "compute time in which a tile computes. Rates and the peaks beside them are those of one IPU; "
+                f"rates count the time of exchanges too.{rest}"
             ),
             _table(shown),
             tag("h3", "Roofline"),
