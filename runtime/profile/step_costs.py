@@ -48,7 +48,8 @@ class StepCost:
         variable_bytes: size of the variables.
         exchange_code_bytes: code of their exchanges, on the tile that has most of it.
         flops: operations on floating-point numbers, all runs together; None in profiles that were saved without.
-        precision: the dtype whose peak rate is theirs to reach: "float16" when all they read of numbers is half.
+        precision: the dtype whose peak rate is theirs to reach: "float16" where most operations read numbers in half
+            precision only.
         tile_balance: mean share of their compute phases in which a tile computes, as `Figures.tile_balance`; None where
             nothing is computed.
     """
@@ -74,8 +75,7 @@ class _Sum:
     moved_bytes: int = 0
     variable_bytes: int = 0
     costs: dict[object, Cost] = field(default_factory=dict)
-    flops: int = 0
-    reads: set[str] = field(default_factory=set)
+    flops: dict[str, int] = field(default_factory=lambda: {"float32": 0, "float16": 0})  # by precision
     busy: int = 0  # cycles of tiles in compute phases, and all that they could compute in
     spent: int = 0
 
@@ -86,15 +86,16 @@ class _Sum:
         self.spent += runs * tiles * int(cost.compute_cycles.reshape(-1, tiles).max(1).sum())
         for group in executable.graph.groups[node.compute_set]:
             if (flops := _flops(group)) > 0:
-                self.flops += runs * flops
-                self.reads |= {dtype_name(f.dtype) for f in group.codelet.fields if f.is_read and _is_float(f.dtype)}
+                reads = {dtype_name(f.dtype) for f in group.codelet.fields if f.is_read and _is_float(f.dtype)}
+                self.flops["float16" if reads == {"float16"} else "float32"] += runs * flops
 
     def row(self, target: Target) -> StepCost:
         """The sum."""
         code = int(code_of_exchanges(self.costs.values(), target).max()) if self.costs else 0
-        precision = "float16" if self.reads == {"float16"} else "float32"
+        precision = max(self.flops, key=lambda name: self.flops[name])
         balance = self.busy / self.spent if self.spent else None
-        figures = int(np.max(self.work)), self.moved_bytes, self.variable_bytes, code, self.flops, precision, balance
+        flops = sum(self.flops.values())
+        figures = int(np.max(self.work)), self.moved_bytes, self.variable_bytes, code, flops, precision, balance
         return StepCost(self.origin, self.name, *figures)
 
 

@@ -3,21 +3,27 @@
 Input: `Figures`. Output: an `Answer` for each question: which operation limits the model, which tile is fullest and
 with what, which IPU waits and when, and which line of source to change. Each says what it is about in `subject` and how
 large it is in `share`, so that it can be checked without reading the sentence.
-Limits: hints are rules of thumb, in the tables below; nothing is tried out (`ipu.advise` does that).
+Limits: hints are rules of thumb, see `hints`; nothing is tried out (`ipu.advise` does that).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.memory import EXCHANGE_CODE
-from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
+from ipujax.runtime.profile import TRACE_PHASES, Figures, Operation, slices
 from ipujax.runtime.profile.text import size
-from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, operation_rows, peaks
+from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
+from ipujax.runtime.views.operation_view import OperationRow, operation_rows
+from ipujax.runtime.views.situation import (
+    allowed_by_exchange,
+    memory_situation,
+    part_situation,
+    program_situation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +68,7 @@ FULLEST = "Which tile is fullest, and with what?"
 WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
 
-# What to try when most of the time goes to a phase.
-PHASE_HINTS = {
-    "compute": "half precision, fewer or smaller products, or more replicas make it shorter",
-    "exchange": "fewer, larger operations move less between tiles; so does float16",
-    "global_exchange": "cut stages where less is handed on, or use fewer replicas",
-    "host_exchange": "donate what comes back changed (donate_argnums), run several steps in a lax.scan, or overlap "
-    "transfers (Options(io_tiles=…))",
-    "sync": "many short steps: a larger batch, or fewer and larger operations",
-    "idle": "balance the stages, or use more micro-batches",
-}
-# What to try when most of a tile is of a category.
-CATEGORY_HINTS = {
-    "variable": "recompute activations (Options(recompute='auto')), a smaller batch, or offload_argnums",
-    "message": "operands arrive whole: a higher Options(byte_price=…) splits operations finer",
-    "rearrangement": "a higher Options(byte_price=…) avoids copies on tiles",
-    "outputEdge": "a higher Options(byte_price=…) splits results finer",
-    "borrowed": "an operation runs on one tile only, see the fallbacks",
-    "vertexInstanceState": "fewer, larger operations need fewer vertices",
-    "vertexCode": "fewer kinds of operations need less code",
-    "controlCode": "repeated layers in lax.scan share their code",
-} | dict.fromkeys(EXCHANGE_CODE, "repeated layers in lax.scan share their code; a higher Options(byte_price=…) helps")
-FEW_TILES = (
-    "compute scalars (learning-rate schedules, counters) on the host, or once for many steps: it computes on few "
-    "tiles, and the others wait"
-)
 _NAMES = 3  # of a line that are looked at
-_ALONE = 0.05  # tile balance
-_CROWDED = 0.75  # of a tile; less is no reason to change anything
-_SLOW = 0.5  # of the peak rate
-_UNEVEN = 0.6  # tile balance
 _BEGUN = 0.02  # of the computation of an IPU
 _MOST = 0.5  # of the cycles of a line
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
@@ -107,24 +84,20 @@ def limiting_operation(profile: Figures) -> Answer:
     share = top.cycles / max(1, cycles)
     where = f"{top.line}{_dearest_part(top, profile)}"
     text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
-    hint = ""
     if top.peak_share is not None and top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
         text += f" {_roof(top, profile)}"
-        if top.balance is not None and top.balance < _ALONE:
-            hint = FEW_TILES
-        elif top.balance is not None and top.balance < _UNEVEN:
-            hint = f"sizes that divide evenly over tiles: they compute in {top.balance:.0%} of its compute time"
-        elif top.peak_share > _SLOW:
-            hint = "less arithmetic, half precision or more replicas, for it is near the machine's limit"
-        else:
-            hint = "larger operations, or less that is exchanged, for it is far from the machine's limit"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
-        is_host = any(top.name in one.names and one.dominant == "host_exchange" for one in profile.operations())
-        hint = PHASE_HINTS["host_exchange"] if is_host else "move less, or move it more rarely"
+    hint = hints(TIME_HINTS, part_situation(profile, [top], _phase(top, profile)))
     return Answer(LIMITS, text, hint, top.name, share, "operations")
+
+
+def _phase(row: OperationRow, profile: Figures) -> str:
+    """The phase that takes most of an operation: that of its line, which has the phases, if the operation leads it."""
+    line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
+    return line.dominant if line is not None else "compute" if row.flops else "exchange"
 
 
 def _dearest_part(row: OperationRow, profile: Figures) -> str:
@@ -136,11 +109,10 @@ def _dearest_part(row: OperationRow, profile: Figures) -> str:
 
 def _roof(row: OperationRow, profile: Figures) -> str:
     """What exchange allows an operation to compute, where that is less than the peak."""
-    rate, intensity = exchange_bandwidth(profile.target), row.intensity
-    if intensity is None or rate * intensity >= peaks(profile.target)[row.precision]:
+    allowed = allowed_by_exchange(row, profile)
+    if allowed is None:
         return ""
-    allowed = _rate(rate * intensity)
-    return f"At its {intensity:,.1f} operations for each exchanged byte, exchange allows {allowed}."
+    return f"At its {row.intensity:,.1f} operations for each exchanged byte, exchange allows {_rate(allowed)}."
 
 
 def _rate(flops_per_second: float) -> str:
@@ -163,8 +135,11 @@ def fullest_tile(profile: Figures) -> Answer:
     named = [item for item in memory.largest if item.name != item.category]
     if named:
         text += f" The largest thing with a name is {named[0].name}, {size(named[0].num_bytes)}, at {named[0].origin}."
-    is_crowded = used > _CROWDED * have
-    hint = CATEGORY_HINTS.get(categories[0][1], "") if is_crowded and categories else ""
+    try:
+        situation = program_situation(profile)
+    except ProfileError:  # without trip counts memory is known, and not what runs
+        situation = memory_situation(profile)
+    hint = hints(MEMORY_HINTS, situation)
     return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
 
 
@@ -189,13 +164,9 @@ def waiting_ipu(profile: Figures) -> Answer:
     )
     if (awaited := _awaited_phase(profile, ipu)) is not None:
         text += f" It waits most before {awaited}."
-    hint = {
-        "filling": "more micro-batches make filling and draining a smaller part",
-        "draining": "more micro-batches make filling and draining a smaller part",
-        "steady": f"move work to this IPU from IPU {busiest}, which works most",
-    }[longest]
-    if longest == "steady" and by_ipu.max() - by_ipu.min() < _ALIKE * total:
-        hint = "all IPUs wait about as long: more micro-batches, another schedule, or less that is handed on"
+    waits_alike = bool(by_ipu.max() - by_ipu.min() < _ALIKE * total)
+    situation = replace(program_situation(profile), wait=longest, waits_alike=waits_alike, busiest_ipu=busiest)
+    hint = hints(WAIT_HINTS, situation)
     return Answer(WAITS, text, hint, f"IPU {ipu}", share, "trace")
 
 
@@ -261,17 +232,17 @@ def line_to_change(profile: Figures) -> Answer:
     lost = [item for item in profile.fallbacks if item.cycles > _SHORT * profile.cycles]
     if lost:
         text += f" {lost[0].operation} at {lost[0].origin} runs on one tile only, {lost[0].cycles:,} cycles each time."
-    hint = "; ".join(f"{_spoken(name)}: {PHASE_HINTS[name]}" if len(most) > 1 else PHASE_HINTS[name] for name in most)
-    if top.dominant == "compute" and _is_alone(profile, top.names):
-        hint = FEW_TILES
+    rows = _rows_of(top, profile)
+    tried = {name: hints(TIME_HINTS, part_situation(profile, rows, name)) for name in most}
+    hint = "; ".join(f"{_spoken(name)}: {text}" if len(most) > 1 else text for name, text in tried.items() if text)
     return Answer(LINE, text, hint, top.origin.line, top.share, "source")
 
 
-def _is_alone(profile: Figures, names: tuple[str, ...]) -> bool:
-    """Whether the dearest step with one of the first names, also one that runs others too, computes on few tiles."""
-    rows = (row for row in operation_rows(profile) if any(name in row.name for name in names[:_NAMES]))
-    first = next(rows, None)
-    return first is not None and first.balance is not None and first.balance < _ALONE
+def _rows_of(line: Operation, profile: Figures) -> list[OperationRow]:
+    """The steps of a line, most cycles first: those under its own name, and those that run its dearest with others."""
+    names = set(line.names[:_NAMES])
+    rows = operation_rows(profile)
+    return [row for row in rows if row.line == str(line.origin) or names.intersection(row.name.split(", "))]
 
 
 def _spoken(phase: str) -> str:

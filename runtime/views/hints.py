@@ -1,0 +1,223 @@
+"""What to try, each with the condition under which it can help.
+
+Input: a `Situation`. Output: the text of the hints that hold, in order.
+Limits: hints are rules of thumb; nothing is tried out (`ipu.advise` does that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from ipujax.runtime.memory import EXCHANGE_CODE
+from ipujax.runtime.views.situation import Situation
+
+_FEW_TILES = 0.05  # tile balance
+_UNEVEN = 0.6  # tile balance
+_NEAR_PEAK = 0.5  # share of the peak
+_CROWDED = 0.75  # of a tile; less is no reason to change anything
+_MOSTLY = 0.5  # of the bytes that are live
+_HIGHEST_CYCLES_PER_BYTE = 16.0  # that are tried without being asked for, see `fit.BYTE_PRICES`
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A change to try.
+
+    Args:
+        text: what to try, with the fields of a `Situation` in braces.
+        holds: whether it can help.
+    """
+
+    text: str
+    holds: Callable[[Situation], bool]
+
+
+def _computes(at: Situation) -> bool:
+    """Whether the part takes its time for computing, on as many tiles as there are rules for."""
+    return at.phase == "compute" and not at.fallback
+
+
+def _is_spread(at: Situation) -> bool:
+    """Whether the part computes on most tiles."""
+    return _computes(at) and at.tile_balance >= _UNEVEN
+
+
+def _is_dense(at: Situation) -> bool:
+    """Whether the part is of products that are spread over tiles."""
+    return _is_spread(at) and at.multiplies
+
+
+# For the operation or the line that takes most time.
+TIME_HINTS = {
+    "fallback": Hint(
+        "{fallback} has no parallel rule and runs on one tile: another formulation, or several at once with jax.vmap, "
+        "each on its own tile",
+        lambda at: at.phase == "compute" and bool(at.fallback),
+    ),
+    "emulated": Hint(
+        "float32 or float16 in place of {emulated}, which the machine does not have",
+        lambda at: _computes(at) and bool(at.emulated),
+    ),
+    "schedule": Hint(
+        "compute scalars (learning-rate schedules, counters) on the host, or once for many steps: it computes on few "
+        "tiles, and the others wait",
+        lambda at: _computes(at) and at.tile_balance < _FEW_TILES and at.has_backward and not at.multiplies,
+    ),
+    "few tiles": Hint(
+        "more elements at once, as with a larger batch: it computes on few tiles, and the others wait",
+        lambda at: _computes(at) and at.tile_balance < _FEW_TILES and (at.multiplies or not at.has_backward),
+    ),
+    "uneven": Hint(
+        "sizes that divide evenly over tiles: they compute in {tile_balance:.0%} of its compute time",
+        lambda at: _computes(at) and _FEW_TILES <= at.tile_balance < _UNEVEN and not at.splits_batches,
+    ),
+    "micro-batches": Hint(
+        "fewer, larger micro-batches: it cuts them for the stages and stores what is handed on",
+        lambda at: _computes(at) and at.splits_batches,
+    ),
+    "half": Hint(
+        "half precision (float16), for it computes in float32",
+        lambda at: _is_spread(at) and at.precision == "float32" and not at.emulated and not at.splits_batches,
+    ),
+    "less": Hint(
+        "fewer or smaller products, for they run at {peak_share:.0%} of an IPU's peak",
+        lambda at: _is_dense(at) and at.peak_share > _NEAR_PEAK,
+    ),
+    "replicas": Hint(
+        "more replicas, each with a part of the batch",
+        lambda at: _is_dense(at) and at.peak_share > _NEAR_PEAK and at.has_backward,
+    ),
+    "larger": Hint(
+        "larger products, for they run at {peak_share:.1%} of an IPU's peak",
+        lambda at: _is_dense(at) and 0 < at.peak_share <= _NEAR_PEAK and not at.is_exchange_bound,
+    ),
+    "move less": Hint(
+        "products that share more of their operands, as of a larger batch: exchange allows less than the peak",
+        lambda at: _is_dense(at) and at.peak_share <= _NEAR_PEAK and at.is_exchange_bound,
+    ),
+    "merge": Hint(
+        "fewer, larger operations move less between tiles",
+        lambda at: at.phase == "exchange",
+    ),
+    "half exchange": Hint(
+        "float16 halves what is exchanged",
+        lambda at: at.phase == "exchange" and at.precision == "float32",
+    ),
+    "cut": Hint(
+        "stages that begin where less is handed on",
+        lambda at: at.phase == "global_exchange" and at.num_ipus > 1,
+    ),
+    "fewer replicas": Hint(
+        "fewer replicas, or a larger batch for each: they exchange as much for a small batch as for a large one",
+        lambda at: at.phase == "global_exchange" and at.replicas > 1,
+    ),
+    "donate": Hint(
+        "donate what comes back changed (donate_argnums)",
+        lambda at: at.phase == "host_exchange" and at.takes_what_it_returns,
+    ),
+    "scan": Hint(
+        "run several steps in a lax.scan, so that a call serves all of them",
+        lambda at: at.phase == "host_exchange" and not at.has_loop,
+    ),
+    "overlap": Hint(
+        "overlap transfers with computing (Options(io_tiles=…))",
+        lambda at: at.phase == "host_exchange" and at.has_loop and not at.overlaps_io,
+    ),
+    "sync": Hint(
+        "a larger batch, or fewer and larger operations: it has many short supersteps",
+        lambda at: at.phase == "sync",
+    ),
+}
+
+
+def _is_full(at: Situation) -> bool:
+    return at.fullness > _CROWDED
+
+
+def _may_cost_more(at: Situation) -> bool:
+    """Whether a tile is full, and a higher cost per byte has not been tried."""
+    return _is_full(at) and at.cycles_per_byte < _HIGHEST_CYCLES_PER_BYTE
+
+
+# For the fullest tile.
+MEMORY_HINTS = {
+    "recompute": Hint(
+        "recompute activations (Options(recompute='auto'))",
+        lambda at: _is_full(at) and at.category == "variable" and at.has_backward and not at.recomputes,
+    ),
+    "batch": Hint(
+        "a smaller batch, or more micro-batches",
+        lambda at: _is_full(at) and at.category == "variable" and at.always_live_share < _MOSTLY,
+    ),
+    "offload": Hint(
+        "keep arguments in streaming memory (offload_argnums)",
+        lambda at: _is_full(at) and at.category == "variable" and at.always_live_share >= _MOSTLY,
+    ),
+    "stages": Hint(
+        "more IPUs, each with a part of the model (ipu.stage)",
+        lambda at: not at.fits and at.category == "variable" and at.num_ipus == 1,
+    ),
+    "split operands": Hint(
+        "a higher cost per byte (Options(byte_price=…)) splits operations finer: operands arrive whole",
+        lambda at: _may_cost_more(at) and at.category == "message",
+    ),
+    "copies": Hint(
+        "a higher cost per byte (Options(byte_price=…)) avoids copies on tiles",
+        lambda at: _may_cost_more(at) and at.category == "rearrangement",
+    ),
+    "split results": Hint(
+        "a higher cost per byte (Options(byte_price=…)) splits results finer",
+        lambda at: _may_cost_more(at) and at.category == "outputEdge",
+    ),
+    "borrowed": Hint(
+        "another formulation of the operation that runs on one tile only, see the fallbacks",
+        lambda at: _is_full(at) and at.category == "borrowed",
+    ),
+    "vertices": Hint(
+        "fewer, larger operations need fewer vertices",
+        lambda at: _is_full(at) and at.category == "vertexInstanceState",
+    ),
+    "kinds": Hint(
+        "fewer kinds of operations need less code",
+        lambda at: _is_full(at) and at.category == "vertexCode",
+    ),
+    "share code": Hint(
+        "repeated layers in lax.scan share their code",
+        lambda at: _is_full(at) and at.category in (*EXCHANGE_CODE, "controlCode") and not at.has_loop,
+    ),
+    "shorter exchanges": Hint(
+        "a higher cost per byte (Options(byte_price=…)) favours exchanges of less code",
+        lambda at: _may_cost_more(at) and at.category in EXCHANGE_CODE,
+    ),
+}
+
+# For the IPU that waits for longest.
+WAIT_HINTS = {
+    "fill": Hint(
+        "more micro-batches make filling and draining a smaller part",
+        lambda at: at.wait in ("filling", "draining") and at.has_pipeline,
+    ),
+    "pipeline": Hint(
+        "ipu.pipeline, so that stages work on several micro-batches at once",
+        lambda at: bool(at.wait) and at.has_stages and not at.has_pipeline,
+    ),
+    "balance": Hint(
+        "move work to this IPU from IPU {busiest_ipu}, which works most",
+        lambda at: at.wait == "steady" and not at.waits_alike,
+    ),
+    "schedule": Hint(
+        "all IPUs wait about as long: more micro-batches, another schedule, or less that is handed on",
+        lambda at: at.wait == "steady" and at.waits_alike and at.has_pipeline,
+    ),
+}
+
+
+def hints(table: dict[str, Hint], situation: Situation) -> str:
+    """The texts of the hints of a table that hold, joined; empty when none does."""
+    return "; ".join(_texts(table.values(), situation))
+
+
+def _texts(table: Iterable[Hint], situation: Situation) -> Iterable[str]:
+    values = asdict(situation)
+    return (hint.text.format(**values) for hint in table if hint.holds(situation))

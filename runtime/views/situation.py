@@ -1,0 +1,180 @@
+"""The figures that conditions of hints look at: of a program, and of the part of it that an answer is about.
+
+Input: `Figures`, and the operations that the part is made of. Output: a `Situation`.
+Limits: gradients, recomputation, pipelines and loops are told by the names that lowering gives to their operations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ipujax.runtime.profile import Figures
+from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, peaks
+
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
+_MOST = 0.5  # of the cycles of a part
+_ALIKE_BYTES = 64  # what an argument and a result that could share memory have at least
+_BACKWARD = re.compile(r"transpose\(|stage \d+ backward")
+_RECOMPUTED = re.compile(r"rematted_computation|checkpoint|recompute")
+_STAGE = re.compile(r"ipu_stage_\d+")
+_PIPELINE = re.compile(r"stage \d+ (forward|backward)")
+_LOOP = re.compile(r"(^|/)(scan|while)/")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Figures of a program, and of the part of it that is to change.
+
+    Args:
+        num_ipus: of one replica.
+        replicas: of the program.
+        has_backward: it computes gradients.
+        recomputes: its gradients compute values of the forward pass again.
+        has_stages: parts of it are mapped to IPUs by `ipu.stage`.
+        has_pipeline: it runs micro-batches through stages.
+        has_loop: it has a loop of the user's.
+        fits: every tile has the memory that it needs.
+        fullness: bytes of the fullest tile over those that it has.
+        category: memory category that takes most of the fullest tile.
+        always_live_share: always-live bytes over the most that is live.
+        cycles_per_byte: the cost per byte at which it was planned.
+        overlaps_io: tiles move data while others compute.
+        takes_what_it_returns: an argument and a result that go over the host link are of one size.
+        phase: phase that takes most of the part; empty without a part.
+        precision: "float16" or "float32", of most floating-point operations of the part; empty where there are none.
+        multiplies: most cycles of the part are of products.
+        splits_batches: most cycles of the part cut micro-batches for stages, and store them.
+        fallback: the costliest operation of the part, if it runs on one tile for want of a parallel rule.
+        emulated: dtype of the part's arithmetic that the machine does not have.
+        tile_balance: mean share of compute phases of the part in which a tile computes; 1 where nothing is computed.
+        peak_share: rate of the part's costliest operation over the peak of an IPU; 0 where not known.
+        is_exchange_bound: exchange allows it less than the peak.
+        wait: when an IPU waits for longest: "filling", "steady" or "draining"; empty where none waits.
+        waits_alike: all IPUs wait for about as long.
+        busiest_ipu: the IPU that waits least.
+    """
+
+    num_ipus: int = 1
+    replicas: int = 1
+    has_backward: bool = False
+    recomputes: bool = False
+    has_stages: bool = False
+    has_pipeline: bool = False
+    has_loop: bool = False
+    fits: bool = True
+    fullness: float = 0.0
+    category: str = ""
+    always_live_share: float = 0.0
+    cycles_per_byte: float = 0.0
+    overlaps_io: bool = False
+    takes_what_it_returns: bool = False
+    phase: str = ""
+    precision: str = ""
+    multiplies: bool = False
+    splits_batches: bool = False
+    fallback: str = ""
+    emulated: str = ""
+    tile_balance: float = 1.0
+    peak_share: float = 0.0
+    is_exchange_bound: bool = False
+    wait: str = ""
+    waits_alike: bool = False
+    busiest_ipu: int = 0
+
+
+def program_situation(profile: Figures) -> Situation:
+    """The situation of a whole program.
+
+    Raises:
+        ProfileError: a loop whose trip count is unknown.
+    """
+    names = [step.name for step in profile.step_costs]
+    return replace(
+        memory_situation(profile),
+        has_backward=_any(_BACKWARD, names),
+        recomputes=_any(_RECOMPUTED, names),
+        has_stages=_any(_STAGE, names),
+        has_pipeline=_any(_PIPELINE, names),
+        has_loop=_any(_LOOP, names),
+        overlaps_io=profile.overlapped_cycles > 0,
+        takes_what_it_returns=_takes_what_it_returns(profile),
+    )
+
+
+def memory_situation(profile: Figures) -> Situation:
+    """What is known of the situation without a run."""
+    memory, live = profile.memory, profile.liveness
+    categories = {name: int(sizes[memory.worst_tile]) for name, sizes in memory.by_category.items()}
+    return Situation(
+        num_ipus=profile.target.num_ipus,
+        replicas=profile.replicas,
+        fits=memory.max_tile_bytes <= profile.target.bytes_per_tile,
+        fullness=memory.max_tile_bytes / profile.target.bytes_per_tile,
+        category=max(categories, key=lambda name: categories[name], default=""),
+        always_live_share=live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]),
+        cycles_per_byte=profile.byte_price,
+    )
+
+
+def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -> Situation:
+    """The situation of a part of a program.
+
+    Args:
+        profile: of the run.
+        rows: the operations of the part, most cycles first.
+        phase: that takes most of it.
+
+    Raises:
+        ProfileError: a loop whose trip count is unknown.
+    """
+    flops = {name: sum(row.flops or 0 for row in rows if row.precision == name) for name in peaks(profile.target)}
+    most = max(flops, key=lambda precision: flops[precision])
+    lines, computing = {row.line for row in rows}, [row for row in rows if row.balance is not None]
+    fallbacks = {item.name: item.operation for item in profile.fallbacks}
+    foreign = [item.dtype for item in profile.emulated if str(item.origin) in lines]
+    top = computing[0] if computing else None
+    return replace(
+        program_situation(profile),
+        phase=phase,
+        precision=most if flops[most] else "",
+        multiplies=_is_most(rows, lambda row: _multiplies(row.name)),
+        splits_batches=_is_most(rows, lambda row: _PIPELINE.search(row.name) is not None),
+        fallback=fallbacks.get(rows[0].name, "") if rows else "",
+        emulated=foreign[0] if foreign else "",
+        tile_balance=1.0 if top is None or top.balance is None else top.balance,
+        peak_share=(top.peak_share or 0.0) if top else 0.0,
+        is_exchange_bound=top is not None and allowed_by_exchange(top, profile) is not None,
+    )
+
+
+def allowed_by_exchange(row: OperationRow, profile: Figures) -> float | None:
+    """Operations a second that exchange allows, where that is less than the peak; None elsewhere."""
+    if row.intensity is None:
+        return None
+    allowed = exchange_bandwidth(profile.target) * row.intensity
+    return allowed if allowed < peaks(profile.target)[row.precision] else None
+
+
+def _is_most(rows: Sequence[OperationRow], is_such: Callable[[OperationRow], bool]) -> bool:
+    """Whether rows that are such take more than half of the cycles."""
+    total = sum(row.cycles for row in rows)
+    return total > 0 and sum(row.cycles for row in rows if is_such(row)) > _MOST * total
+
+
+def _multiplies(name: str) -> bool:
+    """Whether a step, of one operation or several, is named after a product."""
+    return any(part.rsplit("/", 1)[-1] in _PRODUCTS for part in name.split(", "))
+
+
+def _any(pattern: re.Pattern[str], names: Sequence[str]) -> bool:
+    return any(pattern.search(name) for name in names)
+
+
+def _takes_what_it_returns(profile: Figures) -> bool:
+    """Whether an argument and a result, each copied over the host link, are of one size."""
+    rows = [step for step in profile.step_costs if str(step.origin).startswith("host stream")]
+    results = {step.moved_bytes for step in rows if re.fullmatch(r"out\d+", step.name)}
+    arguments = {step.moved_bytes for step in rows if not re.fullmatch(r"out\d+", step.name)}
+    return any(size >= _ALIKE_BYTES for size in results & arguments)
