@@ -61,6 +61,7 @@ from ipujax.runtime.graph.vertex_group import (
     Extent as Extent,
     Term as Term,
     VertexGroup as VertexGroup,
+    VertexPart as VertexPart,
     block as block,
     boxes as boxes,
     dim_extent as dim_extent,

@@ -337,9 +337,10 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
-    """Runs a function."""
+    """Runs a function; what it does there belongs to the layer of `origin`."""
 
     function: Function
+    origin: Origin = Origin()
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):

@@ -34,12 +34,18 @@ class ComparedFigures:
 
 
 def comparison_page(
-    titles: tuple[str, str], totals: Pairs, phases: Pairs, categories: Pairs, rows: Sequence[ComparedFigures]
+    titles: tuple[str, str],
+    verdict: str,
+    totals: Pairs,
+    phases: Pairs,
+    categories: Pairs,
+    rows: Sequence[ComparedFigures],
 ) -> str:
     """The page.
 
     Args:
         titles: what both profiles are, in a line each.
+        verdict: what changed, in sentences.
         totals: figures of the whole runs.
         phases: cycles of each phase of the limiting IPUs.
         categories: bytes of each category on all tiles.
@@ -48,7 +54,7 @@ def comparison_page(
     before, after = titles
     intro = joined([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
     sections = [
-        Section("summary", "Summary", joined([intro, _verdict(totals, rows), _pairs("Figure", totals)])),
+        Section("summary", "Summary", joined([intro, _verdict(verdict, totals), _pairs("Figure", totals)])),
         Section(
             "phases",
             "Phases",
@@ -60,18 +66,10 @@ def comparison_page(
     return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
 
 
-def _verdict(totals: Pairs, rows: Sequence[ComparedFigures]) -> Markup:
+def _verdict(verdict: str, totals: Pairs) -> Markup:
     """The change in sentences."""
-    before, after = totals["cycles"]
-    word = "as long as" if before == after else "shorter than" if after < before else "longer than"
-    text = f"The second run is {word} the first: {before:,.0f} → {after:,.0f} cycles ({_ratio(before, after)})."
     tile = totals["tile_bytes"]
-    text += f" Its fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
-    moved = [row for row in rows if row.figures["cycles"][0] != row.figures["cycles"][1]]
-    if moved:
-        first = moved[0]
-        one, two = first.figures["cycles"]
-        text += f" Most of it is {first.name} at {first.line}: {two - one:+,.0f} cycles."
+    text = f"{verdict} The fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
     return tag("div", tag("article", tag("h3", "What changed most?"), tag("p", text)), class_="answers")
 
 
@@ -120,7 +118,7 @@ def _operations(rows: Sequence[ComparedFigures]) -> Markup:
     rest = f" {len(rows) - MOST_ROWS:,} smaller changes are left out." if len(rows) > MOST_ROWS else ""
     return joined(
         [
-            sentence(f"Second minus first, and both; operations are matched by line and name.{rest}"),
+            sentence(f"Second minus first, and both; operations are matched by line, layer and name.{rest}"),
             tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),
         ]
     )

@@ -16,9 +16,9 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import If, Leaf, Program, Repeat, RepeatWhile, Switch
+from ipujax.runtime.profile.attribution import place
 from ipujax.runtime.profile.ids import Json
 from ipujax.runtime.profile.liveness import liveness_tree
-from ipujax.runtime.profile.step_costs import place
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import PHASES, Spans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC

@@ -66,9 +66,23 @@ class LivenessTree:
         return sum(item.num_bytes for item in self.always)
 
     @property
+    def at_peak(self) -> Items:
+        """What is live at the step at which most is, what is always live left out, that of callers included."""
+        return _peak(self.root)[1]
+
+    @property
     def max_bytes(self) -> int:
         """The most that is live at any step, what is always live included."""
         return self.always_bytes + max(node.live_bytes or 0 for node in self.root.walk())
+
+
+def _peak(node: LiveNode) -> tuple[int, Items]:
+    """The most that is live at any step inside a node, and what that is."""
+    within = max(map(_peak, node.children), key=lambda peak: peak[0], default=(0, ()))
+    own_bytes = node.live_bytes or 0
+    if isinstance(node.program, Call) and within[0] >= own_bytes:
+        return within[0], node.live + within[1]
+    return (own_bytes, node.live) if own_bytes > within[0] else within
 
 
 def liveness_tree(executable: Executable) -> LivenessTree:

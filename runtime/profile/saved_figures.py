@@ -19,9 +19,10 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
+from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
-from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
+from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.step_costs import StepCost
@@ -67,7 +68,6 @@ def _run(figures: Figures) -> Json:
         return {
             **{name: getattr(figures, name) for name in _RUN},
             "vertex_type_cycles": figures.vertex_type_cycles,
-            "operations": {lines: _rows(figures.operations(lines=lines)) for lines in LINES},
             "step_costs": _rows(figures.step_costs),
             "execution": figures.execution(),
             "trace": figures.execution_trace.data(),
@@ -81,7 +81,8 @@ def _run(figures: Figures) -> Json:
 def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
     """A row of a profile again: lists are tuples."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return kind(**{**values, "origin": Origin(**data["origin"])})
+    origin = {**data["origin"], "callers": tuple(data["origin"].get("callers", ()))}
+    return kind(**{**values, "origin": Origin(**origin)})
 
 
 class SavedFigures(Figures):
@@ -211,6 +212,11 @@ class SavedFigures(Figures):
         return dict(self._known["phase_cycles"]) if self._knows_one_ipu else super().phase_cycles
 
     @property
+    def busy_cycles(self) -> int:
+        """As `Figures.busy_cycles`, of that IPU."""
+        return self.cycles - self.phase_cycles["idle"] if self._knows_one_ipu else super().busy_cycles
+
+    @property
     def _knows_one_ipu(self) -> bool:
         """Whether it was saved by a version that kept the phases of one IPU alone."""
         return "ipu_phase_cycles" not in self._known and "trace" not in self._known
@@ -255,12 +261,26 @@ class SavedFigures(Figures):
         """As `Figures.step_costs`."""
         return tuple(_row(StepCost, row) for row in self._known["step_costs"])
 
-    @cached_property
-    def _lines(self) -> dict[str, tuple[Operation, ...]]:
-        return {lines: tuple(_row(Operation, row) for row in self._known["operations"][lines]) for lines in LINES}
-
     def _operations(self, lines: str) -> tuple[Operation, ...]:
-        return self._lines[lines]
+        if self._knows_layers:
+            return super()._operations(lines)
+        return tuple(_row(Operation, row) for row in self._known["operations"][lines])
+
+    @property
+    def _knows_layers(self) -> bool:
+        """Whether its operations have layers and phases; older files list lines by themselves instead."""
+        return "operations" not in self._known
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """As `Figures.layers`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        if not self._knows_layers:
+            self._recent({}, "layers", "layers")
+        return layer_costs(self.step_costs)
 
     # --- what files of older versions lack ---
 

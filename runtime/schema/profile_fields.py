@@ -76,7 +76,7 @@ TARGET = Record(
     | {"sources": Map(Row((TEXT, TEXT)))}
 )
 PLACE = Row((TEXT, TEXT, TEXT))
-ORIGIN = Record(_records(TEXT, "line", "path", "library"), {"file": TEXT})
+ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})
 _FALLBACK = _records(TEXT, "operation", "name") | {"cycles": WHOLE, "borrowed_tiles": WHOLE, "origin": ORIGIN}
 _UNMET = {"name": TEXT, "bound_bytes": WHOLE, "needed_bytes": WHOLE, "origin": ORIGIN}
 HOST = Record(
@@ -110,7 +110,8 @@ _OPERATION = Record(
 _STEP_COST = Record(
     {"origin": ORIGIN, "name": TEXT, "cycles": WHOLE, "moved_bytes": LARGE, "variable_bytes": WHOLE}
     | {"exchange_code_bytes": WHOLE},
-    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)},
+    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)}
+    | {"always_bytes": WHOLE, "peak_bytes": WHOLE, "limiting_cycles": Nullable(WHOLE), "phases": Map(WHOLE, _PHASE)},
 )
 _TILE_CYCLES = Record(
     _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
@@ -154,9 +155,10 @@ _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
     {"cycles": WHOLE}
     | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
-    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "operations": Record(_records(List(_OPERATION), *LINES))}
-    | {"step_costs": List(_STEP_COST), "execution": EXECUTION},
-    {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
+    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "step_costs": List(_STEP_COST), "execution": EXECUTION},
+    # Before rows of operations had phases and layers.
+    {"operations": Record(_records(List(_OPERATION), *LINES))}
+    | {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
     # Of the IPU that ended last, in files before version 4.
     | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
     | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},

@@ -31,6 +31,7 @@ from ipujax.runtime.tensor.variable import (
     Variable as Variable,
     dtype_name as dtype_name,
     element_bytes as element_bytes,
+    in_call as in_call,
     is_key_dtype as is_key_dtype,
 )
 from ipujax.runtime.tensor.view import (

@@ -24,12 +24,18 @@ class Origin:
         library: the line inside an installed library that the user's line leads to, empty when there is none.
         file: path of the file of `line`, whose text reports show; empty when none is known. Two origins that differ in
             it alone are equal.
+        layer: names of the layers it is in, outermost first, `encoder/block[3]/dense`; empty when none is known.
+        part: "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
+        callers: the user's lines that called the function of `line`, innermost first.
     """
 
     line: str = ""
     path: str = ""
     library: str = ""
     file: str = field(default="", compare=False, repr=False)
+    layer: str = ""
+    part: str = ""
+    callers: tuple[str, ...] = ()
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:
@@ -47,6 +53,17 @@ class Origin:
         """With the library's line in the place of the user's, which it names too."""
         line = f"{self.library}, from {self.line}" if self.line else self.library
         return replace(self, line=line) if self.library else self
+
+
+def in_call(call: Origin, inner: Origin) -> Origin:
+    """The origin of what a function does when it is called from somewhere.
+
+    Args:
+        call: origin of the call.
+        inner: origin inside of the function.
+    """
+    layer = "/".join(filter(None, (call.layer, inner.layer)))
+    return replace(inner, layer=layer, part=inner.part or call.part)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -69,7 +69,7 @@ def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
-    total, rates = max(1, profile.cycles), peaks(profile.target)
+    total, rates = max(1, profile.busy_cycles), peaks(profile.target)
     rows = [_row(step, total, profile.target.clock_hz, rates[step.precision]) for step in profile.step_costs]
     return tuple(sorted(rows, key=lambda row: (-row.cycles, -row.moved_bytes, -row.variable_bytes)))
 

@@ -52,7 +52,7 @@ def function_call_rule(
         if not same:
             map_like(graph, given, own)
             copy_in_vertices(graph, given, own, prog, f"{place}/operand{number}")
-    prog.add(Call(lowered.function))
+    prog.add(Call(lowered.function, graph.origin))
     outs = []
     for number, own in enumerate(lowered.results):
         is_read_there = ctx.later is not None and set(lowered.left).issuperset(own.variables())

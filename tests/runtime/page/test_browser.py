@@ -227,7 +227,7 @@ def test_comparisons_open_and_sort(browser, profile, tmp_path):
     ipu.compare(evil_profile(), profile).to_html(tmp_path / "compared.html")
     browser.get((tmp_path / "compared.html").as_uri())
     click(browser, "[data-sort='3']")
-    assert errors(browser) == [] and "longer than" in find(browser, "#summary").text
+    assert errors(browser) == [] and "The largest part is" in find(browser, "#summary").text
     assert find(browser, "#operations-table th[aria-sort]").text.startswith("moved bytes")
 
 

@@ -186,4 +186,4 @@ def test_comparisons_have_pages(tmp_path):
     for change in found.changes:
         assert change.name in text and str(change.origin) in text
     same = Page(page_of(ipu.compare(before, before), tmp_path)).text
-    assert "No operation differs." in same and "as long as" in same
+    assert "No operation differs." in same and "Both runs take" in same

@@ -154,7 +154,7 @@ def test_of_operations_that_run_together_the_dearest_line_is_named():
         group = VertexGroup(codelet(name, cycles), (axis,), accesses, tiles, origin=origin, name=name)
         graph.add_vertices(together, group)
     profile = Profile(compile(graph, Sequence(*inputs(a), Execute(together))))
-    assert "most of it of model.py:9 (loss)" in limiting_operation(profile).sentence
+    assert "at model.py:9 (loss)" in limiting_operation(profile).sentence
     assert line_to_change(profile).subject == "model.py:9 (loss)"
 
 
