@@ -48,15 +48,20 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.sources": "runtime.tensor",
+    "runtime.sections": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
+        " runtime.timeline"
+    ),
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
+        "runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sections runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
-        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.signatures"
+        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.sections"
+        " runtime.signatures"
         " runtime.target runtime.tensor"
     ),
     "runtime": "",
@@ -126,9 +131,9 @@ ROOMS: dict[str, str] = {
         " lowering.rules.base runtime.graph runtime.tensor"
     ),
     "lowering.rules.numerics": (
-        "lowering.jax_compat lowering.passes lowering.poplin lowering.popops lowering.popops.indexing"
-        " lowering.popops.maps lowering.popops.reductions lowering.popops.vertices lowering.poprand"
-        " lowering.rules.base runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.poplin lowering.popops"
+        " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
+        " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
     "lowering.rules.equations": (

@@ -17,8 +17,8 @@ from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import If, Leaf, Program, Repeat, RepeatWhile, Switch
 from ipujax.runtime.profile.attribution import place
-from ipujax.runtime.profile.ids import Json
-from ipujax.runtime.profile.liveness import liveness_tree
+from ipujax.runtime.sections.ids import Json
+from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import PHASES, Spans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC

@@ -26,17 +26,17 @@ from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.profile.attribution import place
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
 from ipujax.runtime.profile.emulated import Emulated, emulated
-from ipujax.runtime.profile.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace
-from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
-from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.liveness import liveness_section
-from ipujax.runtime.profile.memory import region_bytes, vertex_type_bytes
 from ipujax.runtime.profile.program_costs import ProgramNode, program_costs
-from ipujax.runtime.profile.programs import active_cycles, numbering
 from ipujax.runtime.profile.step_costs import StepCost, step_costs
 from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.profile.trace import program_trace
+from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
+from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
+from ipujax.runtime.sections.ids import Numbering
+from ipujax.runtime.sections.liveness import liveness_section
+from ipujax.runtime.sections.memory import region_bytes, vertex_type_bytes
+from ipujax.runtime.sections.programs import active_cycles, numbering
+from ipujax.runtime.sections.trace import program_trace
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin

@@ -30,7 +30,7 @@ from ipujax.runtime.graph import (
     WriteUndef,
 )
 from ipujax.runtime.profile.attribution import place
-from ipujax.runtime.profile.ids import Numbering
+from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline
 

@@ -23,9 +23,9 @@ from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
 from ipujax.runtime.profile.figures import Fallback, Figures
-from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.step_costs import StepCost
+from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline

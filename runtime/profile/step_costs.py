@@ -21,8 +21,8 @@ from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Execute, Leaf, Program, VertexGroup, is_free
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divided, operation
-from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.liveness import liveness_tree
+from ipujax.runtime.sections.ids import Numbering
+from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype
 from ipujax.runtime.timeline import PHASES, Timeline

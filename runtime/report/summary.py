@@ -16,8 +16,8 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile.figures import Figures, Operation
-from ipujax.runtime.profile.ids import Json
 from ipujax.runtime.profile.text import duration, share, size, table
+from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: how many of each type, and their active cycles

@@ -17,7 +17,7 @@ from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import Call, Leaf, Program, Repeat, RepeatWhile, Sequence, is_free, leaf_name
 from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
-from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.tensor import Variable
 
 Items = tuple[LiveItem, ...]

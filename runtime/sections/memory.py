@@ -19,8 +19,8 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import NO_TILE, VertexGroup
 from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
-from ipujax.runtime.profile.ids import Json, Numbering
-from ipujax.runtime.profile.liveness import items_section, liveness_section
+from ipujax.runtime.sections.ids import Json, Numbering
+from ipujax.runtime.sections.liveness import items_section, liveness_section
 from ipujax.runtime.target import Target
 
 
