@@ -251,8 +251,9 @@ class Lowered(Stage):
         refs = [x for x in moved if is_ref(jax.typeof(x))]
         operands = [x[...] if is_ref(jax.typeof(x)) else x for x in moved]
         outs = iter(run([*operands, *self._constants]))
+        are_weak = (aval.weak_type for aval in self._jaxprs["discharge"].out_avals)  # a Ref's value less than the Ref
         results = [
-            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
+            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
             for aval in signature.out_avals
         ]
         for ref in refs:
