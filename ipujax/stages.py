@@ -193,7 +193,7 @@ class Lowered(Stage):
         if after not in self._jaxprs:
             known = (*self._jaxprs, LOWERED)
             expected, hint = f"one of {', '.join(known)}", nearest(after, known)
-            raise ArgumentError(f"no pass is called {after!r}", expected=expected, hint=hint)
+            raise ArgumentError(f"no pass is called {after!r}", expected=expected, got=repr(after), hint=hint)
         return str(self._jaxprs[after])
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
