@@ -22,12 +22,13 @@ from ipujax.calls import (
     Given,
     Signature,
     Stage,
-    check_not_deleted,
+    check_live_arguments,
     check_whole,
     first_difference,
     has_tracer,
     may_be_offloaded,
     moves_apart,
+    shown_array,
 )
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
@@ -60,7 +61,7 @@ from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
-from ipujax.runtime.signatures import checking_calls, described
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
@@ -468,6 +469,7 @@ class Compiled(Stage):
         """The leaves of a call, if they are of the compiled signature."""
         signature, name = self._lowered.signature, self._lowered.name
         if has_tracer(jax.tree.leaves((args, kwargs))):
+            check_live_arguments(args, kwargs)
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
             raise ArgumentTypeError(what, hint="apply them to the ipu.jit function itself")
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -483,8 +485,7 @@ class Compiled(Stage):
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         check_whole(name, lambda: signature.arguments, args, kwargs)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
-            check_not_deleted(name, place, leaf)
-            found = described(leaf)
+            found = shown_array(name, place, leaf, "convert it to such an array", aval.str_short())
             if found != aval.str_short():
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"
                 raise ArgumentTypeError(what, expected=aval.str_short(), got=found, hint=hint)
