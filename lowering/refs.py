@@ -203,15 +203,17 @@ def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr with named results in place of their copies in Refs, which are never weakly typed."""
     made: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
-    def named(atom: Atom) -> Atom | None:
+    def operand_of(primitive: str, atom: Atom) -> Atom | None:
         eqn = made.get(atom) if isinstance(atom, Var) else None
-        is_named = eqn is not None and eqn.primitive.name == "name" and eqn.params["name"] == _RESULT
-        return eqn.invars[0] if is_named else None
+        return eqn.invars[0] if eqn is not None and eqn.primitive.name == primitive else None
+
+    def named(atom: Atom) -> Atom | None:
+        is_result = isinstance(atom, Var) and atom in made and made[atom].params.get("name") == _RESULT
+        return operand_of("name", atom) if is_result else None
 
     def computed(atom: Atom) -> Atom:
-        eqn = made.get(atom) if isinstance(atom, Var) else None
-        is_cast = eqn is not None and eqn.primitive.name == "convert_element_type"
-        return named(atom) or (named(eqn.invars[0]) if is_cast else None) or atom
+        before_cast = operand_of("convert_element_type", atom)
+        return named(atom) or (named(before_cast) if before_cast is not None else None) or atom
 
     return jaxpr.replace(outvars=[computed(atom) for atom in jaxpr.outvars])
 
