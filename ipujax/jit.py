@@ -33,6 +33,7 @@ from ipujax.calls import (
     check_function,
     check_jaxpr_whole,
     check_live,
+    check_live_arguments,
     check_memories,
     check_settings,
     check_whole,
@@ -322,10 +323,11 @@ class IpuFunction(Generic[_P, _R]):
 
         Raises:
             ArgumentError: for arguments that are no arrays.
-            UnexpectedTracerError: JAX's, for a function that uses a value of a transformation, or of a branch, that is
-                over.
+            UnexpectedTracerError: JAX's, for a function that uses, or is given, a value of a transformation, or of a
+                branch, that is over.
         """
         self._check_whole(args, kwargs)
+        check_live_arguments(args, kwargs)
         try:
             operands: Any = with_host_shapes(args, kwargs)
             if self._spread is not None:
@@ -334,13 +336,11 @@ class IpuFunction(Generic[_P, _R]):
             with self._watching():
                 traced = self._trace(self._device or current_device(), *operands)
             if traced.closes_over_tracers:
-                given, named = self._dynamic(args, kwargs)
-                settings = {name: x for name, x in kwargs.items() if name not in named}
-                check_live(functools.partial(self._plain, **settings), args, given, named)
+                check_live(self._plain, args, kwargs, *self._dynamic(args, kwargs))
             return traced
         except (TypeError, ValueError) as error:
             check_memories(self.__name__, error)
-            check_arguments(self._fun, args, kwargs, *self._static)
+            check_arguments(self._fun, args, kwargs, *self._static, shapes=True)
             raise
 
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:

@@ -8,7 +8,6 @@ by name.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,7 +57,7 @@ from ipujax.runtime.logs import DEBUG, TRACE, Log, step, subject, watching
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
@@ -283,9 +282,9 @@ def _check_trip_counts(program: Program, options: Options) -> None:
     names = [name for loop in while_names(program).values() for name in loop]
     for name in options.trip_counts:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
             raise ArgumentError(
                 f"Options.trip_counts names no loop of this program: {name!r}",
                 expected=f"one of {names}" if names else "nothing: every trip count is known",
-                hint=f"{close[0]!r}" if close else None,
+                got=repr(name),
+                hint=nearest(name, names) if names else "leave trip_counts out",
             )

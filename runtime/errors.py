@@ -246,6 +246,10 @@ class ArgumentValueError(ArgumentError, ValueError):
     """Such a call where JAX raises a `ValueError`."""
 
 
+class ArgumentOverflowError(ArgumentError, OverflowError):
+    """Such a call with a Python number that its dtype cannot hold, where JAX raises an `OverflowError`."""
+
+
 class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):
     """A call with an array that was donated, before or in it, where JAX raises a `RuntimeError` or a `ValueError`."""
 

@@ -159,7 +159,7 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.passes lowering.layout lowering.rules runtime.graph runtime.tensor"
     ),
     "lowering": "",
-    "ipujax.device": "runtime.target",
+    "ipujax.device": "runtime.signatures runtime.target",
     "ipujax.calls": (
         "ipujax.device lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas lowering.source_info"
         " runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"

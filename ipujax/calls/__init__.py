@@ -7,7 +7,6 @@ from ipujax.calls.arguments import (
     by_position as by_position,
     check_arguments as check_arguments,
     check_function as check_function,
-    check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
     dynamic_arguments as dynamic_arguments,
@@ -15,10 +14,11 @@ from ipujax.calls.arguments import (
     function_name as function_name,
     given_twice as given_twice,
     has_tracer as has_tracer,
+    shown_array as shown_array,
     static_keywords as static_keywords,
     whole_number as whole_number,
 )
-from ipujax.calls.closures import check_live as check_live
+from ipujax.calls.closures import check_live as check_live, check_live_arguments as check_live_arguments
 from ipujax.calls.given import Given as Given
 from ipujax.calls.in_specs import (
     Places as Places,

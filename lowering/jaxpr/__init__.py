@@ -32,6 +32,7 @@ from ipujax.lowering.jaxpr.stage_names import (
     holds_pipeline as holds_pipeline,
     is_pipeline as is_pipeline,
     is_transposed as is_transposed,
+    is_transposed_only as is_transposed_only,
     named_stages as named_stages,
     phase_of as phase_of,
     phase_scope as phase_scope,

@@ -22,6 +22,7 @@ _NUMBER_OF_PHASE = re.compile(rf"{_PHASE}(\d+)")
 _RECOMPUTE = "ipu_recompute_"
 _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
 _TRANSPOSED = "transpose("
+_WITHOUT_JVP = re.compile(r"(?<!transpose\()transpose\((?:vmap\()*[^()]*\)")  # the transpose of a transpose is forward
 _RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
 MICRO_BATCHES = "ipu_micro_batches"  # the scope of the loop of a pipeline
@@ -64,6 +65,11 @@ def stage_name(eqn: JaxprEqn) -> StageName:
 def is_transposed(stack: str) -> bool:
     """Whether a name stack is that of a transposed equation; one that a checkpoint computes again for it is not."""
     return _TRANSPOSED in stack.rpartition(_RECOMPUTED)[2]
+
+
+def is_transposed_only(stack: str) -> bool:
+    """Whether a name stack is that of an equation of `jax.linear_transpose`: no `jvp` made what is transposed."""
+    return _WITHOUT_JVP.search(stack.rpartition(_RECOMPUTED)[2]) is not None
 
 
 def recompute_scope(mode: str) -> str:

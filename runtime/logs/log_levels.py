@@ -102,7 +102,7 @@ def _levels(config: str) -> dict[str, int]:
     for module in given:
         if module not in MODULES:
             what, expected = f"{CONFIG} names no module of ipujax: {module!r}", f"one of {', '.join(MODULES)}"
-            raise ArgumentError(what, expected=expected, hint=nearest(module, MODULES))
+            raise ArgumentError(what, expected=expected, got=repr(module), hint=nearest(module, MODULES))
     return {module: _level(level, f"{CONFIG}, of {module!r},") for module, level in given.items()}
 
 

@@ -285,6 +285,34 @@ def test_a_tracer_that_left_its_branch(run: Callable[[], Any]) -> None:
         run()
 
 
+LEAKS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "jit": lambda fun: jax.jit(fun)(X),
+    "ipu.jit": lambda fun: ipu.jit(fun, device=DEVICE)(X),
+    "grad": lambda fun: jax.grad(fun)(X),
+    "vmap": lambda fun: jax.vmap(fun)(X[None]),
+    "a branch": lambda fun: lax.cond(True, fun, jnp.sum, X),
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_tracer_given_once_its_transformation_is_over(name: str) -> None:
+    """The words are those of a call, also where only the shape is asked."""
+    left = []
+    LEAKS[name](lambda x: (left.append(x), x.sum())[1])
+    fun = ipu.jit(lambda x, y: x["a"] * y, device=DEVICE)
+    expected = error_of(lambda: fun({"a": left[0]}, y=X), jax.errors.UnexpectedTracerError)
+    compiled = fun.lower({"a": X}, y=X).compile()
+    for run in (fun.lower, fun.trace, fun.eval_shape, compiled, compiled.profile_call):
+        found = error_of(lambda run=run: run({"a": left[0]}, y=X), jax.errors.UnexpectedTracerError)
+        assert str(found).partition("The leaked")[0] == str(expected).partition("The leaked")[0]
+
+
+def test_a_tracer_whose_transformation_runs_is_given() -> None:
+    fun = ipu.jit(lambda x: x * 2, device=DEVICE)
+    assert jax.grad(lambda x: (fun.lower(x), fun.eval_shape(x), x.sum())[2])(X).shape == X.shape
+    assert jax.jit(lambda x: (fun.trace(x), x)[1])(X).shape == X.shape
+
+
 def test_a_tracer_that_is_traced() -> None:
     errors = []
 

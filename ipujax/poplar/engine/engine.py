@@ -279,9 +279,8 @@ class Engine:
     def _stream(self, handle: str | DataStream) -> DataStream:
         name, known = getattr(handle, "handle", handle), self._graph.streams
         if name not in known:
-            raise EngineError(
-                f"no stream is called {name!r}", expected=f"one of {sorted(known)}", hint=nearest(name, known)
-            )
+            what, expected = f"no stream is called {name!r}", f"one of {sorted(known)}"
+            raise EngineError(what, expected=expected, got=repr(name), hint=nearest(name, known))
         return known[name]
 
     def _check_connections(self, program: Program) -> bool:
@@ -345,7 +344,7 @@ class Engine:
         if handle not in known:
             expected = f"one of {sorted(known)}" if known else f"graph.create_host_{direction} before making the engine"
             what = f"no host {direction} handle is called {handle!r}"
-            raise EngineError(what, expected=expected, hint=nearest(handle, known))
+            raise EngineError(what, expected=expected, got=repr(handle), hint=nearest(handle, known))
         return known[handle]
 
     # --- profiles ---
