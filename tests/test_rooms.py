@@ -61,8 +61,7 @@ ROOMS: dict[str, str] = {
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
         "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.sections"
-        " runtime.signatures"
-        " runtime.target runtime.tensor"
+        " runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
