@@ -26,6 +26,7 @@ from ipujax.calls import (
     Replication,
     RunsApart,
     Settings,
+    UnusedIpus,
     argument_places,
     as_names,
     as_numbers,
@@ -56,10 +57,10 @@ from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
-from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls, settled
 from ipujax.runtime.logs import Log, step, watching
 from ipujax.runtime.options import Options
+from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced
@@ -189,7 +190,7 @@ class IpuFunction(Generic[_P, _R]):
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds for as long as it would not trace anew: no value may hold its key.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
-        self._partly_used: set[IPUModel] = set()  # warned about
+        self.unused_ipus = UnusedIpus(self.__name__)
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -311,7 +312,7 @@ class IpuFunction(Generic[_P, _R]):
     def __get__(self, instance: None, owner: type | None = None) -> IpuFunction[_P, _R]: ...
     @overload
     def __get__(
-        self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: type | None = None
+        self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
     ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
@@ -351,6 +352,10 @@ class IpuFunction(Generic[_P, _R]):
         """
         with self._watching():
             return self.trace(*args, **kwargs).lower()
+
+    def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
+        """The static profile of a call, `.lower(*args).compile().profile`; nothing is run. Raises as both of them."""
+        return self.lower(*args, **kwargs).compile().profile
 
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         """The shapes and dtypes of the results, as a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
@@ -482,18 +487,5 @@ class IpuFunction(Generic[_P, _R]):
         line = self._line or calling_line()
         plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
         lowered = plan.lowered(first_choice(self._options))
-        self._warn_of_unused_ipus(device, lowered.graph)
+        self.unused_ipus.check(device, lowered.graph.num_used_ipus, device.target.num_ipus)
         return lowered
-
-    def may_leave_ipus_idle(self, device: IPUModel) -> None:
-        """Says that other functions use the IPUs of a device that this one does not: no warning of them."""
-        self._partly_used.add(device)
-
-    def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
-        """Warns once for each device that a smaller one is enough."""
-        used = graph.num_used_ipus
-        enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
-        if enough < there and device not in self._partly_used:
-            self._partly_used.add(device)
-            what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
-            _LOG.warning(what, self.__name__, used, there, enough)

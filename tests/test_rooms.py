@@ -189,8 +189,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs"
-        " runtime.options runtime.signatures runtime.target"
+        " lowering.jax_compat lowering.replicas runtime.host runtime.logs"
+        " runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (

@@ -52,3 +52,4 @@ from ipujax.calls.tree_difference import (
     first_difference as first_difference,
     tree_in_words as tree_in_words,
 )
+from ipujax.calls.unused_ipus import UnusedIpus as UnusedIpus
