@@ -18,6 +18,7 @@ from ipujax.runtime.report import summary
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
 from ipujax.runtime.views.answers import CATEGORY_HINTS, PHASE_HINTS, QUESTIONS
+from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 from tests.runtime.profile.profile_helpers import BOOL, TARGET, apply, codelet, inputs, variables
 from tests.runtime.profile.test_reports import everything, paths
 
@@ -96,12 +97,25 @@ def test_types_of_programs_and_steps(profile: Profile) -> None:
 
 
 def test_sections_of_the_summary(profile: Profile) -> None:
-    text = profile.summary(
-        show_execution_steps=True, show_var_storage=True, show_optimizations=True, show_per_ipu_memory_usage=True
+    everything_shown = dict.fromkeys(
+        ("show_execution_steps", "show_var_storage", "show_optimizations", "show_per_ipu_memory_usage"), True
     )
-    printed = set(re.findall(r"^(\w[^\n]*?):", text, re.MULTILINE))
+    texts = [each.summary(**everything_shown) for each in (profile, conditional())]
+    printed = {title for text in texts for title in re.findall(r"^(\w[^\n]*?):", text, re.MULTILINE)}
     written = set(re.findall(r"(?:table|_listed|_by_type)\(\s*\"([^\"]+)\"", inspect.getsource(summary)))
     assert sorted(rows("Sections of the summary")) == sorted(printed | written)
+
+
+def test_parts_of_training() -> None:
+    assert rows("Layers") == [PART_LABELS.get(part, part) for part in PARTS]
+
+
+def test_figures_for_loggers(profile: Profile) -> None:
+    listed = rows("Figures for loggers")
+    patterns = [re.compile(re.escape(name).replace("…", ".+")) for name in listed]
+    figures = profile.scalars()
+    assert all(any(pattern.fullmatch(name) for pattern in patterns) for name in figures)
+    assert all(any(pattern.fullmatch(name) for name in figures) for pattern in patterns)
 
 
 def test_questions_and_hints() -> None:
