@@ -136,8 +136,10 @@ class Comparison:
             return f"{text} IPUs work for {total:+,} cycles and wait for the rest: see phases."
         change = max(differences, key=lambda change: differences[change] * (1 if total > 0 else -1))
         share = differences[change] / total
-        what = "Most of it" if share > 0.5 else "The largest part"  # parts may exceed the whole where others shrink
-        return f"{text} {what} is {change.name} at {change.place}: {differences[change]:+,} cycles, {share:.0%} of it."
+        what = "Most of it" if share > 0.5 else "The largest part"
+        opposed = "less" if total > 0 else "more"
+        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {opposed}"
+        return f"{text} {what} is {change.name} at {change.place}: {differences[change]:+,} cycles, {part}."
 
     def to_html(self, path: FilePath) -> None:
         """Writes a page of what changed, in the look of `profile.to_html`.
