@@ -337,9 +337,10 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
-    """Runs a function."""
+    """Runs a function; `origin` is where it is called, see `runtime.tensor.compose`."""
 
     function: Function
+    origin: Origin = Origin()
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):

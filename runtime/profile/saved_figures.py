@@ -81,7 +81,12 @@ def _run(figures: Figures) -> Json:
 def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
     """A row of a profile again: lists are tuples."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return kind(**{**values, "origin": Origin(**data["origin"])})
+    return kind(**{**values, "origin": _origin(data["origin"])})
+
+
+def _origin(data: Mapping[str, Any]) -> Origin:
+    """An origin again; files of older versions lack its layer, part and callers."""
+    return Origin(**{**data, "callers": tuple(data.get("callers", ()))})
 
 
 class SavedFigures(Figures):

@@ -1,0 +1,257 @@
+"""The layer of each equation, as one path of names: scopes, or the functions of the call stack, numbered in loops.
+
+Input: the equations of a jaxpr after inlining, in the order of tracing, with the frames each was traced in. Output: a
+path for each, `encoder/block[3]/dense`.
+
+A path has the scopes of the name stack; without any the user's functions, outermost first, then the library's. Functions
+that a Python loop calls several times are numbered, and named where there are scopes too, at the place among them that
+all equations of a call agree on. Forward equations are in the order of tracing, see `activations`. Those of a gradient,
+and those that a checkpoint computes again, have the frames of the forward equations they are made of: they belong to
+what reads or makes the same values at the same place; if none does, the order decides, which is the reverse.
+Limits: where neither tells, a function has no number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+
+from ipujax.lowering.jax_compat import JaxprEqn, Var
+from ipujax.lowering.jaxpr.activations import Activation, Activations, Call, Frames, Moment, Place
+from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
+from ipujax.lowering.source_info import name_stack, scopes_of
+from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.errors import is_installed
+
+_MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a mask of all layers, a constant
+_NUMBER = re.compile(r"(\[\d+\])+$")
+
+Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line`
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An equation with what is known of its tracing.
+
+    Args:
+        eqn: the equation, inlined.
+        frames: those it was traced in.
+        repetition: number of the call that computes again what a checkpoint has not kept; None outside of such.
+    """
+
+    eqn: JaxprEqn
+    frames: Frames
+    repetition: int | None = None
+
+    @property
+    def variables(self) -> Iterable[Var]:
+        """What it reads and makes."""
+        return (x for x in (*self.eqn.invars, *self.eqn.outvars) if isinstance(x, Var))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Forward equations of one place in one iteration: the path of their layer, and where the last of them is."""
+
+    layer: str
+    order: int
+
+
+_Key = tuple[tuple[Place, ...], tuple[str, ...]]  # what forward and backward equations share: frames and scopes
+
+
+def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> list[str]:
+    """The layer of each equation.
+
+    Args:
+        equations: those of one jaxpr.
+        callers: where functions are called whose own equations JAX has put in the jaxpr without the frames of the call.
+    """
+    return _Names(equations, callers).layers
+
+
+class _Names:
+    def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
+        self._equations = [_with_caller(x, callers) for x in equations]
+        self._scopes = [scopes_of(x.eqn) for x in equations]
+        self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
+        self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
+        self.layers = [""] * len(equations)
+        forward, again, backward = self._parts()
+        self._name_forward(forward)
+        self._name_made_of_forward(again)
+        self._name_made_of_forward(backward)
+
+    def _parts(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of equations that are forward, computed again, or backward; the last two from the last layer on."""
+        forward, again, backward = list[int](), dict[int | None, list[int]](), list[int]()
+        for n, item in enumerate(self._equations):
+            stack = name_stack(item.eqn)
+            if is_transposed(stack):
+                backward.append(n)
+            elif read_name(stack).is_recomputed:
+                again.setdefault(item.repetition, []).append(n)
+            else:
+                forward.append(n)
+        return forward, [n for group in again.values() for n in reversed(group)], backward
+
+    def _key(self, number: int) -> _Key:
+        return self._equations[number].frames.places, self._scopes[number]
+
+    # --- forward ---
+
+    def _name_forward(self, numbers: Sequence[int]) -> None:
+        follower = Activations()
+        moments = {n: follower.follow(self._equations[n].frames) for n in numbers}
+        depths = _depths((moments[n], self._scopes[n]) for n in numbers)
+        for order, n in enumerate(numbers):
+            indices = [moment.indices for moment in moments[n]]
+            at = [depths[moment.activation] for moment in moments[n]]
+            self.layers[n] = _path(self._equations[n].frames.calls, indices, self._scopes[n], at)
+            self._add(n, _Place(self.layers[n], order))
+
+    def _add(self, number: int, place: _Place) -> None:
+        key = self._key(number)
+        self._places[key][place.layer] = place
+        for var in self._equations[number].variables:
+            self._users[var].append((key, place))
+
+    # --- what is made of forward equations ---
+
+    def _name_made_of_forward(self, numbers: Sequence[int]) -> None:
+        """Names equations that follow the forward ones in reverse order."""
+        users = [self._with_same_values(n) for n in numbers]
+        least, after = -1, list[int]()  # the place of the next equation that is known
+        for known in reversed(users):
+            after.append(least)
+            least = next(iter(known.values())).order if len(known) == 1 else least
+        most = len(self._equations)
+        for n, known, least in zip(numbers, users, reversed(after), strict=True):
+            options = list((known or self._places.get(self._key(n), {})).values())
+            if len(options) > 1:
+                options = [x for x in options if least <= x.order <= most] or options
+            if len(options) == 1:
+                most = options[0].order
+                self._use(n, options[0])
+            self.layers[n] = _agreed([x.layer for x in options]) if options else self._unnumbered(n)
+
+    def _with_same_values(self, number: int) -> dict[str, _Place]:
+        """The forward equations at the place of one that read or make what it reads or makes, by layer."""
+        key, known = self._key(number), dict[str, _Place]()
+        for var in self._equations[number].variables:
+            users = self._users.get(var, ())
+            if len(users) > _MOST_READERS:
+                continue
+            found = {place.layer: place for other, place in users if other == key}
+            common = {layer: place for layer, place in found.items() if layer in known}
+            known = common or known or found
+        return known
+
+    def _use(self, number: int, place: _Place) -> None:
+        """What an equation makes belongs to its place too."""
+        key = self._key(number)
+        for var in self._equations[number].eqn.outvars:
+            self._users[var].append((key, place))
+
+    def _unnumbered(self, number: int) -> str:
+        calls = self._equations[number].frames.calls
+        return _path(calls, [()] * len(calls), self._scopes[number], [0] * len(calls))
+
+
+def _with_caller(item: Traced, callers: Mapping[Root, Sequence[Frames]]) -> Traced:
+    """The equation with the frames of the call, where JAX has left them out: what all calls have in common."""
+    if not item.frames.calls or not callers:
+        return item
+    code, _ = item.frames.calls[0].place
+    calls = callers.get((code.co_name, f"{code.co_filename}:{code.co_firstlineno}"))
+    if not calls:
+        return item
+    common = list(calls[0].calls)
+    for other in calls[1:]:
+        same = 0
+        while same < min(len(common), len(other.calls)) and common[same].place == other.calls[same].place:
+            same += 1
+        codes_agree = same < min(len(common), len(other.calls)) and common[same].place[0] is other.calls[same].place[0]
+        common[same:] = [Call((common[same].place[0], -1))] if codes_agree else []  # at no one place
+    tail = calls[0].tail if len(calls) == 1 else ()
+    first = replace(item.frames.calls[0], before=tail)
+    return replace(item, frames=Frames((*common, first, *item.frames.calls[1:]), item.frames.tail))
+
+
+def _depths(equations: Iterable[tuple[Sequence[Moment], tuple[str, ...]]]) -> dict[Activation, int]:
+    """For each run of a function the number of scopes it is in, as far as all of its equations agree."""
+    common: dict[Activation, tuple[str, ...]] = {}
+    for moments, scopes in equations:
+        for moment in moments:
+            known = common.setdefault(moment.activation, scopes)
+            if known is not scopes and known != scopes[: len(known)]:
+                same = 0
+                while same < min(len(known), len(scopes)) and known[same] == scopes[same]:
+                    same += 1
+                common[moment.activation] = known[:same]
+    return {activation: len(scopes) for activation, scopes in common.items()}
+
+
+def _path(
+    calls: Sequence[Call], indices: Sequence[tuple[int, ...]], scopes: Sequence[str], depths: Sequence[int]
+) -> str:
+    """The path of a layer.
+
+    Args:
+        calls: the frames, outermost first.
+        indices: for each frame the numbers of the iterations of its loops, which number what it calls.
+        scopes: names of the name stack, outermost first.
+        depths: for each frame the number of scopes around it.
+    """
+    names, used, pending = list[str](), 0, ""
+    shown = _shown_functions(tuple(call.place[0] for call in calls))
+    for name, numbers, depth in zip(shown, indices, depths, strict=True):
+        if name and (pending or not scopes):
+            names += scopes[used : max(depth, used)]
+            used = max(depth, used)
+            if names and names[-1] == name and depth:  # the scope of the function itself
+                names.pop()
+            names.append(name + pending)
+            pending = ""
+        pending += "".join(f"[{number}]" for number in numbers)
+    names += scopes[used:]
+    if pending and used < len(scopes):
+        names[-1] += pending
+    elif pending:
+        names.append(f"loop{pending}")
+    return "/".join(names)
+
+
+@remembered_small
+def _shown_functions(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
+    """The names of functions as parts of a path, "" for those that are left out: nameless ones, helpers of libraries."""
+    users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
+    inside = range(users[-1] + 1 if users else 0, len(codes))
+    kept = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
+    makers = [n for n in inside if ".<locals>.update" in codes[n].co_qualname]
+    named = [n for n in inside if not codes[n].co_name.startswith(("<", "_"))]
+    if not kept.intersection(inside):
+        kept.update(makers[-1:] or named[-1:])
+    return tuple(_function_name(code) if n in kept else "" for n, code in enumerate(codes))
+
+
+def _function_name(code: CodeType) -> str:
+    """`block`, the class of a `__call__`, the maker of an optimiser's update; "" for a lambda or a comprehension."""
+    maker, _, inner = code.co_qualname.rpartition(".<locals>.")
+    if inner.startswith("update") and maker and is_installed(code.co_filename):
+        return maker.rpartition(".")[2]
+    owner, _, name = inner.rpartition(".")
+    if name == "__call__" and owner:
+        return owner.rpartition(".")[2]
+    return "" if name.startswith("<") else name
+
+
+def _agreed(layers: Sequence[str]) -> str:
+    """A layer without the numbers in which several possible ones differ."""
+    paths = [layer.split("/") for layer in layers]
+    if len({len(path) for path in paths}) > 1:
+        return "/".join(_NUMBER.sub("", name) for name in min(paths, key=len))
+    return "/".join(_NUMBER.sub("", names[0]) if len(set(names)) > 1 else names[0] for names in zip(*paths, strict=True))
