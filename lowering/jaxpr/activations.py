@@ -16,11 +16,11 @@ one iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
-from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around, loops_of
+from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around
 
 Place = tuple[CodeType, int]  # of a frame: its code, and the instruction that runs
 
@@ -94,10 +94,19 @@ class Activations:
     def __init__(self) -> None:
         self._frames = Frames()
         self._running: list[Activation] = []
+        self._done: set[Hashable] = set()  # what the same frames have done, one after the other
 
-    def follow(self, frames: Frames) -> tuple[Moment, ...]:
-        """Goes on to the next equation; returns the run of each of its calls."""
-        same = self._continued(frames)
+    def follow(self, frames: Frames, does: Hashable) -> tuple[Moment, ...]:
+        """Goes on to the next equation; returns the run of each of its calls.
+
+        Args:
+            frames: of the equation.
+            does: what it does. JAX traces some of its functions as one instruction: equal frames do several things, and
+                are repeated where they do one of them again.
+        """
+        is_same = frames == self._frames
+        same = self._again(len(frames.calls) - 1, frames) if is_same and does in self._done else self._continued(frames)
+        self._done = self._done | {does} if is_same and does not in self._done else {does}
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
         self._frames = frames
         return tuple(
@@ -137,10 +146,10 @@ class Activations:
 
 
 def _is_repeated(before: Sequence[Place], now: Sequence[Place]) -> bool:
-    """Whether frames of JAX, below the same place, say that the place ran another time."""
+    """Whether frames of JAX, below the same place, say that the place ran another time: they go back, in no loop."""
     for (code, place), (other, later) in zip(before, now, strict=False):
         if code is not other or later > place:
             return False
         if later < place:
             return loop_around(code, place, later) is None
-    return len(before) == len(now) and not any(loops_of(code) and loop_around(code, at) for code, at in now)
+    return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 
@@ -105,7 +105,7 @@ class _Names:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         follower = Activations()
-        moments = {n: follower.follow(self._equations[n].frames) for n in numbers}
+        moments = {n: follower.follow(self._equations[n].frames, _does(self._equations[n].eqn)) for n in numbers}
         depths = _depths((moments[n], self._scopes[n]) for n in numbers)
         for order, n in enumerate(numbers):
             indices = [moment.indices for moment in moments[n]]
@@ -159,6 +159,10 @@ class _Names:
     def _unnumbered(self, number: int) -> str:
         calls = self._equations[number].frames.calls
         return _path(calls, [()] * len(calls), self._scopes[number], [0] * len(calls))
+
+
+def _does(eqn: JaxprEqn) -> Hashable:
+    return eqn.primitive.name, *(var.aval for var in eqn.outvars)
 
 
 def _with_caller(item: Traced, callers: Mapping[Root, Sequence[Frames]]) -> Traced:
