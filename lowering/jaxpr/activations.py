@@ -10,6 +10,7 @@ the iterations of loops in its code that hold its place.
 In one run of a function places only go forward, but for its loops. So a place that is not behind that of the equation
 before it is in the next iteration of the innermost loop that holds both; without one the function runs another time,
 and its caller's loop is in the next iteration.
+A loop that traces equations at one place alone never goes back: there the sequence of what they do has a period.
 Limits: an iteration without equations is not seen. What a library calls several times, as `jax.tree.map` does, is in
 one iteration.
 """
@@ -17,7 +18,7 @@ one iteration.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import CodeType
 
 from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around
@@ -73,83 +74,101 @@ class Activation:
         self.rounds.add(loop)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Moment:
     """A function's run, the place that runs, and the iterations of its loops then."""
 
     activation: Activation
     place: int
-    iterations: dict[Loop, int] = field(repr=False)
+    iterations: dict[Loop, int]
 
     @property
-    def indices(self) -> tuple[int, ...]:
-        """Numbers of iterations, outer loops first; known once all equations have been seen."""
-        around = sorted(loop for loop in self.activation.rounds if loop[0] <= self.place <= loop[1])
-        return tuple(self.iterations.get(loop, 0) for loop in around)
+    def loops(self) -> list[Loop]:
+        """The loops around the place that go round, outer ones first; known once all equations have been seen."""
+        return sorted(loop for loop in self.activation.rounds if loop[0] <= self.place <= loop[1])
 
 
-class Activations:
-    """The functions that run, followed from equation to equation."""
+Moments = tuple[Moment, ...]  # of each call of an equation
+
+
+def follow(frames: Sequence[Frames], does: Sequence[Hashable]) -> list[Moments]:
+    """The runs of functions that equations were traced in.
+
+    Args:
+        frames: of each equation, in the order of tracing.
+        does: what each does, equal for those that do the same.
+    """
+    walk, found = _Walk(), list[Moments]()
+    for item in frames:
+        found.append(walk.to(item))
+    start = 0
+    for n in range(1, len(frames) + 1):
+        if n == len(frames) or frames[n].places != frames[start].places:
+            found[start:n] = _with_period(found[start:n], frames[start], does[start:n])
+            start = n
+    return found
+
+
+class _Walk:
+    """The functions that run, from equation to equation."""
 
     def __init__(self) -> None:
-        self._frames = Frames()
+        self._calls: tuple[Call, ...] = ()
         self._running: list[Activation] = []
-        self._done: set[Hashable] = set()  # what the same frames have done, one after the other
 
-    def follow(self, frames: Frames, does: Hashable) -> tuple[Moment, ...]:
-        """Goes on to the next equation; returns the run of each of its calls.
-
-        Args:
-            frames: of the equation.
-            does: what it does. JAX traces some of its functions as one instruction: equal frames do several things, and
-                are repeated where they do one of them again.
-        """
-        is_same = frames == self._frames
-        same = self._again(len(frames.calls) - 1, frames) if is_same and does in self._done else self._continued(frames)
-        self._done = self._done | {does} if is_same and does not in self._done else {does}
+    def to(self, frames: Frames) -> Moments:
+        """Goes on to the next equation."""
+        same = self._continued(frames)
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
-        self._frames = frames
-        return tuple(
-            Moment(run, call.place[1], run.iterations) for run, call in zip(self._running, frames.calls, strict=True)
-        )
+        self._calls = frames.calls
+        pairs = zip(self._running, frames.calls, strict=True)
+        return tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
 
     def _continued(self, frames: Frames) -> int:
         """The number of calls that go on, from the outermost; their loops go round where they do."""
-        before, now = self._frames.calls, frames.calls
-        same = 0
-        while same < min(len(before), len(now)) and before[same].place == now[same].place:
-            same += 1
-        if same == len(before) == len(now):
-            return self._again(same - 1, frames) if _is_repeated(self._frames.tail, frames.tail) else same
-        if same == min(len(before), len(now)) or before[same].place[0] is not now[same].place[0]:
+        before, now = self._calls, frames.calls
+        least = min(len(before), len(now))
+        same = next((n for n in range(least) if before[n].place != now[n].place), least)
+        if same == least or before[same].place[0] is not now[same].place[0]:
             return same
         code, place = now[same].place
         if place > before[same].place[1]:
             return same + 1
         loop = loop_around(code, place, before[same].place[1])
-        if loop is None:
-            return self._again(same - 1, frames)
-        self._running[same].next_iteration(loop)
-        return same + 1
-
-    def _again(self, level: int, frames: Frames) -> int:
-        """The same for a call whose place runs another time."""
-        for number in range(level, -1, -1):
-            inside = frames.calls[number + 1].before if number + 1 < len(frames.calls) else frames.tail
-            if any(loop_around(*place) for place in inside):
-                return number + 1  # a library's loop may have come here, or that of a call
-            loop = loop_around(*frames.calls[number].place)
-            if loop is not None:
-                self._running[number].next_iteration(loop)
-                return number + 1
-        return 0
+        repeated = _repeating_loop(frames, same - 1) if loop is None else (same, loop)
+        if repeated is None:
+            return same
+        level, loop = repeated
+        self._running[level].next_iteration(loop)
+        return level + 1
 
 
-def _is_repeated(before: Sequence[Place], now: Sequence[Place]) -> bool:
-    """Whether frames of JAX, below the same place, say that the place ran another time: they go back, in no loop."""
-    for (code, place), (other, later) in zip(before, now, strict=False):
-        if code is not other or later > place:
-            return False
-        if later < place:
-            return loop_around(code, place, later) is None
-    return False
+def _repeating_loop(frames: Frames, level: int) -> tuple[int, Loop] | None:
+    """The innermost loop that has a call run another time, and the call it is in; None if that is not known."""
+    for number in range(level, -1, -1):
+        inside = frames.calls[number + 1].before if number + 1 < len(frames.calls) else frames.tail
+        if any(loop_around(*place) for place in inside):
+            return None  # a loop of JAX may be what repeats it
+        loop = loop_around(*frames.calls[number].place)
+        if loop is not None:
+            return number, loop
+    return None
+
+
+def _with_period(moments: list[Moments], frames: Frames, does: Sequence[Hashable]) -> list[Moments]:
+    """Equations of one place after the other: the place is repeated if what they do has a period."""
+    count = len(moments)
+    if count == 1 or len(set(does)) == count:
+        return moments
+    period = next(n for n in range(1, count + 1) if count % n == 0 and does[n:] == does[: count - n])
+    repeated = None if period == count else _repeating_loop(frames, len(frames.calls) - 1)
+    if repeated is None:
+        return moments
+    level, loop = repeated
+    if loop in moments[0][level].activation.rounds:
+        return moments  # it goes back elsewhere
+    moments[0][level].activation.rounds.add(loop)
+    return [
+        (*item[:level], replace(item[level], iterations=item[level].iterations | {loop: n // period}), *item[level + 1 :])
+        for n, item in enumerate(moments)
+    ]

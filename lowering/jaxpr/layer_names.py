@@ -18,15 +18,18 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
+from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Activation, Activations, Call, Frames, Moment, Place
+from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, follow
+from ipujax.lowering.jaxpr.loops_of_code import Loop
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.source_info import name_stack, scopes_of
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed
 
 _MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a mask of all layers, a constant
+_UPDATE = re.compile(r"\.<locals>\.update\w*$")  # the function of an optimiser that its maker returns
 _NUMBER = re.compile(r"(\[\d+\])+$")
 
 Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line`
@@ -76,13 +79,16 @@ def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Fra
 class _Names:
     def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
         self._equations = [_with_caller(x, callers) for x in equations]
-        self._scopes = [scopes_of(x.eqn) for x in equations]
+        self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
+        self._makers: dict[Var, tuple[_Key, _Place]] = {}  # of what is made of forward equations
         self.layers = [""] * len(equations)
         forward, again, backward = self._parts()
         self._name_forward(forward)
         self._name_made_of_forward(again)
+        for var, place in self._makers.items():  # a gradient reads them as it does forward values
+            self._users[var].append(place)
         self._name_made_of_forward(backward)
 
     def _parts(self) -> tuple[list[int], list[int], list[int]]:
@@ -104,13 +110,11 @@ class _Names:
     # --- forward ---
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
-        follower = Activations()
-        moments = {n: follower.follow(self._equations[n].frames, _does(self._equations[n].eqn)) for n in numbers}
-        depths = _depths((moments[n], self._scopes[n]) for n in numbers)
-        for order, n in enumerate(numbers):
-            indices = [moment.indices for moment in moments[n]]
-            at = [depths[moment.activation] for moment in moments[n]]
-            self.layers[n] = _path(self._equations[n].frames.calls, indices, self._scopes[n], at)
+        items = [self._equations[n] for n in numbers]
+        all_moments = follow([item.frames for item in items], [_does(item.eqn) for item in items])
+        scopes = _CommonScopes(zip(all_moments, (self._scopes[n] for n in numbers), strict=True))
+        for order, (n, moments) in enumerate(zip(numbers, all_moments, strict=True)):
+            self.layers[n] = _path(items[order].frames.calls, *scopes.of(moments), self._scopes[n])
             self._add(n, _Place(self.layers[n], order))
 
     def _add(self, number: int, place: _Place) -> None:
@@ -133,10 +137,17 @@ class _Names:
             options = list((known or self._places.get(self._key(n), {})).values())
             if len(options) > 1:
                 options = [x for x in options if least <= x.order <= most] or options
+            if len(options) > 1:
+                made = {place for key, place in self._operands_makers(n) if key == self._key(n)}
+                options = [x for x in options if x in made] if len(made.intersection(options)) == 1 else options
             if len(options) == 1:
                 most = options[0].order
-                self._use(n, options[0])
+                self._makers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
             self.layers[n] = _agreed([x.layer for x in options]) if options else self._unnumbered(n)
+
+    def _operands_makers(self, number: int) -> Iterable[tuple[_Key, _Place]]:
+        operands = (x for x in self._equations[number].eqn.invars if isinstance(x, Var))
+        return (self._makers[x] for x in operands if x in self._makers)
 
     def _with_same_values(self, number: int) -> dict[str, _Place]:
         """The forward equations at the place of one that read or make what it reads or makes, by layer."""
@@ -150,15 +161,9 @@ class _Names:
             known = common or known or found
         return known
 
-    def _use(self, number: int, place: _Place) -> None:
-        """What an equation makes belongs to its place too."""
-        key = self._key(number)
-        for var in self._equations[number].eqn.outvars:
-            self._users[var].append((key, place))
-
     def _unnumbered(self, number: int) -> str:
         calls = self._equations[number].frames.calls
-        return _path(calls, [()] * len(calls), self._scopes[number], [0] * len(calls))
+        return _path(calls, [()] * len(calls), [0] * len(calls), self._scopes[number])
 
 
 def _does(eqn: JaxprEqn) -> Hashable:
@@ -185,42 +190,72 @@ def _with_caller(item: Traced, callers: Mapping[Root, Sequence[Frames]]) -> Trac
     return replace(item, frames=Frames((*common, first, *item.frames.calls[1:]), item.frames.tail))
 
 
-def _depths(equations: Iterable[tuple[Sequence[Moment], tuple[str, ...]]]) -> dict[Activation, int]:
-    """For each run of a function the number of scopes it is in, as far as all of its equations agree."""
-    common: dict[Activation, tuple[str, ...]] = {}
-    for moments, scopes in equations:
-        for moment in moments:
-            known = common.setdefault(moment.activation, scopes)
-            if known is not scopes and known != scopes[: len(known)]:
-                same = 0
-                while same < min(len(known), len(scopes)) and known[same] == scopes[same]:
-                    same += 1
-                common[moment.activation] = known[:same]
-    return {activation: len(scopes) for activation, scopes in common.items()}
+def _scopes_of(item: Traced) -> tuple[str, ...]:
+    """The scopes of an equation; what a checkpoint repeats may have those around it twice, as Flax's does."""
+    scopes = scopes_of(item.eqn)
+    if item.repetition is None:
+        return scopes
+    twice = (n for n in range(len(scopes) // 2, 0, -1) if scopes[:n] == scopes[n : 2 * n])
+    return scopes[next(twice, 0) :]
+
+
+class _CommonScopes:
+    """The scopes around runs of functions and around iterations: those that all equations in them agree on."""
+
+    def __init__(self, equations: Iterable[tuple[Moments, tuple[str, ...]]]) -> None:
+        pairs = list(equations)
+        self._around: dict[Activation, tuple[str, ...]] = {}
+        iterations: dict[tuple[Activation, Loop], dict[int, tuple[str, ...]]] = defaultdict(dict)
+        for moments, scopes in pairs:
+            for moment in moments:
+                _narrow(self._around, moment.activation, scopes)
+                for loop in moment.loops:
+                    _narrow(iterations[moment.activation, loop], moment.iterations.get(loop, 0), scopes)
+        self._named = {key for key, known in iterations.items() if len(set(known.values())) == len(known)}
+
+    def of(self, moments: Moments) -> tuple[list[tuple[int, ...]], list[int]]:
+        """For each call the numbers of iterations that no scope tells apart, and the number of scopes around it."""
+        indices = [
+            tuple(x.iterations.get(loop, 0) for loop in x.loops if (x.activation, loop) not in self._named)
+            for x in moments
+        ]
+        return indices, [len(self._around[x.activation]) for x in moments]
+
+
+def _narrow(known: dict[Any, tuple[str, ...]], key: Hashable, scopes: tuple[str, ...]) -> None:
+    """Keeps what scopes have in common with those known."""
+    before = known.setdefault(key, scopes)
+    if before is not scopes and before != scopes[: len(before)]:
+        least = min(len(before), len(scopes))
+        known[key] = before[: next((n for n in range(least) if before[n] != scopes[n]), least)]
 
 
 def _path(
-    calls: Sequence[Call], indices: Sequence[tuple[int, ...]], scopes: Sequence[str], depths: Sequence[int]
+    calls: Sequence[Call], indices: Sequence[tuple[int, ...]], depths: Sequence[int], scopes: Sequence[str]
 ) -> str:
     """The path of a layer.
 
     Args:
         calls: the frames, outermost first.
         indices: for each frame the numbers of the iterations of its loops, which number what it calls.
-        scopes: names of the name stack, outermost first.
         depths: for each frame the number of scopes around it.
+        scopes: names of the name stack, outermost first.
     """
     names, used, pending = list[str](), 0, ""
-    shown = _shown_functions(tuple(call.place[0] for call in calls))
-    for name, numbers, depth in zip(shown, indices, depths, strict=True):
-        if name and (pending or not scopes):
-            names += scopes[used : max(depth, used)]
+    codes = tuple(call.place[0] for call in calls)
+    shown = _shown_functions(codes)
+    outside = max((n for n, depth in enumerate(depths) if not depth and _numbered(codes, indices, n)), default=-2)
+    for n, (name, numbers, depth) in enumerate(zip(shown, indices, depths, strict=True)):
+        if name and (pending or not scopes or n <= outside + 1 and not depth):
+            names += scopes[used:depth]
             used = max(depth, used)
-            if names and names[-1] == name and depth:  # the scope of the function itself
-                names.pop()
+            if depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
+                name = names.pop()
             names.append(name + pending)
+        if name:
             pending = ""
-        pending += "".join(f"[{number}]" for number in numbers)
+        if _numbered(codes, indices, n):
+            pending += "".join(f"[{number}]" for number in numbers)
     names += scopes[used:]
     if pending and used < len(scopes):
         names[-1] += pending
@@ -229,13 +264,21 @@ def _path(
     return "/".join(names)
 
 
+def _numbered(codes: Sequence[CodeType], indices: Sequence[tuple[int, ...]], number: int) -> bool:
+    """Whether loops of a function number what it calls: the user's do, a library's only modules."""
+    if not indices[number]:
+        return False
+    inside = codes[number + 1].co_name if number + 1 < len(codes) else ""
+    return inside == "__call__" or not is_installed(codes[number].co_filename)
+
+
 @remembered_small
 def _shown_functions(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
     """The names of functions as parts of a path, "" for those that are left out: nameless ones, helpers of libraries."""
     users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
     inside = range(users[-1] + 1 if users else 0, len(codes))
     kept = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
-    makers = [n for n in inside if ".<locals>.update" in codes[n].co_qualname]
+    makers = [n for n in inside if _UPDATE.search(codes[n].co_qualname)]
     named = [n for n in inside if not codes[n].co_name.startswith(("<", "_"))]
     if not kept.intersection(inside):
         kept.update(makers[-1:] or named[-1:])
