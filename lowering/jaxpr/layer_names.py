@@ -55,7 +55,7 @@ class Traced:
         return (x for x in (*self.eqn.invars, *self.eqn.outvars) if isinstance(x, Var))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Place:
     """Forward equations of one place in one iteration: the path of their layer, and where the last of them is."""
 
@@ -83,6 +83,7 @@ class _Names:
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
         self._makers: dict[Var, tuple[_Key, _Place]] = {}  # of what is made of forward equations
+        self._forward: list[tuple[int, list[tuple[int, ...]], list[int]]] = []  # number, see `_path`
         self.layers = [""] * len(equations)
         forward, again, backward = self._parts()
         self._name_forward(forward)
@@ -114,19 +115,38 @@ class _Names:
         all_moments = follow([item.frames for item in items], [_does(item.eqn) for item in items])
         scopes = _CommonScopes(zip(all_moments, (self._scopes[n] for n in numbers), strict=True))
         for order, (n, moments) in enumerate(zip(numbers, all_moments, strict=True)):
-            self.layers[n] = _path(items[order].frames.calls, *scopes.of(moments), self._scopes[n])
-            self._add(n, _Place(self.layers[n], order))
+            around = scopes.of(moments)
+            self.layers[n] = _path(items[order].frames.calls, *around, self._scopes[n])
+            self._forward.append((n, *around))
+            self._add(self._key(n), self.layers[n], n, order)
 
-    def _add(self, number: int, place: _Place) -> None:
-        key = self._key(number)
-        self._places[key][place.layer] = place
+    def _add(self, key: _Key, layer: str, number: int, order: int) -> None:
+        """Adds a forward equation to those of a place."""
+        place = self._places[key].setdefault(layer, _Place(layer, order))
+        place.order = order
         for var in self._equations[number].variables:
             self._users[var].append((key, place))
+
+    def _know_inside(self, key: _Key) -> None:
+        """Where nothing forward has the frames of a gradient, as in those by `custom_vjp`: what has more frames."""
+        calls, scopes = key
+        count, around = len(calls), dict[int, tuple[str, str]]()
+        for order, (n, indices, depths) in enumerate(self._forward):
+            if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
+                outer = _path(self._equations[n].frames.calls[:count], indices[:count], depths[:count], scopes)
+                around[order] = outer, self.layers[n]
+        inner: dict[str, set[str]] = defaultdict(set)
+        for outer, layer in around.values():
+            inner[outer].add(layer)
+        for order, (outer, layer) in around.items():
+            self._add(key, layer if len(inner[outer]) == 1 else outer, self._forward[order][0], order)
 
     # --- what is made of forward equations ---
 
     def _name_made_of_forward(self, numbers: Sequence[int]) -> None:
         """Names equations that follow the forward ones in reverse order."""
+        for key in {self._key(n) for n in numbers}.difference(self._places):
+            self._know_inside(key)
         users = [self._with_same_values(n) for n in numbers]
         least, after = -1, list[int]()  # the place of the next equation that is known
         for known in reversed(users):
