@@ -126,11 +126,9 @@ def _scopes(stack: Any) -> tuple[str, ...]:
 # --- the layer, which a scope of ours carries along ---
 
 
-def with_layer(eqn: JaxprEqn, layer: str, callers: Sequence[str] = ()) -> JaxprEqn:
-    """The equation with a note of its layer, and of the lines that called what it was inlined from."""
-    info = eqn.source_info
-    note = _NOTE + "\n".join([layer, *callers])
-    return eqn.replace(source_info=info.replace(name_stack=_of_jax(info.name_stack).extend(note)))
+def noted(stack: Any, layer: str, callers: Sequence[str] = ()) -> Any:
+    """A name stack with a note of the layer, and of the lines that called what the equation was inlined from."""
+    return _of_jax(stack).extend(_NOTE + "\n".join([layer, *callers])) if layer or callers else _of_jax(stack)
 
 
 def layer_of(eqn: JaxprEqn) -> str:
@@ -189,10 +187,9 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
     """The equation at the line of another, under what name stacks and layers of several begin with, and a name if any."""
     stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
-    info = place.source_info.replace(name_stack=stack.extend(name) if name else stack)
     layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
-    done = eqn.replace(source_info=info)
-    return with_layer(done, layer) if layer else done
+    scope = noted(stack.extend(name) if name else stack, layer, _note(place.source_info.name_stack)[1:])
+    return eqn.replace(source_info=place.source_info.replace(name_stack=scope))
 
 
 def common_stack(stacks: Sequence[Any]) -> Any:
@@ -221,10 +218,9 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
     for number, place in enumerate(zip(*runs, strict=True)):
         info = place[0].source_info
         stack = scope + _common_ends([_of_jax(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
-        eqn = place[0].replace(source_info=info.replace(name_stack=stack))
         rests = [paths[number][start:] for paths, start in zip(layers, inside, strict=True)]
-        layer = "/".join(_common_names(rests))
-        eqns.append(with_layer(eqn, layer) if layer else eqn)
+        stack = noted(stack, "/".join(_common_names(rests)), _note(info.name_stack)[1:])
+        eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
     return eqns
 
 

@@ -17,8 +17,9 @@ one iteration.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import CodeType
 
 from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around
@@ -39,9 +40,9 @@ class Call:
     before: tuple[Place, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Frames:
-    """The frames an equation was traced in, outermost first.
+    """The frames an equation was traced in, outermost first; equal only to itself.
 
     Args:
         calls: those that are neither JAX's nor ipujax's.
@@ -51,7 +52,7 @@ class Frames:
     calls: tuple[Call, ...] = ()
     tail: tuple[Place, ...] = ()
 
-    @property
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """Code and place of each call."""
         return tuple(call.place for call in self.calls)
@@ -91,42 +92,47 @@ class Moment:
 Moments = tuple[Moment, ...]  # of each call of an equation
 
 
-def follow(frames: Sequence[Frames], does: Sequence[Hashable]) -> list[Moments]:
-    """The runs of functions that equations were traced in.
+def follow(frames: Sequence[Frames], does: Callable[[int], Hashable]) -> list[Moments]:
+    """The runs of functions that equations were traced in; one object for those of one place after the other.
 
     Args:
         frames: of each equation, in the order of tracing.
-        does: what each does, equal for those that do the same.
+        does: from the number of an equation to what it does, equal for those that do the same.
     """
-    walk, found = _Walk(), list[Moments]()
+    walk, moments = _Walk(), list[Moments]()
     for item in frames:
-        found.append(walk.to(item))
+        moments.append(walk.to(item))
     start = 0
     for n in range(1, len(frames) + 1):
-        if n == len(frames) or frames[n].places != frames[start].places:
-            found[start:n] = _with_period(found[start:n], frames[start], does[start:n])
+        if n == len(frames) or moments[n] is not moments[start]:
+            if n - start > 1 and moments[start]:
+                _number_repetitions(moments, frames[start], range(start, n), does)
             start = n
-    return found
+    return moments
 
 
 class _Walk:
     """The functions that run, from equation to equation."""
 
     def __init__(self) -> None:
-        self._calls: tuple[Call, ...] = ()
+        self._frames = Frames()
         self._running: list[Activation] = []
+        self._moments: Moments = ()
 
     def to(self, frames: Frames) -> Moments:
         """Goes on to the next equation."""
+        if frames is self._frames or frames.places == self._frames.places:
+            return self._moments
         same = self._continued(frames)
         self._running[same:] = [Activation() for _ in frames.calls[same:]]
-        self._calls = frames.calls
+        self._frames = frames
         pairs = zip(self._running, frames.calls, strict=True)
-        return tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
+        self._moments = tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
+        return self._moments
 
     def _continued(self, frames: Frames) -> int:
         """The number of calls that go on, from the outermost; their loops go round where they do."""
-        before, now = self._calls, frames.calls
+        before, now = self._frames.calls, frames.calls
         least = min(len(before), len(now))
         same = next((n for n in range(least) if before[n].place != now[n].place), least)
         if same == least or before[same].place[0] is not now[same].place[0]:
@@ -155,20 +161,24 @@ def _repeating_loop(frames: Frames, level: int) -> tuple[int, Loop] | None:
     return None
 
 
-def _with_period(moments: list[Moments], frames: Frames, does: Sequence[Hashable]) -> list[Moments]:
-    """Equations of one place after the other: the place is repeated if what they do has a period."""
-    count = len(moments)
-    if count == 1 or len(set(does)) == count:
-        return moments
-    period = next(n for n in range(1, count + 1) if count % n == 0 and does[n:] == does[: count - n])
-    repeated = None if period == count else _repeating_loop(frames, len(frames.calls) - 1)
+def _number_repetitions(
+    moments: list[Moments], frames: Frames, numbers: range, does: Callable[[int], Hashable]
+) -> None:
+    """Numbers equations of one place after the other, if what they do has a period: the place is repeated."""
+    repeated = _repeating_loop(frames, len(frames.calls) - 1)
     if repeated is None:
-        return moments
+        return
     level, loop = repeated
-    if loop in moments[0][level].activation.rounds:
-        return moments  # it goes back elsewhere
-    moments[0][level].activation.rounds.add(loop)
-    return [
-        (*item[:level], replace(item[level], iterations=item[level].iterations | {loop: n // period}), *item[level + 1 :])
-        for n, item in enumerate(moments)
-    ]
+    first = moments[numbers[0]]
+    if loop in first[level].activation.rounds:
+        return  # it goes back elsewhere
+    done, count = [does(n) for n in numbers], len(numbers)
+    period = next(n for n in range(1, count + 1) if count % n == 0 and done[n:] == done[: count - n])
+    if period == count:
+        return
+    first[level].activation.rounds.add(loop)
+    for start in range(0, count, period):
+        moment = replace(first[level], iterations=first[level].iterations | {loop: start // period})
+        item = (*first[:level], moment, *first[level + 1 :])
+        for n in numbers[start : start + period]:
+            moments[n] = item

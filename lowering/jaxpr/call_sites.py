@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames
 from ipujax.lowering.jaxpr.activations import Call, Frames
 from ipujax.lowering.jaxpr.layer_names import Root, Traced, layer_names
 from ipujax.lowering.jaxpr.stage_names import is_transposed
-from ipujax.lowering.source_info import name_stack, shown_calls, traced_from, with_layer
+from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
 
 _CHECKPOINTS = ("remat2", "checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class CallSite:
-    """Where an equation is.
+    """Where an equation is; equal only to itself.
 
     Args:
         frames: those it was traced in, those of the calls it is inlined from before its own.
@@ -39,6 +40,7 @@ class CallSites:
 
     def __init__(self) -> None:
         self._sites: list[CallSite] = []
+        self._known: dict[tuple[CallSite, Any, bool], CallSite] = {}
         self._callers: dict[Root, list[Frames]] = {}
         self._repetitions = 0
 
@@ -50,6 +52,12 @@ class CallSites:
             site: of what it calls the function; of nothing for the outermost.
             of_library: whether lines of the function are left out, see `inline`.
         """
+        key = site, eqn.source_info.traceback, of_library
+        if key not in self._known:
+            self._known[key] = self._inside(eqn, site, of_library)
+        return self._known[key]
+
+    def _inside(self, eqn: JaxprEqn, site: CallSite, of_library: bool) -> CallSite:
         calls, between = list(site.frames.calls), list(site.frames.tail)
         for place in reversed(raw_frames(eqn)):
             if not of_library and is_of_user(place[0].co_filename):
@@ -83,7 +91,11 @@ class CallSites:
         """All equations that are kept, with their layers."""
         pairs = list(zip(eqns, self._sites, strict=True))
         layers = layer_names([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs], self._callers)
-        return [
-            with_layer(eqn, layer, site.lines) if layer or site.lines else eqn
-            for (eqn, site), layer in zip(pairs, layers, strict=True)
-        ]
+        notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal ones are one object, which is soon compared
+        done = []
+        for (eqn, site), layer in zip(pairs, layers, strict=True):
+            key = eqn.source_info.name_stack, layer, site.lines
+            if key not in notes:
+                notes[key] = noted(*key)
+            done.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
+        return done

@@ -78,7 +78,8 @@ def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Fra
 
 class _Names:
     def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
-        self._equations = [_with_caller(x, callers) for x in equations]
+        whole = {x: _with_callers(x, callers) for x in dict.fromkeys(item.frames for item in equations)}
+        self._equations = [replace(x, frames=whole[x.frames]) for x in equations]
         self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
@@ -112,11 +113,15 @@ class _Names:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         items = [self._equations[n] for n in numbers]
-        all_moments = follow([item.frames for item in items], [_does(item.eqn) for item in items])
-        scopes = _CommonScopes(zip(all_moments, (self._scopes[n] for n in numbers), strict=True))
-        for order, (n, moments) in enumerate(zip(numbers, all_moments, strict=True)):
-            around = scopes.of(moments)
-            self.layers[n] = _path(items[order].frames.calls, *around, self._scopes[n])
+        all_moments = follow([item.frames for item in items], lambda n: _does(items[n].eqn))
+        pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
+        common = _CommonScopes(dict.fromkeys(pairs))
+        known: dict[tuple[Moments, tuple[str, ...]], tuple[str, list[tuple[int, ...]], list[int]]] = {}
+        for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
+            if pair not in known:
+                around = common.of(pair[0])
+                known[pair] = _path(items[order].frames.calls, *around, pair[1]), *around
+            self.layers[n], *around = known[pair]
             self._forward.append((n, *around))
             self._add(self._key(n), self.layers[n], n, order)
 
@@ -190,24 +195,22 @@ def _does(eqn: JaxprEqn) -> Hashable:
     return eqn.primitive.name, *(var.aval for var in eqn.outvars)
 
 
-def _with_caller(item: Traced, callers: Mapping[Root, Sequence[Frames]]) -> Traced:
-    """The equation with the frames of the call, where JAX has left them out: what all calls have in common."""
-    if not item.frames.calls or not callers:
-        return item
-    code, _ = item.frames.calls[0].place
+def _with_callers(frames: Frames, callers: Mapping[Root, Sequence[Frames]]) -> Frames:
+    """The frames with those of the call, where JAX has left them out: what all calls have in common."""
+    if not frames.calls:
+        return frames
+    code, _ = frames.calls[0].place
     calls = callers.get((code.co_name, f"{code.co_filename}:{code.co_firstlineno}"))
     if not calls:
-        return item
+        return frames
     common = list(calls[0].calls)
     for other in calls[1:]:
-        same = 0
-        while same < min(len(common), len(other.calls)) and common[same].place == other.calls[same].place:
-            same += 1
-        codes_agree = same < min(len(common), len(other.calls)) and common[same].place[0] is other.calls[same].place[0]
-        common[same:] = [Call((common[same].place[0], -1))] if codes_agree else []  # at no one place
-    tail = calls[0].tail if len(calls) == 1 else ()
-    first = replace(item.frames.calls[0], before=tail)
-    return replace(item, frames=Frames((*common, first, *item.frames.calls[1:]), item.frames.tail))
+        least = min(len(common), len(other.calls))
+        same = next((n for n in range(least) if common[n].place != other.calls[n].place), least)
+        is_one = same < least and common[same].place[0] is other.calls[same].place[0]
+        common[same:] = [Call((common[same].place[0], -1))] if is_one else []  # at no one place of the function
+    first = replace(frames.calls[0], before=calls[0].tail if len(calls) == 1 else ())
+    return Frames((*common, first, *frames.calls[1:]), frames.tail)
 
 
 def _scopes_of(item: Traced) -> tuple[str, ...]:
@@ -222,8 +225,7 @@ def _scopes_of(item: Traced) -> tuple[str, ...]:
 class _CommonScopes:
     """The scopes around runs of functions and around iterations: those that all equations in them agree on."""
 
-    def __init__(self, equations: Iterable[tuple[Moments, tuple[str, ...]]]) -> None:
-        pairs = list(equations)
+    def __init__(self, pairs: Iterable[tuple[Moments, tuple[str, ...]]]) -> None:
         self._around: dict[Activation, tuple[str, ...]] = {}
         iterations: dict[tuple[Activation, Loop], dict[int, tuple[str, ...]]] = defaultdict(dict)
         for moments, scopes in pairs:
