@@ -6,6 +6,7 @@ equations with another source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers
 TRANSPOSED = "transpose("
 RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 _NOTE = "ipu_layer:"  # begins our scope that holds the layer, and the lines of calls that were inlined
-_INTERNAL = ("ipu_", RECOMPUTED, "checkpoint")  # begin scopes that are no user's
+_INTERNAL = re.compile(rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{_NOTE}.*|{RECOMPUTED}|checkpoint", re.S)
 
 
 def source_line(eqn: JaxprEqn) -> str:
@@ -35,8 +36,8 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     frames, path = _frames(eqn), name_stack(eqn) or outer.path
     innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
     users, library = [frame for frame in frames if not is_installed(frame.file_name)], _shown(innermost)
-    layer, *calls = _note(eqn.source_info.name_stack)
-    inside = joined_layers(outer.layer, layer or "/".join(scopes_of(eqn)))
+    layer, *calls = _note(eqn.source_info.name_stack) or ["/".join(scopes_of(eqn))]
+    inside = joined_layers(outer.layer, layer)
     line, *callers = [*map(_shown, users[: MOST_CALLERS + 1]), *calls, *_lines_around(outer)] or [""]
     return Origin(
         line=line if users else outer.line,
@@ -119,8 +120,9 @@ def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
 
 @remembered_small
 def _scopes(stack: Any) -> tuple[str, ...]:
-    names = (name for scope in scopes_in(stack) for name in scope.split("/"))
-    return tuple(name for name in names if name and not name.startswith(_INTERNAL))
+    users = (scope for scope in scopes_in(stack) if not _INTERNAL.fullmatch(scope))
+    names = (name for scope in users for name in scope.split("/"))
+    return tuple(name for name in names if name)
 
 
 # --- the layer, which a scope of ours carries along ---
@@ -128,19 +130,19 @@ def _scopes(stack: Any) -> tuple[str, ...]:
 
 def noted(stack: Any, layer: str, callers: Sequence[str] = ()) -> Any:
     """A name stack with a note of the layer, and of the lines that called what the equation was inlined from."""
-    return _of_jax(stack).extend(_NOTE + "\n".join([layer, *callers])) if layer or callers else _of_jax(stack)
+    return _of_jax(stack).extend(_NOTE + "\n".join([layer, *callers]))
 
 
 def layer_of(eqn: JaxprEqn) -> str:
     """The layer that is noted of an equation, "" if there is none."""
-    return _note(eqn.source_info.name_stack)[0]
+    return "".join(_note(eqn.source_info.name_stack)[:1])
 
 
 @remembered_small
 def _note(stack: Any) -> tuple[str, ...]:
-    """The layer that a name stack notes, then the lines of calls."""
+    """The layer that a name stack notes, then the lines of calls; nothing without a note."""
     notes = [name for name in scopes_in(stack) if name.startswith(_NOTE)]
-    return tuple(notes[-1].removeprefix(_NOTE).split("\n")) if notes else ("",)
+    return tuple(notes[-1].removeprefix(_NOTE).split("\n")) if notes else ()
 
 
 def _of_jax(stack: Any) -> Any:
@@ -188,8 +190,8 @@ def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name:
     """The equation at the line of another, under what name stacks and layers of several begin with, and a name if any."""
     stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
     layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
-    scope = noted(stack.extend(name) if name else stack, layer, _note(place.source_info.name_stack)[1:])
-    return eqn.replace(source_info=place.source_info.replace(name_stack=scope))
+    stack, note = stack.extend(name) if name else stack, _note(place.source_info.name_stack)
+    return eqn.replace(source_info=place.source_info.replace(name_stack=noted(stack, layer, note[1:]) if note else stack))
 
 
 def common_stack(stacks: Sequence[Any]) -> Any:
@@ -219,7 +221,8 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
         info = place[0].source_info
         stack = scope + _common_ends([_of_jax(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
         rests = [paths[number][start:] for paths, start in zip(layers, inside, strict=True)]
-        stack = noted(stack, "/".join(_common_names(rests)), _note(info.name_stack)[1:])
+        note = _note(info.name_stack)
+        stack = noted(stack, "/".join(_common_names(rests)), note[1:]) if note else stack
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
     return eqns
 

@@ -67,7 +67,7 @@ def compose(call: Origin, inner: Origin) -> Origin:
     """
     names = inner.layer.split("/")
     layer = joined_layers(call.layer, *names[1:]) if names[0] == OF_CALLER else inner.layer or call.layer
-    return replace(inner, layer=layer, part=call.part or inner.part)
+    return replace(inner, layer=layer, part=inner.part or call.part)
 
 
 def shown_layer(layer: str) -> str:

@@ -79,7 +79,7 @@ def _lower(
 ) -> LoweredFunction:
     """Lowers a callee on variables of its own, which lie as the operands of this first call do."""
     graph, body = ctx.graph, ProgramSequence()
-    with graph.debug_origin(replace(graph.origin, path=name, layer=OF_CALLER)):
+    with graph.debug_origin(replace(graph.origin, path=name, layer=OF_CALLER, part="")):
         own = tuple(
             x if same else variable_like(graph, x, f"{name}/operand{n}")
             for n, (x, same) in enumerate(zip(operands, fixed, strict=True))
