@@ -444,7 +444,7 @@ class _PipelineLowering:
             for arrival in self.arriving.get(key, ()):
                 if len(arrival.landing) > 1:
                     steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
-            steps.add(Call(self.functions[key]))
+            steps.add(Call(self.functions[key], self.ipus.graph.origin))
         self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
@@ -462,7 +462,7 @@ class _PipelineLowering:
             steps.add(self._copy(pairs))
         for send, _ in sends:
             if send.arrival.receive is not None:
-                steps.add(Call(send.arrival.receive))
+                steps.add(Call(send.arrival.receive, self.ipus.graph.origin))
 
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
         """One copy of several tensors; the same node where the same is copied again."""

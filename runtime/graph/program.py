@@ -337,7 +337,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
-    """Runs a function; what it does there belongs to the layer of `origin`."""
+    """Runs a function; `origin` is where it is called, see `runtime.tensor.compose`."""
 
     function: Function
     origin: Origin = Origin()
