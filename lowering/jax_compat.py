@@ -51,6 +51,14 @@ new_jaxpr_eqn = _core.new_jaxpr_eqn
 _PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
 PUBLIC_PRIMITIVES = frozenset(value.name for value in _PUBLIC if isinstance(value, Primitive))
 
+with jax.ensure_compile_time_eval():  # also where this is imported under a transformation
+    _EVALUATION = _core.find_top_trace(())
+
+
+def is_evaluating() -> bool:
+    """Whether operations of JAX compute their results now: no transformation is tracing them."""
+    return _core.find_top_trace(()) is _EVALUATION
+
 
 def make_primitive(
     name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any] | None = None

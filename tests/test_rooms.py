@@ -61,8 +61,7 @@ ROOMS: dict[str, str] = {
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
         "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.sections"
-        " runtime.signatures"
-        " runtime.target runtime.tensor"
+        " runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
@@ -190,8 +189,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs"
-        " runtime.options runtime.signatures runtime.target"
+        " lowering.jax_compat lowering.replicas runtime.host runtime.logs"
+        " runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (

@@ -29,14 +29,6 @@ def has_tracer(leaves: Sequence[Any]) -> bool:
     return any(issubclass(kind, jax.core.Tracer) for kind in kinds)
 
 
-def given_twice(leaves: Sequence[Any]) -> bool:
-    """Whether one array occurs more than once among the leaves of a call."""
-    if len(set(map(id, leaves))) == len(leaves):  # nearly always, and fast
-        return False
-    arrays = [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
-    return len(set(arrays)) < len(arrays)
-
-
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 

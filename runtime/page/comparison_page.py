@@ -39,6 +39,7 @@ def comparison_page(
     totals: Pairs,
     phases: Pairs,
     categories: Pairs,
+    layers: Pairs,
     rows: Sequence[ComparedFigures],
 ) -> str:
     """The page.
@@ -49,6 +50,7 @@ def comparison_page(
         totals: figures of the whole runs.
         phases: cycles of each phase of the limiting IPUs.
         categories: bytes of each category on all tiles.
+        layers: busy cycles of the layers that differ, largest change first.
         rows: the operations that differ, largest change first.
     """
     before, after = titles
@@ -61,6 +63,7 @@ def comparison_page(
             joined([sentence("Cycles of the IPU that is busy for most cycles."), _pairs("Phase", phases)]),
         ),
         Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
+        Section("layers", "Layers", _layers(layers)),
         Section("operations", "Operations", _operations(rows)),
     ]
     return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
@@ -96,6 +99,13 @@ def _pairs(head: str, pairs: Pairs) -> Markup:
 
 def _shown(name: str, value: float) -> str:
     return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_price" else f"{value:,.0f}"
+
+
+def _layers(layers: Pairs) -> Markup:
+    if not layers:
+        return sentence("No layer differs, or one profile was saved without layers.")
+    shown = dict(list(layers.items())[:MOST_ROWS])
+    return joined([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", shown)])
 
 
 def _operations(rows: Sequence[ComparedFigures]) -> Markup:

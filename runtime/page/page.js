@@ -114,8 +114,9 @@ window.ipujaxPage = (() => {
     list.append(...rows);
   }
 
-  function fold(open) {
-    for (const part of byId("tree").querySelectorAll("details")) part.open = open;
+  function fold(button) {
+    const open = button.dataset.fold === "open";
+    for (const part of button.closest("section").querySelectorAll(".tree details")) part.open = open;
   }
 
   // --- what is on a tile ----------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ window.ipujaxPage = (() => {
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     for (const button of document.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
     for (const button of document.querySelectorAll("[data-fold]")) {
-      button.addEventListener("click", () => fold(button.dataset.fold === "open"));
+      button.addEventListener("click", () => fold(button));
     }
     for (const button of document.querySelectorAll("[data-zoom]")) {
       button.addEventListener("click", () => zoom(button.dataset.zoom, button.dataset.step));

@@ -12,6 +12,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
 from ipujax.runtime.page.program_tree import program_section
@@ -19,7 +20,16 @@ from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.time_charts import trace_section
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.views import Answer, answers, liveness_view, memory_view, operation_rows, source_view, trace_view
+from ipujax.runtime.views import (
+    Answer,
+    answers,
+    liveness_view,
+    memory_view,
+    operation_rows,
+    source_view,
+    trace_view,
+    tree_of,
+)
 
 
 def profile_page(profile: Figures) -> str:
@@ -132,6 +142,7 @@ def _warnings(profile: Figures) -> Section:
 # Id and heading of each section, and what makes it, in the order of the page.
 SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
     ("summary", "Summary"): _summary,
+    ("layers", "Layers"): lambda profile: layer_section(tree_of(profile), profile.limiting_ipu),
     ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
     ("trace", "Execution trace"): lambda profile: trace_section(trace_view(profile)),
     ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),

@@ -1,5 +1,10 @@
 """The figures of a run: graph and execution reports under Poplar's names, as data and in files."""
 
+from ipujax.runtime.profile.breakdown import (
+    NO_LAYER as NO_LAYER,
+    LayerCost as LayerCost,
+    Operation as Operation,
+)
 from ipujax.runtime.profile.execution_trace import (
     TRACE_PHASES as TRACE_PHASES,
     ExecutionTrace as ExecutionTrace,
@@ -7,7 +12,7 @@ from ipujax.runtime.profile.execution_trace import (
     phase_cycles_of_ipus as phase_cycles_of_ipus,
     slices as slices,
 )
-from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation
+from ipujax.runtime.profile.figures import Figures as Figures
 from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
 from ipujax.runtime.profile.serialise import (
     FilePath as FilePath,

@@ -12,6 +12,7 @@ Limits: an operation that moved to another function is gone there, and new here.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.markup import table
 from ipujax.runtime.memory import EXCHANGE_CODE
 from ipujax.runtime.page import ComparedFigures, comparison_page
-from ipujax.runtime.profile import Figures, FilePath, StepCost, write_file
+from ipujax.runtime.profile import NO_LAYER, Figures, FilePath, StepCost, write_file
+from ipujax.runtime.report.many_runs import layer_cycles
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.tensor import Origin
 
@@ -85,6 +87,8 @@ class Comparison:
         phases: cycles of each phase of the limiting IPU, first and second.
         categories: bytes of each memory category on all tiles, first and second.
         titles: what both profiles are, in a line each.
+        layers: busy cycles of each layer without those inside it, all parts of training together, first and second;
+            layers that differ, largest change first. Empty where a profile was saved without layers.
     """
 
     totals: dict[str, tuple[float, float]]
@@ -92,6 +96,7 @@ class Comparison:
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)
     categories: dict[str, tuple[int, int]] = field(default_factory=dict)
     titles: tuple[str, str] = ("", "")
+    layers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def text(self, n: int | None = _SHOWN) -> str:
         """Totals and changes as text.
@@ -105,6 +110,10 @@ class Comparison:
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
         if not self.changes:
             return "\n".join([*lines, "No operation differs."])
+        if self.layers:
+            lines.append(f"Changes by layer ({len(self.layers):,} layers):")
+            for layer, (first, second) in list(self.layers.items())[:n]:
+                lines.append(f"  {second - first:>+15,}  {_ratio(first, second):>8}  {layer}")
         widths = {name: max(12, len(head)) for name, head in _HEADS.items()}
         heads = "  ".join(f"{head:>{widths[name]}}" for name, head in _HEADS.items())
         lines += [f"Changes ({len(self.changes):,} operations):", f"  {heads}  where"]
@@ -141,7 +150,7 @@ class Comparison:
             ProfileError: a path that cannot be written.
         """
         rows = [ComparedFigures(change.name, change.place, change.figures) for change in self.changes]
-        page = comparison_page(self.titles, self.verdict, self.totals, self.phases, self.categories, rows)
+        page = comparison_page(self.titles, self.verdict, self.totals, self.phases, self.categories, self.layers, rows)
         write_file(path, page.encode())
 
     def _repr_html_(self) -> str:
@@ -188,7 +197,19 @@ def compare(before: Figures, after: Figures) -> Comparison:
     phases = {name: (cycles, after.phase_cycles[name]) for name, cycles in before.phase_cycles.items()}
     first_memory, second_memory = (each.memory.by_category for each in (before, after))
     categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
-    return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief))
+    layers = _changed_layers(layer_cycles(before), layer_cycles(after))
+    return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief), layers)
+
+
+def _changed_layers(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int]]:
+    if not before or not after:
+        return {}
+    pairs = {
+        layer: (before[layer], after[layer])
+        for layer in (before | after)
+        if before[layer] != after[layer] and layer != NO_LAYER
+    }
+    return dict(sorted(pairs.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0])))
 
 
 Key = tuple[object, ...]

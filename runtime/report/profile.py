@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from ipujax.runtime.errors import ArgumentError, ProfileError, shortened
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.page import profile_page
@@ -33,9 +33,12 @@ from ipujax.runtime.profile.serialise import (
 )
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
+from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
+
+_FEW_LAYERS, _ALL_LAYERS = 8, 1_000  # of a summary
 
 
 class Profile(Figures):
@@ -115,6 +118,10 @@ class Profile(Figures):
             raise not_a_profile(path, error.path, error.got, error.expected) from error
         return SavedProfile(data)
 
+    def scalars(self) -> dict[str, float]:
+        """The figures of the run as a flat dict, for loggers such as TensorBoard's; see `many_runs.scalars`."""
+        return scalars(self)
+
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
         """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
 
@@ -170,6 +177,7 @@ class Profile(Figures):
         self,
         operations: int = 5,
         *,
+        by: str = "line",
         lines: str = "user",
         show_execution_steps: bool = False,
         show_var_storage: bool = False,
@@ -180,7 +188,8 @@ class Profile(Figures):
         """The profile as text for people.
 
         Args:
-            operations: how many of the costliest source lines to list.
+            operations: how many of the costliest source lines, or layers, to list.
+            by: "line" for a list of source lines and the five costliest layers, "layer" for all layers.
             lines: whose source lines they are, "user" or "library"; see `operations`.
             show_execution_steps: whether to list every step of the run.
             show_var_storage: whether to list what is live at every step of the program.
@@ -190,9 +199,13 @@ class Profile(Figures):
                 go before it.
 
         Raises:
-            ArgumentValueError: for other lines, or a number of lines below 0.
+            ArgumentValueError: for another `by` or other lines, or a number of lines below 0.
         """
+        if by not in ("line", "layer"):
+            raise ArgumentValueError("a summary by something else", expected="'line' or 'layer'", got=repr(by))
+        most_layers = _ALL_LAYERS if by == "layer" else _FEW_LAYERS
         shown: list[tuple[Callable[[Figures], str], bool]] = [
+            (sections.first_screen, True),
             (sections.target, True),
             (sections.graph, True),
             (sections.optimizations, show_optimizations),
@@ -204,6 +217,7 @@ class Profile(Figures):
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),
+            (partial(sections.layers, most=most_layers), True),
             (sections.host_data, True),
             (sections.fallbacks, True),
             (sections.emulated, True),

@@ -15,10 +15,12 @@ from itertools import pairwise
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile.figures import Figures, Operation
+from ipujax.runtime.profile import NO_LAYER, Figures, Operation
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
+from ipujax.runtime.views import answers, tree_of
+from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: how many of each type, and their active cycles
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
@@ -109,7 +111,7 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
         _phases_by_ipu(profile),
         _all_tiles(profile),
         _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
-        _operations(profile.operations(operations, lines=lines)),
+        _operations(profile.operations(operations, lines=lines), profile),
     )
     return "\n\n".join(filter(None, sections))
 
@@ -149,14 +151,63 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def _operations(rows: tuple[Operation, ...]) -> str:
-    head = [f"{'cycles':>15}  {'share':>6}  {'mostly':<15}  where"] if rows else []
+def _operations(rows: tuple[Operation, ...], profile: Figures) -> str:
+    several = profile.target.num_ipus > 1 and all(row.limiting_cycles is not None for row in rows)
+    of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if several else ""
+    head = [f"{'cycles':>15}{of_limiting}  {'share':>6}  {'mostly':<15}  where"] if rows else []
     lines = (
-        f"{row.cycles:>15,}  {row.share:>6.1%}  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}"
-        f"  [{_first(row.names)}]"
+        f"{row.cycles:>15,}{f'  {row.limiting_cycles:>15,}' if several else ''}  {row.share:>6.1%}"
+        f"  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}{_called_from(row)}  [{_first(row.names)}]"
         for row in rows
     )
-    return _listed("Most expensive lines", [*head, *lines])
+    title = "Most expensive lines, busy cycles of all IPUs" if several else "Most expensive lines"
+    return _listed(title, [*head, *lines])
+
+
+def _called_from(row: Operation) -> str:
+    """The line that most of the cycles of a line are called from, if it is called from several."""
+    if len(row.callers) < 2:
+        return ""
+    caller, cycles = next(iter(row.callers.items()))
+    return f", called from {caller}: {share(cycles, row.cycles).strip()}"
+
+
+def layers(profile: Figures, most: int) -> str:
+    """The layers as a tree with their busy cycles by part of training, FLOPs and bytes.
+
+    Args:
+        profile: of a run.
+        most: layers to list, the most expensive.
+    """
+    try:
+        root = tree_of(profile)
+    except ProfileError as error:
+        return table("Layers", [("Not known", error.what)])
+    if root.children.keys() <= {NO_LAYER}:
+        return ""
+    parts = [part for part in PARTS if root.parts[part]]
+    shown = sorted((node for node in root.walk() if node.path), key=lambda node: -node.cycles)[:most]
+    paths, total = {node.path for node in shown}, max(1, root.cycles)
+    columns = [f"{PART_LABELS.get(part, part):>10}" for part in parts] if len(parts) > 1 else []
+    head = "  ".join(
+        [f"{'cycles':>15}", f"{'share':>6}", *columns, f"{'FLOP':>9}", f"{'peak':>10}", f"{'always':>10}", "layer"]
+    )
+    rows = []
+    for node in root.walk():
+        if node.path in paths:
+            by_part = [f"{node.parts[part] / total:>10.1%}" for part in parts] if columns else []
+            sizes = f"{size(node.peak_bytes):>10}", f"{size(node.always_bytes):>10}"
+            indent = "  " * node.path.count("/")
+            figures = (f"{node.cycles:>15,}", f"{node.cycles / total:>6.1%}", *by_part, f"{node.flops:>9.2e}", *sizes)
+            rows.append("  ".join([*figures, f"{indent}{node.name}"]))
+    rest = sum(1 for _ in root.walk()) - 1 - len(rows)
+    tail = [f"… and {rest:,} more layers"] if rest > 0 else []
+    return _listed("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
+
+
+def first_screen(profile: Figures) -> str:
+    """The answers to what limits the program, a line each."""
+    return _listed("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
 
 
 def host_data(profile: Figures) -> str:

@@ -9,7 +9,6 @@ Limits: hints are rules of thumb, in the tables below; nothing is tried out (`ip
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,28 +16,9 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import EXCHANGE_CODE
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.views.answer import Answer
+from ipujax.runtime.views.layer_answer import LAYER, layer_answer
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows, peaks
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one question.
-
-    Args:
-        question: what was asked.
-        sentence: the answer.
-        hint: what to try; empty when nothing is to be gained.
-        subject: what it is about: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
-        share: how much of the whole that is, 0 to 1.
-        section: the part of the report that shows more.
-    """
-
-    question: str
-    sentence: str
-    hint: str = ""
-    subject: str = ""
-    share: float = 0.0
-    section: str = ""
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
@@ -280,6 +260,7 @@ def _spoken(phase: str) -> str:
 
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
+    LAYER: layer_answer,
     LINE: line_to_change,
     FULLEST: fullest_tile,
     WAITS: waiting_ipu,

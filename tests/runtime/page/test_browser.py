@@ -131,9 +131,9 @@ def test_the_tree_folds(page):
     def count(state):
         return len(page.find_elements("css selector", f"#tree details{state}"))
 
-    click(page, "[data-fold='closed']")
+    click(page, "#program [data-fold='closed']")
     assert count("[open]") == 0 < count("")
-    click(page, "[data-fold='open']")
+    click(page, "#program [data-fold='open']")
     assert count("[open]") == count("")
     click(page, "#tree summary")
     assert count("[open]") == count("") - 1
