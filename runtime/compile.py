@@ -59,9 +59,10 @@ from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
-from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, Timeline
+from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.spans import spans_of
+from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
@@ -139,6 +140,18 @@ class Executable:
         """
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
         return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, most_steps)
+
+    def task_spans_of(self, recording: Recording | None) -> TaskSpans:
+        """When each task of each pipeline runs in a recorded run, or the static one.
+
+        Args:
+            recording: as of `timeline_of`.
+
+        Raises:
+            ProfileError: as `timeline_of`.
+        """
+        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
+        return task_spans(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
 
 
 def compile(

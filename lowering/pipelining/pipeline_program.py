@@ -49,7 +49,15 @@ from ipujax.lowering.popops import (
 )
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import SchedulePlan, Slot
-from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
+from ipujax.runtime.graph import (
+    Call,
+    Copy,
+    Function,
+    PipelineTask,
+    Program,
+    Repeat,
+    Sequence as ProgramSequence,
+)
 from ipujax.runtime.tensor import Tensor, Variable, concat
 
 _MOST_ARRIVALS = 3  # variables that values use in turn; where more can be on their way, they wait in a ring
@@ -168,6 +176,7 @@ class _PipelineLowering:
         self.sends: dict[TaskKind, list[Send]] = {}
         self.accumulators: dict[tuple[int, int], Tensor] = {}  # by result and term
         self.functions: dict[TaskKind, Function] = {}
+        self.tasks: dict[TaskKind, PipelineTask] = {}
         self.copies: dict[tuple[int, ...], Program] = {}
         self.blocks = ProgramSequence()
         self.readers: dict[tuple[Var, int], list[StagePart]] = {}
@@ -425,6 +434,9 @@ class _PipelineLowering:
     def _blocks(self) -> None:
         """Calls and copies in the order of the schedule."""
         period = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
+        readers = {id(arrival): task for task, arrivals in self.arriving.items() for arrival in arrivals}
+        links = {(task, readers[id(send.arrival)]): None for task, sends in self.sends.items() for send in sends}
+        self.tasks = self.staged.marks(self.name, self.functions, links)
         for block in self.plan.blocks_by(period):
             steps = ProgramSequence()
             for slot in block.slots:
@@ -444,7 +456,7 @@ class _PipelineLowering:
             for arrival in self.arriving.get(key, ()):
                 if len(arrival.landing) > 1:
                     steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
-            steps.add(Call(self.functions[key], self.ipus.graph.origin))
+            steps.add(Call(self.functions[key], self.ipus.graph.origin, self.tasks[key]))
         self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:

@@ -21,7 +21,13 @@ from ipujax.runtime.profile.serialise import (
     write_file as write_file,
     write_json as write_json,
 )
+from ipujax.runtime.profile.stage_figures import (
+    STAGE_PHASES as STAGE_PHASES,
+    PipelineCost as PipelineCost,
+    StageCost as StageCost,
+)
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
+from ipujax.runtime.profile.task_trace import TaskTrace as TaskTrace
 from ipujax.runtime.profile.text import (
     coloured as coloured,
     duration as duration,

@@ -86,7 +86,7 @@ class Attribution:
 
     def shares(self, node: Program) -> list[Share]:
         """The shares of a step or a decision; their weights are not all 0."""
-        inside = self._inside(node)
+        inside = self.inside(node)
         calls = self._calls.get(node, {})
         if calls.keys() <= {_TOP}:
             return inside
@@ -101,8 +101,8 @@ class Attribution:
             for part in inside
         ]
 
-    def _inside(self, node: Program) -> list[Share]:
-        """The shares of a step in the function that holds it."""
+    def inside(self, node: Program) -> list[Share]:
+        """The shares of a step in the function that holds it, whatever calls that; their weights are not all 0."""
         origin, name = place(node)
         cost = self._executable.costs[node] if isinstance(node, Execute) else None
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):

@@ -23,12 +23,14 @@ from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport
-from ipujax.runtime.profile.attribution import place
+from ipujax.runtime.profile.attribution import Attribution, place
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import ProgramNode, program_costs
+from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, step_costs
+from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
@@ -40,7 +42,7 @@ from ipujax.runtime.sections.trace import program_trace
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import Recording, Timeline
+from ipujax.runtime.timeline import Recording, TaskSpans, Timeline
 
 LINES = ("user", "library")  # whose lines of source
 
@@ -336,6 +338,41 @@ class Figures:
         """
         spans = self._ran.spans_of(self.recording)
         return execution_trace(self.executable, spans, self.timeline.clocks)
+
+    @cached_property
+    def _task_spans(self) -> TaskSpans:
+        return self._ran.task_spans_of(self.recording)
+
+    @cached_property
+    def tasks(self) -> TaskTrace:
+        """When each task of each pipeline runs, as columns; without rows where there is no pipeline with stages.
+
+        Raises:
+            ProfileError: as `timeline`; or a profile that was saved by a version that knew no tasks.
+        """
+        return task_trace(self._task_spans)
+
+    @cached_property
+    def stages(self) -> tuple[StageCost, ...]:
+        """What each stage of each pipeline costs; the phases of the stages of an IPU add up to `cycles`.
+
+        Raises:
+            ProfileError: as `tasks`.
+        """
+        executable = self.executable
+        attribution = Attribution(executable, self._ran.program)
+        works = {node: step.work for node, step in executable.steps.items()}
+        is_buffered = self.target.global_exchange == "buffered"
+        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.inside, works, is_buffered)
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineCost, ...]:
+        """What each pipeline with stages takes, and how long its IPUs wait.
+
+        Raises:
+            ProfileError: as `tasks`.
+        """
+        return pipeline_costs(self._task_spans, self.tasks, self.stages)
 
     @cached_property
     def program_costs(self) -> ProgramNode:

@@ -24,7 +24,9 @@ from ipujax.runtime.profile.emulated import Emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
 from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.program_costs import ProgramNode
+from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost
 from ipujax.runtime.profile.step_costs import StepCost
+from ipujax.runtime.profile.task_trace import TaskTrace
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
@@ -69,6 +71,9 @@ def _run(figures: Figures) -> Json:
             **{name: getattr(figures, name) for name in _RUN},
             "vertex_type_cycles": figures.vertex_type_cycles,
             "step_costs": _rows(figures.step_costs),
+            "tasks": figures.tasks.data(),
+            "stages": _rows(figures.stages),
+            "pipelines": _rows(figures.pipelines),
             "execution": figures.execution(),
             "trace": figures.execution_trace.data(),
             "programs": figures.program_costs.data(),
@@ -292,6 +297,33 @@ class SavedFigures(Figures):
             ProfileError: it was saved by an older version; or as the original.
         """
         return ExecutionTrace.of_data(self._recent(self._known, "trace", "execution trace"))
+
+    @cached_property
+    def tasks(self) -> TaskTrace:
+        """As `Figures.tasks`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return TaskTrace.of_data(self._recent(self._known, "tasks", "tasks of pipelines"))
+
+    @cached_property
+    def stages(self) -> tuple[StageCost, ...]:
+        """As `Figures.stages`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return tuple(StageCost(**row) for row in self._recent(self._known, "stages", "stages of pipelines"))
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineCost, ...]:
+        """As `Figures.pipelines`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return tuple(PipelineCost(**row) for row in self._recent(self._known, "pipelines", "pipelines"))
 
     @cached_property
     def program_costs(self) -> ProgramNode:

@@ -15,10 +15,11 @@ from typing import Any, get_args
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.graph import of_replicas
+from ipujax.runtime.graph import TASK_KINDS, of_replicas
 from ipujax.runtime.memory import FIXED, LIVE
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
 from ipujax.runtime.profile.figures import LINES
+from ipujax.runtime.profile.stage_figures import STAGE_PHASES
 from ipujax.runtime.schema.kinds import (
     EXACT,
     Anything,
@@ -150,6 +151,29 @@ TRACE = Record(
     | _records(List(WHOLE, _SPANS), "start", "end", "moved")
     | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)}
 )
+_KIND = Text(TASK_KINDS)
+_PIPELINE = Record(
+    {"name": TEXT, "schedule": TEXT, "ipus": List(_index("IPUs"), least=1), "micro_batches": Whole(1)}
+    | {"tasks": List(Row((WHOLE, _KIND))), "links": List(Row((WHOLE, _KIND, WHOLE, _KIND)))}
+)
+TASKS = Record(
+    {"pipelines": List(_PIPELINE, "pipelines")}
+    | _records(List(WHOLE, "pipelines"), "pipeline_start", "pipeline_end")
+    | {"pipeline": List(_index("pipelines"), "tasks"), "kind": List(Whole(most=len(TASK_KINDS) - 1), "tasks")}
+    | _records(List(WHOLE, "tasks"), "stage", "micro_batch", "start", "end", "busy", "waited")
+)
+_STAGE = Record(
+    {"pipeline": _index("pipelines"), "stage": WHOLE, "ipu": _index("IPUs")}
+    | {"phases": Record(_records(WHOLE, *STAGE_PHASES))}
+    | _records(WHOLE, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles")
+    | {"waits_for": Whole(-1), "slow_micro_batch": Whole(-1), "slow_kind": Text(("", *TASK_KINDS)), "slow_ratio": REAL}
+)
+_PIPELINE_COST = Record(
+    {"name": TEXT, "schedule": TEXT, "ideal_share": REAL, "slowest_stage": WHOLE}
+    | _records(Whole(1), "num_stages", "num_ipus", "micro_batches")
+    | _records(WHOLE, "cycles", "bubble_cycles")
+    | {"is_traced": FLAG}
+)
 _PHASES = Record(_records(WHOLE, *TRACE_PHASES))
 _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
@@ -158,6 +182,8 @@ RUN = Record(
     | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "step_costs": List(_STEP_COST), "execution": EXECUTION},
     # Before rows of operations had phases and layers.
     {"operations": Record(_records(List(_OPERATION), *LINES))}
+    # Before stages of pipelines were told apart.
+    | {"tasks": TASKS, "stages": List(_STAGE), "pipelines": List(_PIPELINE_COST, "pipelines")}
     | {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
     # Of the IPU that ended last, in files before version 4.
     | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
@@ -275,6 +301,23 @@ def _spans(data: Any) -> bool:
     return is_ordered and bool((cut.cycles > 0).all() and (ends <= trace.clocks[cut.ipu]).all())
 
 
+def _stages(data: Any) -> bool:
+    """The cycles of the stages of each IPU."""
+    run, sums = data["run"], dict[int, int]()
+    for row in run["stages"]:
+        sums[row["ipu"]] = sums.get(row["ipu"], 0) + sum(row["phases"].values())
+    return set(sums.values()) <= {run["cycles"]}
+
+
+def _tasks(data: Any) -> bool:
+    """Tasks are of stages that there are, work no longer than they last, and end no later than the run."""
+    tasks = data["run"]["tasks"]
+    stages = [len(pipeline["ipus"]) for pipeline in tasks["pipelines"]]
+    is_there = all(stage < stages[n] for n, stage in zip(tasks["pipeline"], tasks["stage"], strict=True))
+    columns = zip(*(tasks[name] for name in ("start", "end", "busy")), strict=True)
+    return is_there and all(busy <= end - start and end <= data["run"]["cycles"] for start, end, busy in columns)
+
+
 def _program_ids(data: Any) -> bool:
     programs, functions = data["graph"]["programs"], data["graph"]["functionPrograms"]
     inside = {number: entry.get("children", ()) for number, entry in enumerate(programs)}
@@ -306,6 +349,8 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
     "run.trace.work": ("phases that pass one after the other inside their spans, by IPU and time", _spans),
+    "run.stages": ("phases of the stages of each IPU that add up to run.cycles", _stages),
+    "run.tasks": ("tasks of stages of their pipelines, as long as their work, in the run", _tasks),
     "graph.programs": ("programs in programs, none inside itself", _program_ids),
     "memory.contents.tile": ("tiles in rising order, as those of memory.contents.tiles", _rising),
 }
