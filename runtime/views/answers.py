@@ -18,7 +18,7 @@ from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_answer import LAYER, layer_answer
-from ipujax.runtime.views.operation_view import OperationRow, operation_rows, peaks
+from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, operation_rows, peaks
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
@@ -89,7 +89,7 @@ def limiting_operation(profile: Figures) -> Answer:
     text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
     hint = ""
     if top.peak_share is not None and top.flops:
-        text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of the machine's peak"
+        text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
         text += f" {_roof(top, profile)}"
         if top.balance is not None and top.balance < _ALONE:
@@ -116,7 +116,7 @@ def _dearest_part(row: OperationRow, profile: Figures) -> str:
 
 def _roof(row: OperationRow, profile: Figures) -> str:
     """What exchange allows an operation to compute, where that is less than the peak."""
-    rate, intensity = profile.target.exchange_bytes_per_second, row.intensity
+    rate, intensity = exchange_bandwidth(profile.target), row.intensity
     if intensity is None or rate * intensity >= peaks(profile.target)[row.precision]:
         return ""
     allowed = _rate(rate * intensity)
