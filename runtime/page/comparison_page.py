@@ -34,11 +34,17 @@ class ComparedFigures:
 
 
 def comparison_page(
-    titles: tuple[str, str], totals: Pairs, phases: Pairs, categories: Pairs, rows: Sequence[ComparedFigures]
+    names: tuple[str, str],
+    titles: tuple[str, str],
+    totals: Pairs,
+    phases: Pairs,
+    categories: Pairs,
+    rows: Sequence[ComparedFigures],
 ) -> str:
     """The page.
 
     Args:
+        names: what both profiles are called; empty where they have no name.
         titles: what both profiles are, in a line each.
         totals: figures of the whole runs.
         phases: cycles of each phase of the limiting IPUs.
@@ -57,7 +63,8 @@ def comparison_page(
         Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
         Section("operations", "Operations", _operations(rows)),
     ]
-    return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
+    both = " → ".join(dict.fromkeys(names)) if all(names) else "two profiles"
+    return document(f"What changed: {both}", f"{len(rows):,} operations differ", sections)
 
 
 def _verdict(totals: Pairs, rows: Sequence[ComparedFigures]) -> Markup:

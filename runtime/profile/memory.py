@@ -21,6 +21,7 @@ from ipujax.runtime.graph import NO_TILE, VertexGroup
 from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
 from ipujax.runtime.profile.ids import Json, Numbering
 from ipujax.runtime.profile.liveness import items_section, liveness_section
+from ipujax.runtime.profile.text import size
 from ipujax.runtime.target import Target
 
 
@@ -33,6 +34,25 @@ def memory_section(executable: Executable, ids: Numbering) -> Json:
         "byVertexType": _rows([_vertex_bytes(groups, executable.target) for groups in _by_type(ids).values()]),
         "liveness": _worst_tile(executable.memory) | liveness_section(executable, ids),
     }
+
+
+def out_of_memory(memory: MemoryReport) -> str:
+    """Clause that says how many tiles lack memory, and which lacks most; empty where the program fits.
+
+    Args:
+        memory: what every tile needs.
+    """
+    if not (lacking := memory.lacking()):
+        return ""
+    kind = max(lacking, key=lambda name: int(lacking[name].max()))
+    short, need, have = lacking[kind], memory.needed(kind), memory.limits[kind]
+    worst, tiles = int(short.argmax()), int(np.count_nonzero(short))
+    of_kind = "" if kind == "memory" else kind.removeprefix("memory")
+    return (
+        f"{tiles:,} of {len(short):,} tile{'s' * (len(short) > 1)} need{'s' * (tiles == 1)} more than {size(have)}"
+        f"{of_kind}; tile {worst:,} needs most, {size(int(need[worst]))}, which is {size(int(short[worst]))} too much "
+        f"({need[worst] / have:,.0%} full)"
+    )
 
 
 def vertex_type_bytes(executable: Executable, ids: Numbering) -> dict[str, int]:
@@ -83,10 +103,10 @@ def _by_category(memory: MemoryReport) -> Json:
         kinds = ("nonOverlapped", "overlapped") if name in FIXED else ("overlapped", "nonOverlapped")
         entry: Json = {}
         low = np.zeros_like(start)
-        for region, size in sizes.items():
-            inside = np.maximum(np.minimum(start + layer, low + size) - np.maximum(start, low), 0)
+        for region, length in sizes.items():
+            inside = np.maximum(np.minimum(start + layer, low + length) - np.maximum(start, low), 0)
             entry[region] = dict(zip(kinds, (inside.tolist(), [0] * len(layer)), strict=True))
-            low = low + size
+            low = low + length
         found[name] = entry | {"total": layer.tolist()}
         start = start + layer
     return found

@@ -76,6 +76,7 @@ class Comparison:
         phases: cycles of each phase of the limiting IPU, first and second.
         categories: bytes of each memory category on all tiles, first and second.
         titles: what both profiles are, in a line each.
+        names: what both profiles are called: label, function and file, and more only where these are the same.
     """
 
     totals: dict[str, tuple[float, float]]
@@ -83,6 +84,7 @@ class Comparison:
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)
     categories: dict[str, tuple[int, int]] = field(default_factory=dict)
     titles: tuple[str, str] = ("", "")
+    names: tuple[str, str] = ("", "")
 
     def text(self, n: int | None = _SHOWN) -> str:
         """Totals and changes as text.
@@ -90,7 +92,8 @@ class Comparison:
         Args:
             n: how many changes; all when None.
         """
-        lines = ["Totals:"]
+        lines = [f"Before: {self.names[0]}", f"After:  {self.names[1]}"] if any(self.names) else []
+        lines.append("Totals:")
         for name, (before, after) in self.totals.items():
             form = {"seconds": ",.3e", "byte_price": "g"}.get(name, ",.0f")
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
@@ -116,13 +119,14 @@ class Comparison:
             ProfileError: a path that cannot be written.
         """
         rows = [ComparedFigures(change.name, str(change.origin), change.figures) for change in self.changes]
-        page = comparison_page(self.titles, self.totals, self.phases, self.categories, rows)
+        page = comparison_page(self.names, self.titles, self.totals, self.phases, self.categories, rows)
         write_file(path, page.encode())
 
     def _repr_html_(self) -> str:
         head = ("Figure", "Before", "After", "Change")
         rows = ((name, f"{a:,.6g}", f"{b:,.6g}", _ratio(a, b)) for name, (a, b) in self.totals.items())
-        return table(head, rows, f"What changed; {len(self.changes):,} operations differ")
+        names = " → ".join(filter(None, dict.fromkeys(self.names)))
+        return table(head, rows, f"What changed{names and f', {names}'}; {len(self.changes):,} operations differ")
 
     def __str__(self) -> str:
         return self.text()
@@ -169,7 +173,14 @@ def compare(before: Figures, after: Figures) -> Comparison:
     phases = {name: (cycles, after.phase_cycles[name]) for name, cycles in before.phase_cycles.items()}
     first_memory, second_memory = (each.memory.by_category for each in (before, after))
     categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
-    return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief))
+    titles = f"{before.title}; {before.brief}", f"{after.title}; {after.brief}"
+    return Comparison(totals, tuple(changes), phases, categories, titles, _names(before, after))
+
+
+def _names(before: Figures, after: Figures) -> tuple[str, str]:
+    """Names of two profiles; their titles, with machine and date, where these alone tell them apart."""
+    names, titles = (before.identity.name, after.identity.name), (before.title, after.title)
+    return titles if names[0] == names[1] and titles[0] != titles[1] else names
 
 
 def _step_costs(which: str, profile: Figures) -> tuple[StepCost, ...]:
