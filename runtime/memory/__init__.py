@@ -14,6 +14,7 @@ from ipujax.runtime.memory.live_item import LiveItem as LiveItem
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
     fits as fits,
+    ways_to_fit as ways_to_fit,
 )
 from ipujax.runtime.memory.report import (
     MemoryReport as MemoryReport,

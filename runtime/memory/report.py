@@ -48,7 +48,7 @@ ALWAYS = FIXED
 CATEGORIES = (*LIVE, "gap", *ALWAYS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MemoryReport:
     """Tile memory of one run of a program, found out as it is asked for.
 
@@ -65,6 +65,12 @@ class MemoryReport:
     constants: tuple[Variable, ...] = field(repr=False)
     fixed: Mapping[str, np.ndarray] = field(repr=False)
     occupancy: Occupancy = field(repr=False)
+
+    def __repr__(self) -> str:
+        used, have = self.max_tile_bytes, self.target.bytes_per_tile
+        fullest = f"tile {self.worst_tile:,} needs {used:,} of {have:,} bytes"
+        tiles = f"{len(self.tile_bytes):,} tiles of {self.target.name} {self.total_bytes:,} bytes"
+        return f"{type(self).__name__}({fullest}, all {tiles}; see .tile_bytes, .by_category, .largest)"
 
     @cached_property
     def _arena(self) -> Arena:

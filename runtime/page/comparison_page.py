@@ -34,6 +34,7 @@ class ComparedFigures:
 
 
 def comparison_page(
+    names: tuple[str, str],
     titles: tuple[str, str],
     verdict: str,
     totals: Pairs,
@@ -45,6 +46,7 @@ def comparison_page(
     """The page.
 
     Args:
+        names: what both profiles are called; empty where they have no name.
         titles: what both profiles are, in a line each.
         verdict: what changed, in sentences.
         totals: figures of the whole runs.
@@ -66,7 +68,8 @@ def comparison_page(
         Section("layers", "Layers", _layers(layers)),
         Section("operations", "Operations", _operations(rows)),
     ]
-    return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
+    both = " → ".join(dict.fromkeys(names)) if all(names) else "two profiles"
+    return document(f"What changed: {both}", f"{len(rows):,} operations differ", sections)
 
 
 def _verdict(verdict: str, totals: Pairs) -> Markup:

@@ -47,9 +47,9 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     body = joined(
         [
             sentence(
-                "A row for each operation of each line, on the IPU that spends most on it. Balance is the share of its "
-                "compute time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count "
-                f"the time of its exchanges too.{rest}"
+                "A row for each operation of each line, its busy cycles of all IPUs. Balance is the share of its compute "
+                "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
+                f"time of its exchanges too.{rest}"
             ),
             _table(shown),
             tag("h3", "Roofline"),

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.document import Alarm, Section, document, sentence
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
 from ipujax.runtime.page.program_tree import program_section
 from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.time_charts import trace_section
-from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.views import (
     Answer,
@@ -41,9 +40,15 @@ def profile_page(profile: Figures) -> str:
     Raises:
         ProfileError: Bokeh is not installed.
     """
-    machine = of_replicas(profile.target, profile.replicas)
-    title = f"Profile: {machine.num_ipus} × {machine.name}"
-    return document(title, profile.brief, [_section(name, make, profile) for name, make in SECTIONS.items()])
+    over = out_of_memory(profile.memory)
+    alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
+    sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
+    return document(profile.title, profile.brief, sections, alarm)
+
+
+def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
+    """What to try when memory lacks; a saved profile of an older version has the hint of its fullest tile alone."""
+    return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
 def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile import NO_LAYER, Figures, Operation
+from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
@@ -34,6 +34,14 @@ _TILE_CYCLES = (
     ("Shared structure copy", "copySharedStructure"),
     ("Sync", "sync"),
 )
+
+
+def headline(profile: Figures) -> str:
+    """What does not fit, and what was profiled; nothing for a program without a function that fits."""
+    identity, over = profile.identity, out_of_memory(profile.memory)
+    title = profile.title if identity.function or identity.label else ""
+    ways = [f"  {'or' if number else 'try'}: {way}" for number, way in enumerate(profile.ways_to_fit)]
+    return "\n".join(filter(None, (f"Out of memory: {over}" if over else "", *ways, title)))
 
 
 def target(profile: Figures) -> str:

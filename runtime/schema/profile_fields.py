@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import date
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, get_args
 
@@ -269,15 +270,24 @@ GRAPH = Record(
         "streamingMemory": Record({"bytes": LARGE}),
     }
 )
+IDENTITY = Record(_records(TEXT, "function", "file", "label", "date"))
 PROFILE = Record(
     {"target": TARGET, "replicas": Whole(1), "memory": MEMORY, "fallbacks": List(Record(_FALLBACK)), "run": Anything()}
     | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": WHOLE, "origin": ORIGIN}))}
     | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
-    {"host": Nullable(HOST), "sources": Since(3, Map(TEXTS))},
+    {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Since(3, Map(TEXTS))},
 )
 
 
 # --- how fields hang together ---
+
+
+def _date(data: Any) -> bool:
+    text = data["identity"]["date"]
+    try:
+        return not text or bool(date.fromisoformat(text).isoformat() == text)
+    except ValueError:
+        return False
 
 
 def _phases(data: Any) -> bool:
@@ -345,6 +355,7 @@ def _machines(data: Any) -> bool:
 # Field → what it must be besides, and whether it is; of fields that are there.
 RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
+    "identity.date": ("a day, such as 2026-11-25, or nothing", _date),
     "run.ipu_phase_cycles": ("cycles of each IPU that add up to run.cycles", _phases),
     "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
