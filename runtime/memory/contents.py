@@ -18,7 +18,9 @@ from ipujax.runtime.analysis import Step
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import LiveItem, step_name
+from ipujax.runtime.memory.roles import role_of_variable
 from ipujax.runtime.tensor import Variable
+from ipujax.runtime.tensor.roles import CONSTANTS
 
 MOST_TILES = 4_096
 MOST_ITEMS = 8  # of one tile
@@ -117,9 +119,9 @@ def _pieces(
     """Everything on some tiles."""
     yield from _live_pieces(occupancy, None, tiles)
     for variable in constants:
-        yield from _piece(LiveItem.of(variable, 0, "constant"), tiles, 0, occupancy.total([variable]))
+        yield from _piece(LiveItem.of(variable, 0, "constant", CONSTANTS), tiles, 0, occupancy.total([variable]))
     for name, sizes in always.items():
-        yield from _piece(LiveItem(name, 0, name), tiles, 0, sizes)
+        yield from _piece(LiveItem.always(0, name), tiles, 0, sizes)
 
 
 def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Iterator[_Piece]:
@@ -128,7 +130,7 @@ def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Itera
     for position in np.unique(positions).tolist() if frame.steps else ():
         here, step = tiles[positions == position], frame.steps[position]
         for variable in frame.live_at(position):
-            yield from _piece(LiveItem.of(variable, 0, "variable"), here, *occupancy.held(variable))
+            yield from _piece(LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable)), here, *occupancy.held(variable))
         for name, first, sizes in occupancy.buffers(step):
             yield from _piece(LiveItem.buffer(step, 0, name), here, first, sizes)
         for function in occupancy.frames.during(owner, step):
