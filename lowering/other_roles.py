@@ -1,4 +1,4 @@
-"""Roles of the variables that no value of a jaxpr is in: copies of those that have one, partial results, and intermediates.
+"""Roles of the variables that no value of a jaxpr is in: copies, partial results, intermediates.
 
 Input: a graph and its program. Output: every variable of the graph that is no constant has a role.
 """
@@ -11,7 +11,7 @@ from ipujax.runtime.tensor.roles import INTERMEDIATES, PARTIALS
 
 
 def note_other_roles(graph: Graph, program: Program) -> None:
-    """Gives a variable that is a copy the role of what it is a copy of, all others that of partial results or intermediates."""
+    """Gives copies the role of what they are copies of, and others that of partial results or intermediates."""
     for node in distinct(program):
         if isinstance(node, Copy) and _fills_variable(node.destination):
             graph.note_role(node.destination, graph.role_of(node.source))

@@ -13,8 +13,9 @@ gradient. Output: `ValueRoles`, a role of `runtime.tensor.roles` for values of w
     activations       what the backward pass reads and a forward pass made, or a checkpoint computes again
     results           what the function returns besides
 
-An argument comes back in the result of its shape and dtype that is computed from it outside of the gradient; a result
-that may be of several is that of the one no other result is computed from. Inside of loops, functions and branches,
+An argument comes back in the result of its shape and dtype that is computed from it outside of the gradient, else in
+one that is computed from it element by element; a result that may be of several is that of the one no other result is
+computed from. Inside of loops, functions and branches,
 operands and results have the roles of those outside.
 Limits: without a gradient, weights cannot be told from inputs. Weights that stay as they are (frozen) are inputs, or
 other state if they are returned. What is differentiated and updated by a hand-written backward pass is not found.
@@ -28,6 +29,7 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, closed, shape_of
 from ipujax.lowering.jaxpr.nested import variables, variables_read
+from ipujax.lowering.jaxpr.op_counts import PRODUCTS
 from ipujax.lowering.jaxpr.stage_names import PIPELINE, is_transposed, read_name
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.cache import remembered_small
@@ -44,15 +46,15 @@ from ipujax.runtime.tensor.roles import (
 )
 
 _HELD = frozenset((WEIGHTS, OPTIMISER_STATE, STATE, INPUTS, ARGUMENTS))  # roles that a moved or cast value keeps
-_MOVES = frozenset(
-    ("convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "optimization_barrier")
-    + ("remote_load", "remote_rows", "remote_fetch", "remote_take", "remote_hand", "remote_put", "host_put")
-)
+_CASTS = ("convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "optimization_barrier")
+_LOADS = ("remote_load", "remote_rows", "remote_fetch", "remote_take", "remote_hand", "remote_put", "host_put")
+_MOVES = frozenset((*_CASTS, *_LOADS))
 _SUMS = frozenset(("psum", "all_reduce", "psum_invariant", "reduce_scatter"))  # of gradients over replicas
 
-# The arguments that a value is computed from outside of gradients, as bits; and whether it is computed from a gradient.
-Facts = tuple[int, bool]
-_NOTHING: Facts = (0, False)
+# The arguments that a value is computed from outside of gradients, as bits; whether it is computed from a gradient; and
+# the arguments of its shape that it is computed from element by element, as bits, also inside of gradients.
+Facts = tuple[int, bool, int]
+_NOTHING: Facts = (0, False, 0)
 
 _HOLDERS = frozenset(("scan", "while", "cond", "function_call", PIPELINE))
 
@@ -150,7 +152,7 @@ class ValueRoles:
 
     def _find_arguments(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> None:
         flow = _Flow()
-        env = {var: (1 << n, False) for n, var in enumerate(jaxpr.invars)}
+        env = {var: (1 << n, False, 1 << n) for n, var in enumerate(jaxpr.invars)}
         results = flow.through(jaxpr, env)
         self._sums = flow.sums
         roles, arguments = self._roles, list(jaxpr.invars)
@@ -188,7 +190,7 @@ class ValueRoles:
     ) -> None:
         """Weights are also those arguments whose gradient comes back, in the order of both."""
         for out, facts in zip(outs, results, strict=True):
-            if facts == (0, True) and isinstance(out, Var):
+            if _is_gradient_alone(facts) and isinstance(out, Var):
                 match = next((n for n in sorted(left) if _kind(arguments[n]) == _kind(out)), None)
                 if match is not None:
                     left.remove(match)
@@ -222,26 +224,29 @@ class _Flow:
         """
         for eqn in jaxpr.eqns:
             part = part_of_step(name_stack(eqn))
-            given = [env.get(var, _NOTHING) for var in variables_read(eqn)]
             mask, is_behind = 0, False
-            for from_arguments, from_gradient in given:
+            own: dict[tuple[int, ...], int] = {}
+            for var in variables_read(eqn):
+                from_arguments, from_gradient, alike = env.get(var, _NOTHING)
                 mask |= from_arguments
                 is_behind |= from_gradient
+                if alike and eqn.primitive.name not in PRODUCTS:
+                    own[shape_of(var)] = own.get(shape_of(var), 0) | alike
             if part:
                 self.differentiated |= mask
                 made = (0, is_behind or part == "backward")
-                env.update(dict.fromkeys(eqn.outvars, made))
+                env.update((var, (*made, own.get(shape_of(var), 0) if own else 0)) for var in eqn.outvars)
                 if part == "backward":
                     self._backward.update(eqn.outvars)
                 continue
             self._note_gradients(variables_read(eqn))
-            env.update(dict.fromkeys(eqn.outvars, (mask, is_behind)))
+            env.update((var, (mask, is_behind, own.get(shape_of(var), 0) if own else 0)) for var in eqn.outvars)
             is_sum = eqn.primitive.name in _SUMS
             for inner in inner_jaxprs(eqn):
                 is_sum = True
                 self._through_inner(inner, env)
             if is_sum:
-                self.sums.update(var for var in eqn.outvars if env[var] == (0, True))
+                self.sums.update(var for var in eqn.outvars if _is_gradient_alone(env[var]))
         self._note_gradients(variables(jaxpr.outvars))
         return [_NOTHING if isinstance(atom, Literal) else env.get(atom, _NOTHING) for atom in jaxpr.outvars]
 
@@ -283,7 +288,11 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Inside]:
 
 
 def _joined(one: Facts, other: Facts) -> Facts:
-    return one[0] | other[0], one[1] or other[1]
+    return one[0] | other[0], one[1] or other[1], one[2] | other[2]
+
+
+def _is_gradient_alone(facts: Facts) -> bool:
+    return facts[1] and not facts[0]
 
 
 def _is_move(eqn: JaxprEqn) -> bool:
@@ -300,16 +309,18 @@ def _following(arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence
     kinds: dict[tuple[Any, ...], int] = {}
     for n, var in enumerate(arguments):
         kinds[_kind(var)] = kinds.get(_kind(var), 0) | 1 << n
-    rows = [
-        (candidates.bit_count(), number, candidates)
-        for number, (out, facts) in enumerate(zip(outs, results, strict=True))
-        if isinstance(out, Var) and (candidates := facts[0] & kinds.get(_kind(out), 0))
-    ]
     following: dict[int, int] = {}
     taken = 0
-    for _, number, candidates in sorted(rows):
-        if left := candidates & ~taken:
-            argument = (left & -left).bit_length() - 1
-            taken |= 1 << argument
-            following[argument] = number
+    for way in (0, 2):  # outside of gradients, then element by element
+        rows = [
+            (candidates.bit_count(), number, candidates)
+            for number, (out, facts) in enumerate(zip(outs, results, strict=True))
+            if isinstance(out, Var) and (candidates := int(facts[way]) & kinds.get(_kind(out), 0))
+        ]
+        for _, number, candidates in sorted(rows):
+            left = candidates & ~taken
+            if left and number not in following.values():
+                argument = (left & -left).bit_length() - 1
+                taken |= 1 << argument
+                following[argument] = number
     return following

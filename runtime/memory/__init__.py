@@ -20,5 +20,10 @@ from ipujax.runtime.memory.report import (
     MemoryReport as MemoryReport,
     memory_report as memory_report,
 )
-from ipujax.runtime.memory.roles import GAPS as GAPS, ROLES as ROLES
+from ipujax.runtime.memory.role_bytes import (
+    ALWAYS_ROLES as ALWAYS_ROLES,
+    BUFFERS as BUFFERS,
+    GAPS as GAPS,
+    ROLES as ROLES,
+)
 from ipujax.runtime.memory.saved_report import SavedMemory as SavedMemory, memory_data as memory_data

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ipujax.runtime.analysis import Step
 from ipujax.runtime.graph import Call, If, RepeatWhile, Switch, WriteUndef, leaf_name, leaf_origin
-from ipujax.runtime.memory.roles import ROLE_OF_CATEGORY
+from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable
+from ipujax.runtime.tensor.roles import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class LiveItem:
         origin: where it comes from.
         variable: what it is, if it is a variable.
         role: what it is for, one of `memory.ROLES`; empty when it was saved by a version that knew no roles.
+        whole_bytes: bytes of a variable on all tiles together; 0 for others, and where that was not saved.
     """
 
     name: str
@@ -29,11 +31,12 @@ class LiveItem:
     origin: Origin = Origin()
     variable: Variable | None = None
     role: str = ""
+    whole_bytes: int = 0
 
     @classmethod
     def of(cls, variable: Variable, num_bytes: int, category: str, role: str = "") -> LiveItem:
         """A variable; `role` is empty where nobody asks for it."""
-        return cls(repr(variable), num_bytes, category, variable.origin, variable, role)
+        return cls(repr(variable), num_bytes, category, variable.origin, variable, role, variable.num_bytes)
 
     @classmethod
     def buffer(cls, step: Step, num_bytes: int, category: str) -> LiveItem:
@@ -48,7 +51,8 @@ class LiveItem:
 
     def __str__(self) -> str:
         place = f", {self.origin}" if self.origin != Origin() else ""
-        return f"{self.num_bytes:>12,} B  {self.name} ({self.role or self.category}){place}"
+        is_known = self.category in ("variable", "constant") and self.role not in ("", UNKNOWN)
+        return f"{self.num_bytes:>12,} B  {self.name} ({self.role if is_known else self.category}){place}"
 
 
 def step_name(step: Step | None) -> tuple[str, Origin]:

@@ -42,7 +42,7 @@ from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
-from ipujax.runtime.memory.roles import bytes_by_role, role_of_variable
+from ipujax.runtime.memory.role_bytes import bytes_by_role, role_of_variable
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, frozen
 from ipujax.runtime.tensor.roles import CONSTANTS

@@ -38,6 +38,7 @@ def memory_data(memory: MemoryReport) -> dict[str, Any]:
         "items": [[item.name, item.num_bytes, item.category, _place(item.origin)] for item in items],
         "roles": [item.role for item in items],
         "layers": [item.origin.layer for item in items],
+        "wholeBytes": [item.whole_bytes for item in items],
         "byRole": {name: values.tolist() for name, values in memory.by_role.items()},
         "liveBytes": _live_data(memory.live_bytes),
         "contents": memory.contents.data(),
@@ -164,11 +165,12 @@ class _Saved:
 
     @classmethod
     def of(cls, target: Target, layers: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
-        none = [""] * len(data["items"])
-        rows = zip(data["items"], data.get("roles", none), data.get("layers", none), strict=True)
+        count = len(data["items"])
+        roles, names_of_layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
+        rows = zip(data["items"], roles, names_of_layers, data.get("wholeBytes", [0] * count), strict=True)
         items = tuple(
-            LiveItem(name, size, kind, Origin(*place, layer=layer), role=role)
-            for (name, size, kind, place), role, layer in rows
+            LiveItem(name, size, kind, Origin(*place, layer=layer), None, role, whole)
+            for (name, size, kind, place), role, layer, whole in rows
         )
         borrowed = tuple(
             Borrowed(name, tile, size, tiles, Origin(*place)) for name, tile, size, tiles, place in data["borrowed"]
@@ -176,14 +178,14 @@ class _Saved:
         from_top = frozen(np.isin(np.arange(target.num_tiles), data["isFromTop"]), np.bool_)
         peak = data["peak"]["step"], Origin(*data["peak"]["origin"]), items
         contents = TileContents.of_data(data["contents"]) if "contents" in data else None
-        roles = None
+        by_role = None
         if "byRole" in data:
-            roles = MappingProxyType({name: _by_tile(values, target) for name, values in data["byRole"].items()})
+            by_role = MappingProxyType({name: _by_tile(values, target) for name, values in data["byRole"].items()})
         live = None
         if "liveBytes" in data:
             found = data["liveBytes"]
             live = tuple(found["steps"]), frozen(found["bytes"], np.int64), found["always"], found["shownOf"]
-        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, roles, live)
+        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, by_role, live)
 
 
 def _by_tile(values: Sequence[int], target: Target) -> np.ndarray:

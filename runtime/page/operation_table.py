@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND, chart
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow

@@ -102,8 +102,9 @@ MEMORY = Record(
     | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)), "items on the fullest tile")}
     | {"borrowed": List(Row((TEXT, _index("tiles"), WHOLE, WHOLE, PLACE)))},
     {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), least=1), "liveBytes": _LIVE_BYTES}
-    | _records(List(TEXT, "items on the fullest tile"), "roles", "layers"),
-    ("byRole", "liveBytes", "roles", "layers"),
+    | _records(List(TEXT, "items on the fullest tile"), "roles", "layers")
+    | {"wholeBytes": List(WHOLE, "items on the fullest tile")},
+    ("byRole", "liveBytes", "roles", "layers", "wholeBytes"),
 )
 
 # --- a run ---

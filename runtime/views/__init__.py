@@ -2,7 +2,11 @@
 
 from ipujax.runtime.views.answers import Answer as Answer, answers as answers
 from ipujax.runtime.views.liveness_view import LivenessView as LivenessView, liveness_view as liveness_view
-from ipujax.runtime.views.memory_view import MemoryView as MemoryView, memory_view as memory_view
+from ipujax.runtime.views.memory_view import (
+    CategoryRow as CategoryRow,
+    MemoryView as MemoryView,
+    memory_view as memory_view,
+)
 from ipujax.runtime.views.operation_view import OperationRow as OperationRow, operation_rows as operation_rows
 from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
 from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view

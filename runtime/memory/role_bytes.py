@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipujax.runtime.memory.always_live import EXCHANGE_CODE
+from ipujax.runtime.memory.always_live import EXCHANGE_CODE, FIXED
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import LIVE, Occupancy
 from ipujax.runtime.tensor import Variable
@@ -40,6 +40,7 @@ ROLE_OF_CATEGORY: Mapping[str, str] = {
     "gap": GAPS,
 }
 ROLES = tuple(dict.fromkeys((*VARIABLE_ROLES, *ROLE_OF_CATEGORY.values())))
+ALWAYS_ROLES = frozenset(role for name, role in ROLE_OF_CATEGORY.items() if name in FIXED)  # there at every step
 
 
 def role_of_variable(occupancy: Occupancy, variable: Variable) -> str:
