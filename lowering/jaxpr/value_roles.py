@@ -122,7 +122,7 @@ class ValueRoles:
             (by_gradient if part in ("backward", "recomputed") else by_rest).update(variables_read(eqn))
         roles = self._roles
         for eqn, part in zip(eqns, parts, strict=True):
-            moved = roles.get(eqn.invars[0], "") if _is_move(eqn) else ""
+            moved = self.get(eqn.invars[0]) if _is_move(eqn) else ""
             for var in eqn.outvars:
                 if var not in roles:
                     role = moved if moved in _HELD else self._role(var, part, var in by_gradient, var in by_rest)
@@ -310,7 +310,7 @@ def _following(arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence
     for n, var in enumerate(arguments):
         kinds[_kind(var)] = kinds.get(_kind(var), 0) | 1 << n
     following: dict[int, int] = {}
-    taken = 0
+    taken, matched = 0, set[int]()
     for way in (0, 2):  # outside of gradients, then element by element
         rows = [
             (candidates.bit_count(), number, candidates)
@@ -319,8 +319,9 @@ def _following(arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence
         ]
         for _, number, candidates in sorted(rows):
             left = candidates & ~taken
-            if left and number not in following.values():
+            if left and number not in matched:
                 argument = (left & -left).bit_length() - 1
                 taken |= 1 << argument
                 following[argument] = number
+                matched.add(number)
     return following

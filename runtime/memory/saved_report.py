@@ -7,7 +7,7 @@ Limits: of other tiles than the fullest only the largest things are known, by `c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -169,7 +169,7 @@ class _Saved:
         roles, names_of_layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
         rows = zip(data["items"], roles, names_of_layers, data.get("wholeBytes", [0] * count), strict=True)
         items = tuple(
-            LiveItem(name, size, kind, Origin(*place, layer=layer), None, role, whole)
+            LiveItem(name, size, kind, replace(Origin(*place), layer=layer), None, role, whole)
             for (name, size, kind, place), role, layer, whole in rows
         )
         borrowed = tuple(

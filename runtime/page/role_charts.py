@@ -53,7 +53,7 @@ def by_role(view: MemoryView) -> Markup:
         return joined([tag("h3", "By role"), place, tag("p", f"Not known: {view.missing}.", class_="missing")])
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
     said = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
-    describes = f"Bytes of tiles by role, the fullest first; on all tiles together {said}; the table has all"
+    describes = f"Bytes of tiles by role, the fullest first, below a line at what a tile has; on all tiles together {said}; the table has all"
     return joined(
         [
             tag("h3", "By role"),
@@ -146,14 +146,14 @@ def _stacked(view: MemoryView) -> Any:
     right = np.minimum(left + width, len(order))
     names = [row.name for row in view.roles] or ["all"]
     parts = (view.by_role if view.roles else view.tile_bytes[None, view.listed])[:, chosen]
-    figure = chart("roles", "tiles, fullest first", "bytes of a tile", 280, "hover,xpan,xwheel_zoom,xbox_zoom")
+    figure = chart("roles", "tiles, fullest first", "bytes of a tile", 280, "hover,pan,xwheel_zoom,box_zoom")
     for name, top, number in zip(names, parts.cumsum(0), parts, strict=True):
         source = {"left": left, "right": right, "top": top, "bottom": top - number, "bytes": number}
         source |= {"tile": view.listed[chosen], "role": [name] * len(chosen)}
         ends = {end: end for end in ("left", "right", "top", "bottom")}
         figure.quad(**ends, source=source, color=ROLE_COLOURS.get(name, ACCENT), line_color=None)
     figure.hover.tooltips = [("tile", "@tile{0,0}"), ("role", "@role"), ("bytes", "@bytes{0,0}")]
-    return _with_capacity(figure, view.bytes_per_tile, len(order))
+    return _with_capacity(figure, view, len(order))
 
 
 def _steps(view: MemoryView) -> Any:
@@ -161,20 +161,21 @@ def _steps(view: MemoryView) -> Any:
     live = view.live
     assert live is not None, "there is a chart of what is known"
     steps = np.arange(1, len(live.steps) + 1)
-    figure = chart("fullest", "step of the program", "bytes of the tile", 240, "hover,xpan,xwheel_zoom,xbox_zoom")
+    figure = chart("fullest", "step of the program", "bytes of the tile", 240, "hover,pan,xwheel_zoom,box_zoom")
     source = {"left": steps - 0.5, "right": steps + 0.5, "top": live.num_bytes, "name": list(live.steps)}
     figure.quad(left="left", right="right", top="top", bottom=0, source=source, color=ACCENT, line_color=None)
     figure.hover.tooltips = [("step", "$index{0,0}"), ("name", "@name"), ("bytes", "@top{0,0}")]
-    return _with_capacity(figure, view.bytes_per_tile, len(steps))
+    return _with_capacity(figure, view, len(steps))
 
 
-def _with_capacity(figure: Any, capacity: int, width: int) -> Any:
-    """The chart with a line at what a tile has, and its axes."""
+def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
+    """The chart with a line at what a tile has, which is always in sight, and its axes."""
+    capacity = view.bytes_per_tile
     line = bokeh("models").Span(
         location=capacity, dimension="width", line_dash="dashed", line_color=SECOND, name="capacity"
     )
     figure.add_layout(line)
-    figure.y_range.start = 0
+    figure.y_range.start, figure.y_range.end = 0, 1.05 * max(capacity, int(view.tile_bytes.max()))
     figure.x_range.start, figure.x_range.end = 0, width + 0.5
     with_separators(figure, "x")
     bytes_axis(figure)
