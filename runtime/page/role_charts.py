@@ -53,7 +53,8 @@ def by_role(view: MemoryView) -> Markup:
         return joined([tag("h3", "By role"), place, tag("p", f"Not known: {view.missing}.", class_="missing")])
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
     said = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
-    describes = f"Bytes of tiles by role, the fullest first, below a line at what a tile has; on all tiles together {said}; the table has all"
+    what = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
+    describes = f"{what}; on all tiles together {said}; the table has all"
     return joined(
         [
             tag("h3", "By role"),
