@@ -314,7 +314,7 @@ def _copied(graph: Graph) -> Graph:
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
-    copy.off_chip = dict(graph.off_chip)
+    copy.off_chip, copy.roles = dict(graph.off_chip), dict(graph.roles)
     return copy
 
 

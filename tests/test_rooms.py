@@ -148,8 +148,10 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
+    "lowering.other_roles": "runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes"
+        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.other_roles"
+        " lowering.passes"
         " lowering.pipelining"
         " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
         " runtime.target runtime.tensor"

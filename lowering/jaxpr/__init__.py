@@ -44,4 +44,5 @@ from ipujax.lowering.jaxpr.stage_names import (
     stage_scope as stage_scope,
     stages_inside as stages_inside,
 )
+from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
 from ipujax.lowering.jaxpr.value_types import check_values as check_values

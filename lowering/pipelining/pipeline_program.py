@@ -48,7 +48,7 @@ from ipujax.lowering.popops import (
     slot_of,
 )
 from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.schedules import SchedulePlan, Slot
+from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
 from ipujax.runtime.graph import (
     Call,
     Copy,
@@ -59,6 +59,7 @@ from ipujax.runtime.graph import (
     Sequence as ProgramSequence,
 )
 from ipujax.runtime.tensor import Tensor, Variable, concat
+from ipujax.runtime.tensor.roles import GRADIENTS, KEPT
 
 _MOST_ARRIVALS = 3  # variables that values use in turn; where more can be on their way, they wait in a ring
 
@@ -347,11 +348,17 @@ class _PipelineLowering:
         if later:
             depth = max(self.plan.depth(part.task, q.task) for q in later)
             ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
+            self._note_activations(ring, builder)
             push(view, ring, tensor, self._slot(builder, depth), builder.body, builder.name)
         if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
             tensor = set_aside(view, tensor, builder.body, builder.name)
         for stage in elsewhere:
             self._send(var, tensor, builder, self.readers[var, stage][0])
+
+    def _note_activations(self, kept: Tensor, builder: PartBuilder) -> None:
+        """Notes that what the forward part of a stage hands on, in training, is kept for a gradient."""
+        if self.staged.partition.training and builder.part.task[1] == FORWARD:
+            self.ipus.graph.note_role(kept, KEPT)
 
     def _is_after(self, part: StagePart, other: StagePart) -> bool:
         return self.staged.parts.index(part) > self.staged.parts.index(other)
@@ -382,6 +389,8 @@ class _PipelineLowering:
             self._count(receiving)
             function = self.ipus.graph.add_function(receiving.body, receiving.name)
             arrival = Arrival(landing, landing[0], function, ring)
+        for place in (*landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
+            self._note_activations(place, builder)
         self.volatile.update(arrival.read.variables())
         self.arrivals[var, reader.stage] = arrival
         self.arriving.setdefault(read, []).append(arrival)
@@ -406,6 +415,7 @@ class _PipelineLowering:
             return
         dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
         held = self.accumulators[number, place] = self.ipus.like(value, builder.ipu, f"{name}/{kind}", dtype)
+        self.ipus.graph.note_role(held, "" if builder.part.task[1] == FORWARD else GRADIENTS)
         if kind == "last":
             builder.body.add(Copy(value, held, name, self.ipus.graph.origin))
             return

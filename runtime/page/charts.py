@@ -110,3 +110,15 @@ def legend(colours: dict[str, str]) -> Markup:
         for name, colour in colours.items()
     )
     return tag("ul", *items, class_="legend")
+
+
+def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
+    """A horizontal bar, for a cell.
+
+    Args:
+        part: its length.
+        whole: that of a full one.
+        colour: of it.
+    """
+    width = 100 * part / whole if whole else 0
+    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")

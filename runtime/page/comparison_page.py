@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar
 from ipujax.runtime.page.document import Section, document, sentence
-from ipujax.runtime.page.memory_charts import bar
 
 Pairs = Mapping[str, tuple[float, float]]
 MOST_ROWS = 500

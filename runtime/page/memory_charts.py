@@ -1,4 +1,4 @@
-"""The memory section of a page: chips as heat maps, tiles in order of size, categories, and what is on a tile.
+"""The memory section of a page: chips as heat maps, roles, categories, and what is on a tile.
 
 Input: `MemoryView`, `LivenessView`. Output: sections.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.charts import ACCENT, AMOUNTS, SECOND, bytes_axis, chart, with_separators, zoom_buttons
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.role_charts import by_role, fullest_tile, parts_table, role_charts
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LivenessView, MemoryView
 
@@ -37,14 +38,14 @@ def memory_section(view: MemoryView) -> Section:
                 "Click a tile, or give its number below. Tile 0 is at the upper left; numbers go on to the right."
             ),
             chart_place("chip", f"Heat map of the bytes of each tile; the fullest is tile {worst} with {size(used)}"),
-            chart_place("sorted", "Bytes of tiles, the fullest first, and what a tile has"),
+            by_role(view),
+            fullest_tile(view),
             tag("h3", "What is on a tile"),
             _tile_chooser(view, worst),
-            tag("h3", "By category"),
-            _categories(view, worst),
+            tag("details", tag("summary", "By category"), parts_table("Category", view.categories, worst)),
         ]
     )
-    charts = {"chip": _chips(view), "sorted": _sorted(view)}
+    charts = {"chip": _chips(view), **role_charts(view)}
     return Section("memory", "Memory", body, charts, {"memory": _data(view)})
 
 
@@ -62,36 +63,15 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
     )
 
 
-def _categories(view: MemoryView, worst: int) -> Markup:
-    head = ("Category", "When", f"Fullest tile ({worst:,})", "", "Most on a tile", "All tiles")
-    most = max((row.fullest for row in view.categories), default=0)
-    rows = (
-        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.most), size(row.total))
-        for row in view.categories
-    )
-    return table(head, rows)
-
-
-def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
-    """A horizontal bar, for a cell.
-
-    Args:
-        part: its length.
-        whole: that of a full one.
-        colour: of it.
-    """
-    width = 100 * part / whole if whole else 0
-    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")
-
-
 def _data(view: MemoryView) -> dict[str, Any]:
     """What `page.js` needs to say what is on a tile."""
     data: dict[str, Any] = {
         "have": view.bytes_per_tile,
         "tileBytes": view.tile_bytes.tolist(),
-        "categories": [[row.name, row.when] for row in view.categories],
+        "kind": "Role" if view.roles else "Category",
+        "parts": [[row.name, row.when] for row in view.roles or view.categories],
         "listed": view.listed.tolist(),
-        "byCategory": view.by_category.tolist(),
+        "byPart": (view.by_role if view.roles else view.by_category).tolist(),
         "chips": [view.chip_origin(ipu) for ipu in range(view.num_ipus)],
         "grid": [view.columns, view.rows],
         "perIpu": len(view.tile_bytes) // view.num_ipus,
@@ -146,28 +126,6 @@ def _chips(view: MemoryView) -> Any:
 
 def _separators() -> Any:
     return bokeh("models").NumeralTickFormatter(format="0,0")
-
-
-def _sorted(view: MemoryView) -> Any:
-    """Tiles in order of size."""
-    order = np.sort(view.tile_bytes)[::-1]
-    corners = np.flatnonzero(np.diff(order, prepend=-1, append=-1))  # of a staircase: runs of equal tiles
-    points = np.unique(np.concatenate([np.minimum(corners, len(order) - 1), np.maximum(corners - 1, 0)]))
-    points = points[:: max(1, len(points) // 2_000)]
-    figure = chart("sorted", "tiles, fullest first", "bytes of a tile", 240)
-    figure.line(points, order[points], line_width=2, color=ACCENT)
-    figure.line(
-        [0, len(order) - 1],
-        [view.bytes_per_tile] * 2,
-        line_dash="dashed",
-        color=SECOND,
-        legend_label="memory of a tile",
-    )
-    figure.y_range.start = 0
-    figure.legend.location = "center_right"
-    with_separators(figure, "x")
-    bytes_axis(figure)
-    return figure
 
 
 def liveness_section(view: LivenessView) -> Section:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND, chart
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow
@@ -47,7 +46,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     body = joined(
         [
             sentence(
-                "A row for each operation of each line, its busy cycles of all IPUs. Balance is the share of its compute "
+                "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
                 "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
                 f"time of its exchanges too.{rest}"
             ),

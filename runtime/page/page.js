@@ -114,6 +114,20 @@ window.ipujaxPage = (() => {
     list.append(...rows);
   }
 
+  // Shows the rows of a table that have all words of a search somewhere.
+  function filter(field) {
+    const place = byId(field.dataset.filter);
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...place.querySelector("table").tBodies[0].rows];
+    let shown = 0;
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      shown += !row.hidden;
+    }
+    byId(field.dataset.filter + "-count").textContent = `${number(shown)} of ${number(rows.length)}`;
+  }
+
   function fold(button) {
     const open = button.dataset.fold === "open";
     for (const part of button.closest("section").querySelectorAll(".tree details")) part.open = open;
@@ -143,14 +157,14 @@ window.ipujaxPage = (() => {
         sum += named.bytes[row];
         rows.push([size(named.bytes[row]), name, category, line === "unknown" ? "" : line]);
       }
-      if (used > sum) rows.push([size(used - sum), "other things", "", ""]);
+      if (used > sum) rows.push([size(used - sum), "smaller things", "", ""]);
       parts.push(paragraph(`Fullest at ${named.steps[named.peak[at]]}. The largest things then:`));
       parts.push(table(["Bytes", "Name", "Category", "Line"], rows));
     }
     if (place >= 0) {
-      const rows = memory.categories.map(([name, when], n) => [name, when, memory.byCategory[n][place]]);
+      const rows = memory.parts.map(([name, when], n) => [name, when, memory.byPart[n][place]]);
       const shown = rows.filter((row) => row[2] > 0).sort((a, b) => b[2] - a[2]);
-      parts.push(table(["Bytes", "Category", "When"], shown.map(([name, when, bytes]) => [size(bytes), name, when])));
+      parts.push(table(["Bytes", memory.kind, "When"], shown.map(([name, when, bytes]) => [size(bytes), name, when])));
     }
     if (!parts.length) parts.push(paragraph("Only the total of this tile is known."));
     byId("tile-contents").replaceChildren(...parts);
@@ -194,6 +208,7 @@ window.ipujaxPage = (() => {
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     for (const button of document.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
+    for (const field of document.querySelectorAll("[data-filter]")) field.addEventListener("input", () => filter(field));
     for (const button of document.querySelectorAll("[data-fold]")) {
       button.addEventListener("click", () => fold(button));
     }

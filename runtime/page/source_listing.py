@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import SourceFile
 from ipujax.runtime.views.source_view import LineCost

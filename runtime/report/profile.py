@@ -227,6 +227,7 @@ class Profile(Figures):
             (sections.graph, True),
             (sections.optimizations, show_optimizations),
             (sections.memory_totals, True),
+            (sections.memory_by_role, True),
             (sections.memory_by_category, True),
             (sections.memory_by_type, True),
             (sections.memory_histogram, True),

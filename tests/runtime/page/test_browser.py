@@ -99,7 +99,7 @@ def test_nothing_fails_and_every_section_holds_data(page, tmp_path):
     for key, title in SECTIONS:
         section = find(page, f"#{key}")
         assert section.find_element("css selector", "h2").text == title and len(section.text) > len(title) + 3
-    for name in ("chip", "sorted", "liveness", "trace", "roofline"):
+    for name in ("chip", "roles", "fullest", "liveness", "trace", "roofline"):
         drawn = page.execute_script(f"{INSIDE} return all(document.getElementById('chart-{name}')).some(isDrawn)")
         assert drawn, name
     assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
@@ -171,6 +171,27 @@ def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
             "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", field, wrong
         )
         assert total() == "There is no such tile: 0 to 127" and not find(page, "#tile-contents").text
+
+
+def test_all_that_is_on_the_fullest_tile_is_listed_and_found(page, profile):
+    items = profile.memory.largest
+    rows = "return [...document.querySelectorAll('#fullest-items tbody tr')].filter((row) => !row.hidden)"
+    numbers = page.execute_script(f"{rows}.map((row) => Number(row.cells[0].textContent.replaceAll(',', '')))")
+    assert numbers == [item.num_bytes for item in items] and sum(numbers) == profile.memory.max_tile_bytes
+    page.execute_script("ipujaxPage.showTile(arguments[0])", profile.memory.worst_tile)
+    assert "things" not in find(page, "#tile-contents").text.split("The largest things then:")[1]
+    wanted = next(item for item in items if item.category == "variable")
+    field = find(page, "[data-filter='fullest-items']")
+    field.send_keys(wanted.name.upper()[:30])
+    shown = page.execute_script(f"{rows}.map((row) => row.cells[2].textContent)")
+    assert wanted.name in shown and len(shown) < len(items)
+    assert find(page, "#fullest-items-count").text == f"{len(shown):,} of {len(items):,}"
+    field.clear()
+    field.send_keys("nothing has this name")
+    assert page.execute_script(rows) == []
+    field.clear()
+    field.send_keys(" ")
+    assert find(page, "#fullest-items-count").text == f"{len(items):,} of {len(items):,}"
 
 
 def test_a_step_is_chosen_by_keys(page):

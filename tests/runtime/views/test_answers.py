@@ -16,10 +16,10 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.profile.figures import Operation
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
+from ipujax.runtime.tensor.roles import UNKNOWN
 from ipujax.runtime.tensor.variable import Origin
 from ipujax.runtime.views import answers
 from ipujax.runtime.views.answers import (
-    CATEGORY_HINTS,
     FEW_TILES,
     PHASE_HINTS,
     QUESTIONS,
@@ -87,8 +87,9 @@ def test_the_planted_tile_is_fullest_with_what_was_put_there(planted):
     profile = Profile(compile(graph, Sequence(*inputs(large, small), output(large), output(small))))
     answer = fullest_tile(profile)
     assert answer.subject == f"tile {planted}" and 0.8 < answer.share < 1
-    assert "KiB variable" in answer.sentence and "Variable(large: float32[12800]), 50.0 KiB" in answer.sentence
-    assert answer.hint == CATEGORY_HINTS["variable"]
+    assert f"50.0 KiB {UNKNOWN}" in answer.sentence
+    assert f"The largest variable is Variable(large: float32[12800]) ({UNKNOWN}), 50.0 KiB." in answer.sentence
+    assert answer.hint == "spread Variable(large: float32[12800]) over more tiles: 100% of it is on this one"
 
 
 def test_a_tile_that_overflows_says_by_how_much():
