@@ -18,7 +18,9 @@ from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers
 TRANSPOSED = "transpose("
 RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
 _NOTE = "ipu_layer:"  # begins our scope that holds the layer, and the lines of calls that were inlined
-_INTERNAL = re.compile(rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{_NOTE}.*|{RECOMPUTED}|checkpoint", re.S)
+_INTERNAL = re.compile(
+    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{_NOTE}.*|{RECOMPUTED}|checkpoint", re.S
+)
 
 
 def source_line(eqn: JaxprEqn) -> str:
@@ -191,7 +193,9 @@ def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name:
     stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
     layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
     stack, note = stack.extend(name) if name else stack, _note(place.source_info.name_stack)
-    return eqn.replace(source_info=place.source_info.replace(name_stack=noted(stack, layer, note[1:]) if note else stack))
+    return eqn.replace(
+        source_info=place.source_info.replace(name_stack=noted(stack, layer, note[1:]) if note else stack)
+    )
 
 
 def common_stack(stacks: Sequence[Any]) -> Any:

@@ -266,9 +266,10 @@ def _path(
     names, used, pending = list[str](), 0, ""
     codes = tuple(call.place[0] for call in calls)
     shown = _shown_functions(codes)
-    outside = max((n for n, depth in enumerate(depths) if not depth and _numbered(codes, indices, n)), default=-2)
+    called = [n for n in range(1, len(codes)) if not depths[n] and _numbered(codes, indices, n - 1)]
+    last_outside = max(called, default=-1)  # the last numbered function that no scope is around
     for n, (name, numbers, depth) in enumerate(zip(shown, indices, depths, strict=True)):
-        if name and (pending or not scopes or n <= outside + 1 and not depth):
+        if name and (pending or not scopes or n <= last_outside):
             names += scopes[used:depth]
             used = max(depth, used)
             if depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
@@ -323,4 +324,6 @@ def _agreed(layers: Sequence[str]) -> str:
     paths = [layer.split("/") for layer in layers]
     if len({len(path) for path in paths}) > 1:
         return "/".join(_NUMBER.sub("", name) for name in min(paths, key=len))
-    return "/".join(_NUMBER.sub("", names[0]) if len(set(names)) > 1 else names[0] for names in zip(*paths, strict=True))
+    return "/".join(
+        _NUMBER.sub("", names[0]) if len(set(names)) > 1 else names[0] for names in zip(*paths, strict=True)
+    )

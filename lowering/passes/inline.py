@@ -81,9 +81,7 @@ class _Inliner:
                 self._sites.add(here)
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _call(
-        self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, here: CallSite
-    ) -> list[Atom]:
+    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, here: CallSite) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
             constant = Var(var.aval)

@@ -76,9 +76,7 @@ TARGET = Record(
     | {"sources": Map(Row((TEXT, TEXT)))}
 )
 PLACE = Row((TEXT, TEXT, TEXT))
-ORIGIN = Record(
-    _records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS}
-)
+ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})
 _FALLBACK = _records(TEXT, "operation", "name") | {"cycles": WHOLE, "borrowed_tiles": WHOLE, "origin": ORIGIN}
 _UNMET = {"name": TEXT, "bound_bytes": WHOLE, "needed_bytes": WHOLE, "origin": ORIGIN}
 HOST = Record(
