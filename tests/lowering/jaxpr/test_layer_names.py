@@ -15,6 +15,7 @@ from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.tensor import MOST_CALLERS, Origin
 
 X = jnp.ones((3, 4))
+NOWHERE = Origin()
 
 
 def params(count: int) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def looped(layer: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return loss
 
 
-def origins(jaxpr: Jaxpr, outer: Origin = Origin()) -> Iterator[tuple[JaxprEqn, Origin]]:
+def origins(jaxpr: Jaxpr, outer: Origin = NOWHERE) -> Iterator[tuple[JaxprEqn, Origin]]:
     for eqn in jaxpr.eqns:
         origin = origin_of(eqn, outer)
         yield eqn, origin
