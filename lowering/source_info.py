@@ -191,7 +191,7 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
-    """The equation at the line of another, under what name stacks and layers of several begin with, and a name if any."""
+    """The equation at the line of another, under what names and layers of several begin with, and a name if any."""
     stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
     layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
     stack, note = stack.extend(name) if name else stack, _note(place.source_info.name_stack)

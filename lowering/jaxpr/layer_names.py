@@ -3,7 +3,7 @@
 Input: the equations of a jaxpr after inlining, in the order of tracing, with the frames each was traced in. Output: a
 path for each, `encoder/block[3]/dense`.
 
-A path has the scopes of the name stack; without any the user's functions, outermost first, then the library's. Functions
+A path has the scopes of the name stack; without any the user's functions, outermost first, then a library's. Functions
 that a Python loop calls several times are numbered, and named where there are scopes too, at the place among them that
 all equations of a call agree on. Forward equations are in the order of tracing, see `activations`. Those of a gradient,
 and those that a checkpoint computes again, have the frames of the forward equations they are made of: they belong to
@@ -266,9 +266,10 @@ def _path(
     names, used, pending = list[str](), 0, ""
     codes = tuple(call.place[0] for call in calls)
     shown = _shown_functions(codes)
-    outside = max((n for n, depth in enumerate(depths) if not depth and _numbered(codes, indices, n)), default=-2)
+    called = [n for n in range(1, len(codes)) if not depths[n] and _numbered(codes, indices, n - 1)]
+    last_outside = max(called, default=-1)  # the last numbered function that no scope is around
     for n, (name, numbers, depth) in enumerate(zip(shown, indices, depths, strict=True)):
-        if name and (pending or not scopes or (n <= outside + 1 and not depth)):
+        if name and (pending or not scopes or n <= last_outside):
             names += scopes[used:depth]
             used = max(depth, used)
             if depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
@@ -296,7 +297,7 @@ def _numbered(codes: Sequence[CodeType], indices: Sequence[tuple[int, ...]], num
 
 @remembered_small
 def _shown_functions(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
-    """The names of functions as parts of a path, "" for those that are left out: nameless ones, helpers of libraries."""
+    """The names of functions as parts of a path, "" for those left out: nameless ones, helpers of libraries."""
     users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
     inside = range(users[-1] + 1 if users else 0, len(codes))
     kept = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
@@ -323,6 +324,5 @@ def _agreed(layers: Sequence[str]) -> str:
     paths = [layer.split("/") for layer in layers]
     if len({len(path) for path in paths}) > 1:
         return "/".join(_NUMBER.sub("", name) for name in min(paths, key=len))
-    return "/".join(
-        _NUMBER.sub("", names[0]) if len(set(names)) > 1 else names[0] for names in zip(*paths, strict=True)
-    )
+    places = zip(*paths, strict=True)
+    return "/".join(names[0] if len(set(names)) == 1 else _NUMBER.sub("", names[0]) for names in places)
