@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.charts import ACCENT, AMOUNTS, SECOND, bytes_axis, chart, with_separators, zoom_buttons
+from ipujax.runtime.page.charts import (
+    ACCENT,
+    AMOUNTS,
+    OVER,
+    SECOND,
+    SIZE_OF_TICK,
+    bytes_axis,
+    chart,
+    with_separators,
+    zoom_buttons,
+    zooms_by_wheel,
+)
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.role_charts import by_role, fullest_tile, parts_table, role_charts
 from ipujax.runtime.profile.text import size
@@ -26,7 +37,7 @@ def memory_section(view: MemoryView) -> Section:
     Args:
         view: of a profile.
     """
-    worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
+    worst, used, over = int(view.tile_bytes.argmax()), int(view.tile_bytes.max()), _tiles_over(view)
     body = joined(
         [
             sentence(
@@ -37,7 +48,12 @@ def memory_section(view: MemoryView) -> Section:
             sentence(
                 "Click a tile, or give its number below. Tile 0 is at the upper left; numbers go on to the right."
             ),
-            chart_place("chip", f"Heat map of the bytes of each tile; the fullest is tile {worst} with {size(used)}"),
+            _chip_legend(view, worst),
+            chart_place(
+                "chip",
+                f"Heat map of the bytes of each tile, from 0 to the {size(view.bytes_per_tile)} that a tile has; "
+                f"{over or 'no'} tile{'s' * (over != 1)} need more; the fullest is tile {worst} with {size(used)}",
+            ),
             by_role(view),
             fullest_tile(view),
             tag("h3", "What is on a tile"),
@@ -47,6 +63,20 @@ def memory_section(view: MemoryView) -> Section:
     )
     charts = {"chip": _chips(view), **role_charts(view)}
     return Section("memory", "Memory", body, charts, {"memory": _data(view)})
+
+
+def _tiles_over(view: MemoryView) -> int:
+    """Tiles that need more than they have."""
+    return int((view.tile_bytes > view.bytes_per_tile).sum())
+
+
+def _chip_legend(view: MemoryView, worst: int) -> Markup:
+    """What the ring and the colour of tiles that are too full mean."""
+    ring = tag("li", tag("span", class_="ring"), f"fullest tile, {worst:,}")
+    over = _tiles_over(view)
+    swatch = tag("span", class_="swatch", style=f"background:{OVER}")
+    more = tag("li", swatch, f"more than {size(view.bytes_per_tile)}: {over:,} tile{'s' * (over != 1)}")
+    return tag("ul", ring, more if over else "", class_="legend")
 
 
 def _tile_chooser(view: MemoryView, worst: int) -> Markup:
@@ -96,7 +126,7 @@ def _chips(view: MemoryView) -> Any:
     models = bokeh("models")
     height = 60 + 11 * max(view.chip_origin(ipu)[1] + view.rows + 3 for ipu in range(view.num_ipus))
     figure = chart("chip", "", "", min(900, max(180, height)), "hover,tap,pan,wheel_zoom")
-    mapper = models.LinearColorMapper(AMOUNTS, low=0, high=max(1, int(view.tile_bytes.max())))
+    mapper = models.LinearColorMapper(AMOUNTS, low=0, high=view.bytes_per_tile, high_color=OVER)
     mapper.nan_color = "rgba(0, 0, 0, 0)"
     grids = [view.chip(ipu) for ipu in range(view.num_ipus)]
     origins = [view.chip_origin(ipu) for ipu in range(view.num_ipus)]
@@ -113,7 +143,22 @@ def _chips(view: MemoryView) -> Any:
             {"x": source["x"], "y": [-row + 0.3 for _, row in origins], "text": [f"IPU {n}" for n in range(len(grids))]}
         )
         figure.text("x", "y", "text", source=names, text_font_size="11px", name="labels")
-    scale = models.ColorBar(color_mapper=mapper, title="bytes", width=12, formatter=_separators())
+    column, row = view.cell(int(view.tile_bytes.argmax()))
+    for colour, width in (("white", 5), ("black", 2)):  # a ring that is seen on every colour
+        figure.scatter(
+            [column],
+            [-row],
+            size=18,
+            marker="circle",
+            fill_color=None,
+            line_color=colour,
+            line_width=width,
+            name="fullest",
+        )
+    quarters = [view.bytes_per_tile * part / 4 for part in range(5)]
+    scale = models.ColorBar(color_mapper=mapper, width=12, ticker=models.FixedTicker(ticks=quarters))
+    scale.formatter = models.CustomJSTickFormatter(code=SIZE_OF_TICK)
+    scale.major_label_overrides = {view.bytes_per_tile: f"{size(view.bytes_per_tile)}: full"}
     scale.background_fill_color = None
     figure.add_layout(scale, "right")
     figure.axis.visible, figure.grid.visible = False, False
@@ -122,10 +167,6 @@ def _chips(view: MemoryView) -> Any:
     code = "window.ipujaxPage.tileAt(cb_obj.x, cb_obj.y)"
     figure.js_on_event("tap", models.CustomJS(code=code))
     return figure
-
-
-def _separators() -> Any:
-    return bokeh("models").NumeralTickFormatter(format="0,0")
 
 
 def liveness_section(view: LivenessView) -> Section:
@@ -171,6 +212,7 @@ def _liveness(view: LivenessView) -> Any:
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
+    zooms_by_wheel(figure, 0, max(1, len(steps) - 1))
     if len(steps):  # Bokeh 3.9 draws an area without points for ever
         figure.varea_step(
             steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"

@@ -87,6 +87,17 @@ class MemoryView:
         down, beside = divmod(ipu, _CHIPS_BESIDE)
         return beside * (self.columns + 2), down * (self.rows + 3)
 
+    def cell(self, tile: int) -> tuple[float, float]:
+        """Middle of the cell of a tile, in cells to the right of and below the first tile of the first chip.
+
+        Args:
+            tile: its number.
+        """
+        ipu, number = divmod(tile, len(self.tile_bytes) // self.num_ipus)
+        row, column = divmod(number, self.columns)
+        left, top = self.chip_origin(ipu)
+        return left + column + 0.5, top + row + 0.5
+
     def chip(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """Tile numbers and bytes of one chip as grids, the first tile in the last row; −1 and NaN where none is.
 
