@@ -19,15 +19,19 @@ from ipujax.runtime.profile.text import size
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_answer import LAYER, layer_answer
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows, peaks
+from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
     """All answers, in the order in which they are of use; where something is not known, the answer says what.
 
+    A question that does not arise, as that of the stages of no pipeline, has no answer.
+
     Args:
         profile: of a run.
     """
-    return tuple(_known(question, find, profile) for question, find in QUESTIONS.items())
+    found = (_known(question, find, profile) for question, find in QUESTIONS.items())
+    return tuple(answer for answer in found if answer.sentence)
 
 
 def _known(question: str, find: Callable[[Figures], Answer], profile: Figures) -> Answer:
@@ -261,6 +265,7 @@ def _spoken(phase: str) -> str:
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
     LAYER: layer_answer,
+    STAGE: stage_answer,
     LINE: line_to_change,
     FULLEST: fullest_tile,
     WAITS: waiting_ipu,
