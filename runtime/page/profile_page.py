@@ -16,6 +16,7 @@ from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
 from ipujax.runtime.page.program_tree import program_section
 from ipujax.runtime.page.source_listing import source_section
+from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
 from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
@@ -149,6 +150,7 @@ SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
     ("summary", "Summary"): _summary,
     ("layers", "Layers"): lambda profile: layer_section(tree_of(profile), profile.limiting_ipu),
     ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
+    ("stages", "Stages"): stages_section,
     ("trace", "Execution trace"): lambda profile: trace_section(trace_view(profile)),
     ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),
     ("liveness", "Liveness"): lambda profile: liveness_section(liveness_view(profile)),

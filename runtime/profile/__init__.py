@@ -28,7 +28,7 @@ from ipujax.runtime.profile.stage_figures import (
     StageCost as StageCost,
 )
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
-from ipujax.runtime.profile.task_trace import TaskTrace as TaskTrace
+from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
 from ipujax.runtime.profile.text import (
     coloured as coloured,
     duration as duration,

@@ -53,6 +53,7 @@ class StageCost:
         slow_micro_batch: the micro-batch that takes most cycles beyond the median of the others; −1 if all are alike.
         slow_kind: the kind of task in which it does.
         slow_ratio: its cycles over the median of the others.
+        slow_excess_cycles: its cycles beyond that median.
     """
 
     pipeline: int
@@ -67,6 +68,7 @@ class StageCost:
     slow_micro_batch: int = -1
     slow_kind: str = ""
     slow_ratio: float = 1.0
+    slow_excess_cycles: int = 0
 
     @property
     def task_cycles(self) -> int:
@@ -129,6 +131,7 @@ def stage_costs(
     number = {layout: n for n, layout in enumerate(trace.pipelines)}
     tasks: dict[tuple[int, int], dict[str, int]] = defaultdict(lambda: dict.fromkeys(STAGE_PHASES, 0))
     rest = timeline.work.copy()
+    between = sum((span.exchanged for span in spans.pipelines), np.zeros_like(rest))
     for total in spans.totals:
         task, work = total.task, total.work[total.task.ipu]
         phases = tasks[number[task.pipeline], task.stage]
@@ -139,8 +142,9 @@ def stage_costs(
         phases["forward" if task.kind == "forward" else "backward"] += own - again
         phases["recomputed"] += again
         rest[task.ipu] -= work
+        between += total.work  # on other IPUs, as those that decide with it how a loop goes on
+        between[task.ipu] -= work
     waits = _waits(spans, trace)
-    between = sum((span.exchanged for span in spans.pipelines), np.zeros_like(rest))
     homes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for place, layout in enumerate(trace.pipelines):
         for stage, ipu in enumerate(layout.ipus):
@@ -235,10 +239,12 @@ def _awaited(trace: TaskTrace, is_buffered: bool) -> dict[tuple[int, int], tuple
     return found
 
 
-def _slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], tuple[int, str, float]]:
-    """For each stage the micro-batch that takes most beyond the others, in which kind of task, and how many times."""
-    found: dict[tuple[int, int], tuple[int, str, float]] = defaultdict(lambda: (-1, "", 1.0))
-    most: dict[tuple[int, int], float] = defaultdict(float)
+_Slow = tuple[int, str, float, int]
+
+
+def _slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:
+    """For each stage the micro-batch that takes most beyond the others: it, in which kind of task, and how much."""
+    found: dict[tuple[int, int], _Slow] = defaultdict(lambda: (-1, "", 1.0, 0))
     if not len(trace):
         return found
     order = np.lexsort((trace.micro_batch, trace.kind, trace.stage, trace.pipeline))
@@ -248,12 +254,11 @@ def _slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], tuple[int, st
         busy = trace.busy[rows]
         slowest = int(busy.argmax())
         others = np.delete(busy, slowest)
-        usual = float(np.median(others)) if len(others) else float(busy[slowest])
-        key, excess = (int(trace.pipeline[rows[0]]), int(trace.stage[rows[0]])), busy[slowest] - usual
-        if excess > most[key]:
-            most[key] = excess
-            ratio = float(busy[slowest] / usual) if usual else float(busy[slowest])
-            found[key] = int(trace.micro_batch[rows[slowest]]), TASK_KINDS[trace.kind[rows[0]]], ratio
+        usual = int(np.median(others)) if len(others) else int(busy[slowest])
+        key, excess = (int(trace.pipeline[rows[0]]), int(trace.stage[rows[0]])), int(busy[slowest]) - usual
+        if excess > found[key][3]:
+            kind = TASK_KINDS[trace.kind[rows[0]]]
+            found[key] = int(trace.micro_batch[rows[slowest]]), kind, float(busy[slowest] / max(1, usual)), excess
     return found
 
 

@@ -36,6 +36,7 @@ from ipujax.runtime.profile.text import coloured, duration, share, size, wants_c
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
+from ipujax.runtime.report.stage_summary import stages
 from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
 
@@ -236,6 +237,7 @@ class Profile(Figures):
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),
             (partial(sections.layers, most=most_layers), True),
+            (stages, True),
             (sections.host_data, True),
             (sections.fallbacks, True),
             (sections.emulated, True),

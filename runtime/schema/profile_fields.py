@@ -173,7 +173,7 @@ TASKS = Record(
 _STAGE = Record(
     {"pipeline": _index("pipelines"), "stage": WHOLE, "ipu": _index("IPUs")}
     | {"phases": Record(_records(WHOLE, *STAGE_PHASES))}
-    | _records(WHOLE, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles")
+    | _records(WHOLE, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles", "slow_excess_cycles")
     | {"waits_for": Whole(-1), "slow_micro_batch": Whole(-1), "slow_kind": Text(("", *TASK_KINDS)), "slow_ratio": REAL}
 )
 _PIPELINE_COST = Record(

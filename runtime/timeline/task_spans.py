@@ -326,10 +326,10 @@ class _TaskWalker(Walker):
 
     def _note(self, run: _Run, starts: np.ndarray, cycles: np.ndarray) -> None:
         """Notes what IPUs do outside of tasks after they have done some, while it matters."""
-        for ipu, spans in run.later.items():
+        for ipu in np.flatnonzero(cycles).tolist():
             start = int(starts[ipu])
-            if cycles[ipu] and (run.left > 0 or start < run.end):
-                spans.append((start, start + int(cycles[ipu])))
+            if ipu in run.later and (run.left > 0 or start < run.end):
+                run.later[ipu].append((start, start + int(cycles[ipu])))
 
     def _close(self) -> None:
         """Ends a pipeline: waits before the first tasks count from its start, those after the last ones to its end."""

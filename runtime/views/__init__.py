@@ -17,4 +17,12 @@ from ipujax.runtime.views.memory_view import (
 )
 from ipujax.runtime.views.operation_view import OperationRow as OperationRow, operation_rows as operation_rows
 from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
+from ipujax.runtime.views.stage_view import (
+    STAGE_HEAD as STAGE_HEAD,
+    STAGE_NOTE as STAGE_NOTE,
+    TaskView as TaskView,
+    pipeline_sentence as pipeline_sentence,
+    stage_cells as stage_cells,
+    task_view as task_view,
+)
 from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view

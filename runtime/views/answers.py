@@ -29,15 +29,19 @@ from ipujax.runtime.tensor.roles import (
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_answer import LAYER, layer_answer
 from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, operation_rows, peaks
+from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
     """All answers, in the order in which they are of use; where something is not known, the answer says what.
 
+    A question that does not arise, as that of the stages of no pipeline, has no answer.
+
     Args:
         profile: of a run.
     """
-    return tuple(_known(question, find, profile) for question, find in QUESTIONS.items())
+    found = (_known(question, find, profile) for question, find in QUESTIONS.items())
+    return tuple(answer for answer in found if answer.sentence)
 
 
 def _known(question: str, find: Callable[[Figures], Answer], profile: Figures) -> Answer:
@@ -110,10 +114,11 @@ def limiting_operation(profile: Figures) -> Answer:
     rows = operation_rows(profile)
     if not rows or not rows[0].cycles:
         return Answer(LIMITS, "Nothing takes time.")
-    top, cycles = rows[0], profile.cycles
+    top, cycles = rows[0], profile.busy_cycles
     share = top.cycles / max(1, cycles)
     where = f"{top.line}{_dearest_part(top, profile)}"
-    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
+    whole = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
+    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {where}."
     hint = ""
     if top.peak_share is not None and top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
@@ -318,6 +323,7 @@ def _spoken(phase: str) -> str:
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
     LAYER: layer_answer,
+    STAGE: stage_answer,
     LINE: line_to_change,
     FULLEST: fullest_tile,
     WAITS: waiting_ipu,
