@@ -119,10 +119,10 @@ class _Names:
         known: dict[tuple[Moments, tuple[str, ...]], tuple[str, list[tuple[int, ...]], list[int]]] = {}
         for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
             if pair not in known:
-                around = common.of(pair[0])
-                known[pair] = _path(items[order].frames.calls, *around, pair[1]), *around
-            self.layers[n], *around = known[pair]
-            self._forward.append((n, *around))
+                indices, depths = common.of(pair[0])
+                known[pair] = _path(items[order].frames.calls, indices, depths, pair[1]), indices, depths
+            self.layers[n], indices, depths = known[pair]
+            self._forward.append((n, indices, depths))
             self._add(self._key(n), self.layers[n], n, order)
 
     def _add(self, key: _Key, layer: str, number: int, order: int) -> None:
