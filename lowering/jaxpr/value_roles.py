@@ -49,6 +49,7 @@ _HELD = frozenset((WEIGHTS, OPTIMISER_STATE, STATE, INPUTS, ARGUMENTS))  # roles
 _CASTS = ("convert_element_type", "reduce_precision", "copy", "copy_p", "device_put", "optimization_barrier")
 _LOADS = ("remote_load", "remote_rows", "remote_fetch", "remote_take", "remote_hand", "remote_put", "host_put")
 _MOVES = frozenset((*_CASTS, *_LOADS))
+_STORES = {"remote_store": 1, "remote_update": 2}  # the operand that they store in the place of their first
 _SUMS = frozenset(("psum", "all_reduce", "psum_invariant", "reduce_scatter"))  # of gradients over replicas
 
 # The arguments that a value is computed from outside of gradients, as bits; whether it is computed from a gradient; and
@@ -120,6 +121,7 @@ class ValueRoles:
         by_gradient, by_rest = set[Var](), set(variables(results))
         for eqn, part in zip(eqns, parts, strict=True):
             (by_gradient if part in ("backward", "recomputed") else by_rest).update(variables_read(eqn))
+        self._find_stored(eqns)
         roles = self._roles
         for eqn, part in zip(eqns, parts, strict=True):
             moved = self.get(eqn.invars[0]) if _is_move(eqn) else ""
@@ -131,6 +133,12 @@ class ValueRoles:
             for inner in inner_jaxprs(eqn):
                 self._hand_on(inner.operands, inner.jaxpr.invars)
                 self._hand_on(inner.results, inner.jaxpr.outvars)
+
+    def _find_stored(self, eqns: Sequence[JaxprEqn]) -> None:
+        """Gives what goes back to streaming memory the role of what lay there."""
+        for eqn in eqns:
+            if (stored := _STORES.get(eqn.primitive.name)) is not None:
+                self._hand_on(eqn.invars[:1], eqn.invars[stored : stored + 1])
 
     def _role(self, var: Var, part: str, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:
         if part == "backward":

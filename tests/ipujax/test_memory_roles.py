@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.tensor.roles import (
@@ -189,6 +190,26 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
     assert set(graph.roles.values()) <= {
         *(WEIGHTS, OPTIMISER_STATE, INPUTS, KEPT, GRADIENTS, RESULTS, PARTIALS, INTERMEDIATES)
     }
+
+
+def test_what_lies_in_streaming_memory_has_its_role_on_tiles():
+    device = ipu.IPUModel(tiles_per_ipu=16)
+    fun = ipu.jit(adam_step, device=device, donate_argnums=(0, 1), offload_argnums=(1,))
+    graph = fun.lower(PARAMS, ADAM, X, X).graph
+    moments = 2 * sum(p.size * 4 for p in PARAMS.values())
+    loaded = sum(v.num_bytes for v in graph.variables if "remote_load" in v.name and graph.roles[v] == OPTIMISER_STATE)
+    assert loaded == moments and bytes_of(graph, OPTIMISER_STATE) >= 2 * moments
+
+
+def test_sums_over_replicas_are_gradients():
+    def step(params, x):
+        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "replica"), jax.grad(loss)(params, x, x))
+        return jax.tree.map(lambda p, g: p - g, params, gradients)
+
+    settings = {"in_specs": (P(), P("replica")), "out_specs": P(), "replicas": 2}
+    found, _ = roles(step, PARAMS, array(2 * BATCH, WIDTH), num_ipus=2, **settings)
+    assert under(found, "params") == {WEIGHTS} and found["x"] == INPUTS
+    assert found["all_reduce"] == GRADIENTS
 
 
 def test_every_variable_of_a_lowered_function_has_a_role():
