@@ -44,7 +44,8 @@ def profile_page(profile: Figures) -> str:
     """
     machine = of_replicas(profile.target, profile.replicas)
     title = f"Profile: {machine.num_ipus} × {machine.name}"
-    return document(title, profile.brief, [_section(name, make, profile) for name, make in SECTIONS.items()])
+    sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
+    return document(title, profile.brief, [section for section in sections if section.body])
 
 
 def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:
