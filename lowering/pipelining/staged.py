@@ -102,10 +102,10 @@ class StagedPipeline:
         Args:
             name: debug name.
             tasks: the kinds of task that do anything.
-            links: which task hands something on to which, those that do nothing too.
+            links: which task hands something on to which, also to such that do nothing.
         """
         named = {task: (task[0], task[1].name.lower()) for task in tasks}
-        linked = tuple((named[a], named[b]) for a, b in links if a in named and b in named)
+        linked = tuple(dict.fromkeys((named[a], named[b]) for a, b in links if a in named and b in named))
         names = tuple(named.values())
         layout = PipelineLayout(name, self.plan.schedule.name, tuple(self.ipus), self.spec.micro_batches, names, linked)
         return {task: PipelineTask(layout, *mark) for task, mark in named.items()}

@@ -44,7 +44,7 @@ def profile_page(profile: Figures) -> str:
     over = out_of_memory(profile.memory)
     alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
     sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
-    return document(profile.title, profile.brief, sections, alarm)
+    return document(profile.title, profile.brief, [section for section in sections if section.body], alarm)
 
 
 def _ways_to_fit(profile: Figures) -> tuple[str, ...]:

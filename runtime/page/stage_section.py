@@ -1,6 +1,6 @@
 """The stages of pipelines on a page: a table of what each does, and its tasks over time.
 
-Input: `Figures`. Output: a section; without a pipeline it says so.
+Input: `Figures`. Output: a section, empty without a pipeline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stages_section(profile: Figures) -> Section:
     """
     pipelines, rows = profile.pipelines, profile.stages
     if not pipelines:
-        return Section("stages", "Stages", sentence("There is no pipeline with stages."))
+        return Section("stages", "Stages", Markup())
     cells = (stage_cells(row, profile.cycles, len(pipelines) > 1) for row in rows)
     head = [name.capitalize() if name != "IPU" else name for name in STAGE_HEAD]
     shared = "" if len({row.ipu for row in rows}) == len(rows) else " Stages of one IPU share what is in no task."

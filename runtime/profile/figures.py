@@ -385,6 +385,8 @@ class Figures:
             ProfileError: as `tasks`.
         """
         executable = self.executable
+        if not self._task_spans.pipelines:
+            return ()
         attribution = Attribution(executable, self._ran.program)
         works = {node: step.work for node, step in executable.steps.items()}
         is_buffered = self.target.global_exchange == "buffered"

@@ -77,9 +77,13 @@ class TaskTrace:
         Args:
             task: its number.
         """
-        kind = TASK_KINDS[self.kind[task]].replace("_", " of ")
+        kind = self.kind_name(task).replace("_", " of ")
         text = f"stage {self.stage[task]}, {kind}, micro-batch {self.micro_batch[task]}"
         return text if len(self.pipelines) == 1 else f"{text} of {self.pipelines[self.pipeline[task]].name}"
+
+    def kind_name(self, task: int) -> str:
+        """The kind of a task, one of `TASK_KINDS`."""
+        return TASK_KINDS[self.kind[task]]
 
     def links(self, between_ipus: bool = True) -> np.ndarray:
         """Pairs of tasks of which the first hands a value on to the second, int64[pairs, 2].

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.graph import TASK_KINDS
 from ipujax.runtime.profile import ExecutionTrace, TaskTrace
 
 Event = dict[str, Any]
@@ -53,10 +52,10 @@ def task_slices(tasks: TaskTrace, thread: int, make: Slice) -> Iterator[Event]:
         thread: of the slices.
         make: makes one.
     """
-    columns = (tasks.ipu, tasks.stage, tasks.kind, tasks.micro_batch, tasks.start, tasks.end, tasks.busy, tasks.waited)
+    columns = (tasks.ipu, tasks.stage, tasks.micro_batch, tasks.start, tasks.end, tasks.busy, tasks.waited)
     for n, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        ipu, stage, kind, micro_batch, start, end, busy, waited = row
-        facts = {"stage": stage, "work": TASK_KINDS[kind], "micro_batch": micro_batch}
+        ipu, stage, micro_batch, start, end, busy, waited = row
+        facts = {"stage": stage, "work": tasks.kind_name(n), "micro_batch": micro_batch}
         facts |= {"busy_cycles": busy, "waited_cycles": waited}
         yield make(tasks.label(n), "task", ipu + 1, thread, start, end - start, **facts)
 

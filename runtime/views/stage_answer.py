@@ -1,10 +1,11 @@
 """Answer to the question which stage limits a pipeline, who waits for it, and whether one micro-batch is slow.
 
-Input: `Figures`. Output: an `Answer`, without a sentence where there is no pipeline with stages.
+Input: `Figures`. Output: an `Answer`, without a sentence where no pipeline with stages is known.
 """
 
 from __future__ import annotations
 
+from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Figures, PipelineCost, StageCost
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.stage_view import SLOW, bubble_sentence, pipeline_sentence
@@ -22,7 +23,10 @@ def stage_answer(profile: Figures) -> Answer:
     Args:
         profile: of a run.
     """
-    if not profile.pipelines:
+    try:
+        if not profile.pipelines:
+            return Answer(STAGE, "")
+    except ProfileError:  # the section on stages says why; whether there is a pipeline is not known either
         return Answer(STAGE, "")
     number = max(range(len(profile.pipelines)), key=lambda n: profile.pipelines[n].cycles)
     pipeline = profile.pipelines[number]

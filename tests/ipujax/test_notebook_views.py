@@ -52,7 +52,7 @@ def test_tile_mappings_say_how_even_they_are():
 
 def test_a_comparison_is_a_table(lowered):
     profile = lowered.compile().profile
-    assert "What changed; 0 operations differ" in ipu.compare(profile, profile)._repr_html_()
+    assert "; 0 operations differ" in ipu.compare(profile, profile)._repr_html_()
 
 
 # --- cells: of IPython, whose part that names cells is stood in for ---------------------------------------------------

@@ -142,7 +142,7 @@ def test_a_saved_profile_has_the_same_page(tmp_path):
 def test_sections_that_an_older_file_lacks_are_said_to_be_missing(tmp_path):
     text = page_of(Profile.load(OLD), tmp_path)
     missing = re.findall(r'<section id="(\w+)".{0,120}<p class="missing">Not known: ([^.]*)', text)
-    assert dict(missing).keys() == {"layers", "trace", "program", "source"}
+    assert dict(missing).keys() == {"layers", "stages", "trace", "program", "source"}
     assert all("saved by an older ipujax" in why for _, why in missing)
     assert "without what is on each tile" in text and "27,480" in text
 
