@@ -126,7 +126,7 @@ class Comparison:
         head = ("Figure", "Before", "After", "Change")
         rows = ((name, f"{a:,.6g}", f"{b:,.6g}", _ratio(a, b)) for name, (a, b) in self.totals.items())
         names = " → ".join(filter(None, dict.fromkeys(self.names)))
-        return table(head, rows, f"What changed{names and f', {names}'}; {len(self.changes):,} operations differ")
+        return table(head, rows, f"What changed; {len(self.changes):,} operations differ" + (names and f"; {names}"))
 
     def __str__(self) -> str:
         return self.text()

@@ -217,9 +217,13 @@ def test_the_wheel_zooms_about_the_pointer_and_scrolls_what_is_whole(page):
     until(lambda: shown(page)[1] - shown(page)[0] < 0.9 * length, 5)
     start, end = shown(page)
     assert start + 0.25 * (end - start) == pytest.approx(whole[0] + 0.25 * length, abs=0.01 * length)
-    for _ in range(8):
-        turn(600)
-    until(lambda: shown(page) == pytest.approx(whole), 5)
+    for _ in range(20):
+        if shown(page) == pytest.approx(whole):
+            break
+        turn(300)
+        time.sleep(0.1)
+    assert shown(page) == pytest.approx(whole)
+    frame(page, "trace")
     before = page.execute_script("return window.scrollY")
     turn(200)
     until(lambda: page.execute_script("return window.scrollY") > before, 5)
