@@ -54,6 +54,7 @@ def memory_section(view: MemoryView) -> Section:
                 f"Heat map of the bytes of each tile, from 0 to the {size(view.bytes_per_tile)} that a tile has; "
                 f"{over or 'no'} tile{'s' * (over != 1)} need more; the fullest is tile {worst} with {size(used)}",
             ),
+            _contrast(view),
             by_role(view),
             fullest_tile(view),
             tag("h3", "What is on a tile"),
@@ -77,6 +78,15 @@ def _chip_legend(view: MemoryView, worst: int) -> Markup:
     swatch = tag("span", class_="swatch", style=f"background:{OVER}")
     more = tag("li", swatch, f"more than {size(view.bytes_per_tile)}: {over:,} tile{'s' * (over != 1)}")
     return tag("ul", ring, more if over else "", class_="legend")
+
+
+def _contrast(view: MemoryView) -> Markup:
+    """A switch that ends the scale at the fullest tile, where colours are much alike."""
+    used = int(view.tile_bytes.max())
+    if not 0 < used < view.bytes_per_tile / 2:
+        return Markup()
+    box = tag("input", type="checkbox", id="contrast")
+    return tag("p", tag("label", box, f" End the scale of colours at the fullest tile, {size(used)}"))
 
 
 def _tile_chooser(view: MemoryView, worst: int) -> Markup:

@@ -118,13 +118,20 @@ window.ipujaxPage = (() => {
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = "11px sans-serif"; // as the chart writes them
 
+  const fits = (text, width) => pen.measureText(text).width <= width;
+
   function fitted(text, width) {
-    if (pen.measureText(text).width <= width) return text;
+    if (fits(text, width)) return text;
+    const parts = text.includes(",") ? [] : text.split("/"); // the end of a path says most
+    for (let n = 1; n < parts.length; n++) {
+      const end = "…/" + parts.slice(n).join("/");
+      if (fits(end, width)) return end;
+    }
     let low = 0;
     let high = text.length;
     while (low < high) { // the longest beginning that fits
       const middle = Math.ceil((low + high) / 2);
-      if (pen.measureText(text.slice(0, middle) + "…").width <= width) low = middle;
+      if (fits(text.slice(0, middle) + "…", width)) low = middle;
       else high = middle - 1;
     }
     return low >= LEAST ? text.slice(0, low) + "…" : "";
@@ -132,7 +139,7 @@ window.ipujaxPage = (() => {
 
   function isDarkColour(colour) {
     const [red, green, blue] = [1, 3, 5].map((n) => parseInt(colour.slice(n, n + 2), 16));
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 110;
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 95;
   }
 
   let isLabelling = false;
@@ -250,6 +257,15 @@ window.ipujaxPage = (() => {
     byId("tile-contents").replaceChildren(...parts);
   }
 
+  // Ends the scale of colours at the fullest tile, or at what a tile has.
+  function contrast(isFullest) {
+    const figure = chart("chip");
+    const high = isFullest ? Math.max(...data.memory.tileBytes) : data.memory.have;
+    const scale = [...figure.right].find((part) => part.color_mapper !== undefined);
+    scale.color_mapper.setv({ high });
+    scale.ticker.setv({ ticks: [0, 1, 2, 3, 4].map((part) => (part * high) / 4) });
+  }
+
   function paragraph(text) {
     const made = document.createElement("p");
     made.textContent = text;
@@ -299,6 +315,7 @@ window.ipujaxPage = (() => {
       byId("tile").addEventListener("input", (event) => showTile(event.target.value ? Number(event.target.value) : NaN));
       showTile(Number(byId("tile").value));
     }
+    if (byId("contrast")) byId("contrast").addEventListener("change", (event) => contrast(event.target.checked));
     if (data.liveness && byId("step")) {
       byId("step").addEventListener("input", (event) => showStep(Number(event.target.value)));
       showStep(Number(byId("step").value));

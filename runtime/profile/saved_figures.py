@@ -174,7 +174,7 @@ class SavedFigures(Figures):
         return SavedMemory(self.target, self._data["memory"])
 
     @property
-    def ways_to_fit(self) -> tuple[str, ...]:  # type: ignore[override]
+    def ways_to_fit(self) -> tuple[str, ...]:
         """As `Figures.ways_to_fit`; none in files of versions that kept none."""
         return tuple(self._data.get("waysToFit", ()))
 

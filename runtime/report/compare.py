@@ -106,7 +106,8 @@ class Comparison:
         Args:
             n: how many changes; all when None.
         """
-        lines = [f"Before: {self.titles[0]}", f"After:  {self.titles[1]}", self.verdict, "Totals:"]
+        before, after = (name or title for name, title in zip(self.names, self.titles, strict=True))
+        lines = [f"Before: {before}", f"After:  {after}", self.verdict, "Totals:"]
         for name, (before, after) in self.totals.items():
             form = {"seconds": ",.3e", "byte_price": "g"}.get(name, ",.0f")
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
@@ -162,7 +163,7 @@ class Comparison:
         head = ("Figure", "Before", "After", "Change")
         rows = ((name, f"{a:,.6g}", f"{b:,.6g}", _ratio(a, b)) for name, (a, b) in self.totals.items())
         names = " → ".join(filter(None, dict.fromkeys(self.names)))
-        return table(head, rows, f"What changed{names and f', {names}'}; {len(self.changes):,} operations differ")
+        return table(head, rows, f"What changed; {len(self.changes):,} operations differ" + (names and f"; {names}"))
 
     def __str__(self) -> str:
         return self.text()
