@@ -301,7 +301,7 @@ def memory_totals(profile: Figures) -> str:
 def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
     """What takes most of the fullest tile among variables; nothing where none is there."""
     items = (item for item in profile.memory.largest if item.category in ("variable", "constant"))
-    return [("Its largest variable", str(item).strip()) for item in islice(items, 1)]
+    return [("Largest on it", str(item).strip()) for item in islice(items, 1)]
 
 
 def _byte_price(profile: Figures) -> str:

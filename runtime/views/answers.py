@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.memory import BUFFERS, EXCHANGE_CODE, LiveItem, MemoryReport
+from ipujax.runtime.memory import BUFFERS, EXCHANGE_CODE, LIVE, LiveItem, MemoryReport
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.tensor.roles import (
@@ -87,7 +87,6 @@ ROLE_HINTS = {
     INPUTS: "a smaller batch, or offload_argnums",
     INTERMEDIATES: "a smaller batch, or offload_argnums for what else is there",
     PARTIALS: "a higher Options(byte_price=…) splits sums less",
-    BUFFERS: "operands arrive whole: a higher Options(byte_price=…) splits operations finer",
     "vertex state": CATEGORY_HINTS["vertexInstanceState"],
     "vertex code": CATEGORY_HINTS["vertexCode"],
     "control code": CATEGORY_HINTS["controlCode"],
@@ -207,6 +206,9 @@ def _memory_hint(memory: MemoryReport, part: str, largest: LiveItem | None) -> s
         share = largest.num_bytes / largest.whole_bytes
         if share * memory.target.num_tiles > _CROWDED_SHARES:
             return f"spread {largest.name} over more tiles: {share:.0%} of it is on this one"
+    if part == BUFFERS:
+        here = {name: int(memory.by_category[name][memory.worst_tile]) for name in LIVE if name != "variable"}
+        return CATEGORY_HINTS[max(here, key=lambda name: here[name])]
     return ROLE_HINTS.get(part, CATEGORY_HINTS.get(part, ""))
 
 

@@ -101,7 +101,7 @@ def test_a_table_on_one_tile_of_a_program_built_by_hand_is_named(tile):
     first = memory.largest[0]
     assert (first.name, first.role, first.whole_bytes) == ("Variable(table: float32[60000])", UNKNOWN, 240_000)
     assert_adds_up(memory)
-    assert "Its largest variable:  240,000 B  Variable(table: float32[60000])" in profile.summary()
+    assert "Largest on it:  240,000 B  Variable(table: float32[60000])" in profile.summary()
 
 
 def test_functions_and_overflowing_tiles_add_up():

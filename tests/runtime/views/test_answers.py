@@ -12,6 +12,7 @@ from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Execute, Repeat, Sequence
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
+from ipujax.runtime.memory import BUFFERS
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile.figures import Operation
 from ipujax.runtime.report import Profile
@@ -20,6 +21,7 @@ from ipujax.runtime.tensor.roles import UNKNOWN
 from ipujax.runtime.tensor.variable import Origin
 from ipujax.runtime.views import answers
 from ipujax.runtime.views.answers import (
+    CATEGORY_HINTS,
     FEW_TILES,
     PHASE_HINTS,
     QUESTIONS,
@@ -91,6 +93,15 @@ def test_the_planted_tile_is_fullest_with_what_was_put_there(planted):
     assert f"50.0 KiB {UNKNOWN}" in answer.sentence
     assert f"The largest variable is Variable(large: float32[12800]) ({UNKNOWN}), 50.0 KiB." in answer.sentence
     assert answer.hint == "spread Variable(large: float32[12800]) over more tiles: 100% of it is on this one"
+
+
+def test_an_operation_that_no_tiles_share_is_named_on_the_fullest_tile():
+    fun = ipu.jit(jnp.linalg.svd, device=ipu.IPUModel(tiles_per_ipu=16, bytes_per_tile=128 * 1024))
+    options = ipu.Options(allow_out_of_memory=True)
+    profile = fun.with_options(options).lower(jax.ShapeDtypeStruct((256, 256), F32)).compile().profile
+    answer = fullest_tile(profile)
+    assert BUFFERS in answer.sentence and "The largest thing with a name is <borrowed:" in answer.sentence
+    assert "svd" in answer.sentence and answer.hint == CATEGORY_HINTS["borrowed"]
 
 
 def test_a_tile_that_overflows_says_by_how_much():
