@@ -68,10 +68,8 @@ def _slow_micro_batch(stages: list[StageCost], whole: int) -> str:
     if not rows:
         return ""
     row = max(rows, key=lambda row: row.slow_excess_cycles)
-    kind = row.slow_kind.replace("_", " of ")
-    return (
-        f" In stage {row.stage}, micro-batch {row.slow_micro_batch} takes {row.slow_ratio:.1f} × the others ({kind})."
-    )
+    what = f"{row.slow_kind.replace('_', ' of ')} of micro-batch {row.slow_micro_batch}"
+    return f" In stage {row.stage}, {what} takes {row.slow_ratio:.1f} times what the others take."
 
 
 def _hint(pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
@@ -80,7 +78,5 @@ def _hint(pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
     if is_uneven and pipeline.bubble_share > _WIDE * pipeline.ideal_share:
         return f"move work from {name} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
     if pipeline.ideal_share > _FEW and pipeline.schedule != "sequential":
-        return (
-            f"more micro-batches than {pipeline.micro_batches:,}, which fill and drain the pipeline for a smaller part"
-        )
+        return f"more than {pipeline.micro_batches:,} micro-batches: filling and draining are then less of the time"
     return "the schedule 1f1b or grouped" if pipeline.schedule == "sequential" else ""
