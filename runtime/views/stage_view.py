@@ -14,7 +14,7 @@ from ipujax.runtime.profile.stage_figures import NO_STAGE
 
 MOST_TASKS, MOST_LINKS = 8_000, 2_000  # that are drawn
 SLOW = 1.5  # times the median, from which on a micro-batch is worth a word
-STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits most for", "slowest micro-batch")
+STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits for", "slow micro-batch")
 STAGE_NOTE = (
     "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; outside "
     "is before and after the pipeline, such as the update; fill, steady and drain are parts of idle."
