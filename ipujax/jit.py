@@ -43,7 +43,6 @@ from ipujax.calls import (
     compiling_for,
     dynamic_arguments,
     explaining_axis_errors,
-    function_name,
     has_tracer,
     offloaded_arguments,
     static_keywords,
@@ -183,7 +182,7 @@ class IpuFunction(Generic[_P, _R]):
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = dict(settings)
         self._replication, self._offload = replication, offload
-        self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
+        self.__name__ = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
         self._runners: dict[Device, Callable[..., Any]] = {}

@@ -19,6 +19,7 @@ import numpy as np
 
 from ipujax.calls import (
     EVERYWHERE,
+    FunctionName,
     Given,
     Signature,
     Stage,
@@ -156,7 +157,7 @@ class Lowered(Stage):
 
     def __init__(
         self,
-        name: str,
+        name: FunctionName,
         signature: Signature,
         jaxprs: Mapping[str, ClosedJaxpr],
         lowered: LoweredProgram,
@@ -213,9 +214,9 @@ class Lowered(Stage):
         """Which tiles hold which variable.
 
         Returns:
-            What JSON can hold: `"variables"` lists each variable with its name, dtype, shape and line, the `"tiles"`
-            that hold any of it, how many `"elements"` each of them holds, and the `"mapping"`, block by block or
-            interval by interval, of its elements in row-major order. Tiles are those of one replica.
+            A dict for JSON, short in a console: `"variables"` lists each variable with its name, dtype, shape and line,
+            the `"tiles"` that hold any of it, how many `"elements"` each of them holds, and the `"mapping"`, block by
+            block or interval by interval, of its elements in row-major order. Tiles are those of one replica.
         """
         return tile_map(self.graph)
 
@@ -319,6 +320,7 @@ class Lowered(Stage):
     def _compiled(self) -> Compiled:
         with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress):
             lowered, executable = compile_fitting(self, self._plan, self._options)
+        executable = executable.named(self.name, self.name.file)
         announce(self.name, executable)
         return Compiled(lowered, executable)
 

@@ -180,6 +180,17 @@ def raw_frames(eqn: JaxprEqn) -> list[tuple[CodeType, int]]:
     return list(zip(*traceback.raw_frames(), strict=True)) if traceback else []
 
 
+def scopes_in(stack: Any) -> list[str]:
+    """The scopes of a name stack, outermost first, without its transformations."""
+    return [name.name for name in stack.stack if type(name).__name__ == "Scope"]
+
+
+def without_scopes(stack: Any, beginning: str) -> Any:
+    """A name stack without scopes whose names begin so."""
+    kept = tuple(x for x in stack.stack if type(x).__name__ != "Scope" or not x.name.startswith(beginning))
+    return stack if len(kept) == len(stack.stack) else type(stack)(kept)
+
+
 def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that a function of the operands traces to, in the place of one equation of one result.
 

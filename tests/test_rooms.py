@@ -60,8 +60,8 @@ ROOMS: dict[str, str] = {
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
-        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.sections"
-        " runtime.signatures runtime.target runtime.tensor runtime.views"
+        "runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile runtime.schema"
+        " runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
@@ -148,8 +148,10 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
+    "lowering.other_roles": "runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes"
+        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.other_roles"
+        " lowering.passes"
         " lowering.pipelining"
         " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
         " runtime.target runtime.tensor"

@@ -9,12 +9,21 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.runtime.errors import ArgumentOverflowError, ArgumentTypeError, ArgumentValueError, DeletedArgumentError
+from ipujax.runtime.errors import (
+    ArgumentOverflowError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    DeletedArgumentError,
+    file_name,
+    is_installed,
+)
 from ipujax.runtime.signatures import check_call, described, shown_signature
 from ipujax.runtime.target import nearest
 
@@ -402,6 +411,15 @@ def function_name(fun: Callable[..., Any]) -> str:
     while not hasattr(inner, "__name__") and hasattr(inner, "func"):
         inner = inner.func
     return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def function_file(fun: Callable[..., Any]) -> str:
+    """The name of the file or cell that defines the function; "" for one of an installed package, or of no file."""
+    inner: Any = inspect.unwrap(fun)
+    while isinstance(inner, partial | MethodType):
+        inner = inspect.unwrap(inner.func if isinstance(inner, partial) else inner.__func__)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return "" if code is None or is_installed(code.co_filename) else file_name(code.co_filename)
 
 
 def check_optimizer(optimizer: Any, who: str) -> None:

@@ -47,6 +47,7 @@ class Graph:
         off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
         emissions: what operations have added, by operation and operands: equal ones are planned once.
         parts: the equations that vertices being added compute, where these come from several places.
+        roles: what variables are for, see `runtime.tensor.roles`; of those of no known role it has none.
     """
 
     next_tile = 0  # where the next small variable starts
@@ -70,6 +71,7 @@ class Graph:
         self.libraries: set[str] = set()
         self.off_chip: dict[Variable, RemoteBuffer] = {}
         self.emissions: dict[Hashable, Any] = {}
+        self.roles: dict[Variable, str] = {}
         self._origin = Origin()
         self.parts: tuple[VertexPart, ...] = ()
 
@@ -196,6 +198,17 @@ class Graph:
         if mapping is not None:
             self.set_tile_mapping(variable, mapping)
         return Tensor.of(variable)
+
+    def note_role(self, tensor: Tensor, role: str) -> None:
+        """Notes what the variables of a tensor are for; those of which it is known stay what they are."""
+        if role:
+            for variable in tensor.variables():
+                self.roles.setdefault(variable, role)
+
+    def role_of(self, tensor: Tensor) -> str:
+        """What all variables of a tensor are for; "" where that is unknown, or not the same."""
+        roles = {self.roles.get(variable, "") for variable in tensor.variables()}
+        return roles.pop() if len(roles) == 1 else ""
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
         """Maps a whole variable.

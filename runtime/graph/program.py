@@ -338,7 +338,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
-    """Runs a function; what it does there belongs to the layer of `origin`, and is the `task` of a pipeline, if any."""
+    """Runs a function from `origin`, see `runtime.tensor.compose`; `task` is that of a pipeline, if it is one."""
 
     function: Function
     origin: Origin = Origin()

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar
 from ipujax.runtime.page.document import Section, document, sentence
-from ipujax.runtime.page.memory_charts import bar
 
 Pairs = Mapping[str, tuple[float, float]]
 MOST_ROWS = 500
@@ -34,6 +33,7 @@ class ComparedFigures:
 
 
 def comparison_page(
+    names: tuple[str, str],
     titles: tuple[str, str],
     verdict: str,
     totals: Pairs,
@@ -45,6 +45,7 @@ def comparison_page(
     """The page.
 
     Args:
+        names: what both profiles are called; empty where they have no name.
         titles: what both profiles are, in a line each.
         verdict: what changed, in sentences.
         totals: figures of the whole runs.
@@ -66,7 +67,8 @@ def comparison_page(
         Section("layers", "Layers", _layers(layers)),
         Section("operations", "Operations", _operations(rows)),
     ]
-    return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
+    both = " → ".join(dict.fromkeys(names)) if all(names) else "two profiles"
+    return document(f"What changed: {both}", f"{len(rows):,} operations differ", sections)
 
 
 def _verdict(verdict: str, totals: Pairs) -> Markup:

@@ -6,8 +6,8 @@ Input: a `LayerNode`. Output: a section, of markup alone: the icicle is boxes as
 from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS

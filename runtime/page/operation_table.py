@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND, chart
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow
-from ipujax.runtime.views.operation_view import peaks
+from ipujax.runtime.views.operation_view import exchange_bandwidth, peaks
 
 MOST_ROWS = 300
 _HEADS = (
@@ -39,7 +38,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     """All operations.
 
     Args:
-        rows: dearest first.
+        rows: most cycles first.
         target: the machine of one replica.
     """
     shown = rows[:MOST_ROWS]
@@ -47,13 +46,15 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     body = joined(
         [
             sentence(
-                "A row for each operation of each line, on the IPU that spends most on it. Balance is the share of its "
-                f"compute time in which a tile computes; rates count the time of its exchanges too.{rest}"
+                "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
+                "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
+                f"time of its exchanges too.{rest}"
             ),
             _table(shown),
             tag("h3", "Roofline"),
             sentence(
-                "Rates over what operations do for each byte they exchange. Under the roof's slope exchange limits."
+                "Rates of one IPU over what operations do for each byte they exchange. "
+                "Under the roof's slope exchange limits."
             ),
             chart_place("roofline", "Roofline: rate of operations over their intensity"),
         ]
@@ -104,7 +105,7 @@ def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
     """Rates over intensities, both logarithmic."""
     points = [(row, row.intensity) for row in rows[:MOST_ROWS] if row.intensity and row.flops_per_second]
     found = np.array([intensity for _, intensity in points] or [1.0])
-    rates, bandwidth = peaks(target), target.exchange_bytes_per_second
+    rates, bandwidth = peaks(target), exchange_bandwidth(target)
     low, high = min(found.min(), 0.1) / 2, max(found.max(), 4 * max(rates.values()) / bandwidth)
     x = np.geomspace(low, high, 60)
     figure = chart(

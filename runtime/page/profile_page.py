@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.document import Alarm, Section, document, sentence
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
@@ -19,7 +18,7 @@ from ipujax.runtime.page.program_tree import program_section
 from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
-from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.views import (
     Answer,
@@ -42,10 +41,15 @@ def profile_page(profile: Figures) -> str:
     Raises:
         ProfileError: Bokeh is not installed.
     """
-    machine = of_replicas(profile.target, profile.replicas)
-    title = f"Profile: {machine.num_ipus} × {machine.name}"
+    over = out_of_memory(profile.memory)
+    alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
     sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
-    return document(title, profile.brief, [section for section in sections if section.body])
+    return document(profile.title, profile.brief, [section for section in sections if section.body], alarm)
+
+
+def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
+    """What to try when memory lacks; a saved profile of an older version has the hint of its fullest tile alone."""
+    return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
 def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:

@@ -13,6 +13,7 @@ from ipujax.runtime.profile.execution_trace import (
     slices as slices,
 )
 from ipujax.runtime.profile.figures import Figures as Figures
+from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
 from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
 from ipujax.runtime.profile.serialise import (
     FilePath as FilePath,

@@ -32,7 +32,7 @@ from ipujax.runtime.graph import (
     leaf_name,
     leaf_origin,
 )
-from ipujax.runtime.tensor import Origin, in_call
+from ipujax.runtime.tensor import Origin, compose
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +87,13 @@ class Attribution:
     def shares(self, node: Program) -> list[Share]:
         """The shares of a step or a decision; their weights are not all 0."""
         inside = self.inside(node)
-        calls = self._calls.get(node) or {Origin(): 1}
-        if len(calls) == 1 and Origin() in calls:
+        calls = self._calls.get(node, {})
+        if calls.keys() <= {_TOP}:
             return inside
         return [
             replace(
                 part,
-                origin=in_call(call, part.origin),
+                origin=compose(call[0], part.origin),
                 weight=part.weight * times,
                 code=part.code / len(calls),
             )
@@ -147,20 +147,29 @@ def place(node: Program) -> tuple[Origin, str]:
     return node.origin, "decision"
 
 
-def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[Origin, int]]:
-    """For each step from which calls it runs, by their origins, and how often; `Origin()` outside of functions."""
+# Origins of calls that differ in their layer are equal, so it stands beside them.
+_Call = tuple[Origin, str, str]
+_TOP: _Call = (Origin(), "", "")  # outside of functions
+
+
+def _call(origin: Origin) -> _Call:
+    return origin, origin.layer, origin.part
+
+
+def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:
+    """For each step from which calls it runs, and how often."""
     bodies = {None: _body(program)}
     order = _functions_in_order(program, bodies)
-    calls: dict[Function | None, Counter[Origin]] = defaultdict(Counter)
-    calls[None][Origin()] = 1
-    steps: dict[Program, Counter[Origin]] = defaultdict(Counter)
+    calls: dict[Function | None, Counter[_Call]] = defaultdict(Counter)
+    calls[None][_TOP] = 1
+    steps: dict[Program, Counter[_Call]] = defaultdict(Counter)
     for function in (None, *order):
         body = bodies[function]
         for outer, times in calls[function].items():
             for node, runs in body.steps.items():
                 steps[node][outer] += times * runs
-            for (callee, origin), runs in body.calls.items():
-                calls[callee][in_call(outer, origin) if origin != Origin() else outer] += times * runs
+            for (callee, (origin, *_)), runs in body.calls.items():
+                calls[callee][outer if origin == Origin() else _call(compose(outer[0], origin))] += times * runs
     return steps
 
 
@@ -169,7 +178,7 @@ class _Body:
     """How often the steps of a function run, and what it calls from where, in one run of it."""
 
     steps: Counter[Program]
-    calls: Counter[tuple[Function, Origin]]
+    calls: Counter[tuple[Function, _Call]]
 
 
 def _body(program: Program) -> _Body:
@@ -178,7 +187,7 @@ def _body(program: Program) -> _Body:
     while stack:
         node, times = stack.pop()
         if isinstance(node, Call):
-            body.calls[node.function, node.origin] += times
+            body.calls[node.function, _call(node.origin)] += times
             continue
         if isinstance(node, (Leaf, If, Switch, RepeatWhile)):
             body.steps[node] += times

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.compile import Executable
+from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
-from ipujax.runtime.memory import MemoryReport
+from ipujax.runtime.memory import MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, place
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
 from ipujax.runtime.profile.emulated import Emulated, emulated
@@ -75,12 +75,32 @@ class Figures:
         recording: what its data-dependent control did in a run; None for the static profile.
         ran: what ran, of the executable's steps; its program once when None.
         host: what the host took for the batches of calls; None where that was not measured.
+        renamed: what the program is called instead of what it was compiled as; None for that.
     """
 
     executable: Executable
     recording: Recording | None = None
     ran: Program | None = None
     host: HostData | None = None
+    renamed: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Function, file, label and date of the program."""
+        return self.renamed or self.executable.identity
+
+    @property
+    def title(self) -> str:
+        """What was profiled, on how many IPUs, and when it was compiled, in a line."""
+        identity = self.identity
+        subject = f"{identity.name} on " if identity.name else "Profile: "
+        return f"{subject}{self.device}" + (f", {identity.day}" if identity.day else "")
+
+    @property
+    def device(self) -> str:
+        """The IPUs of all replicas, as `16 × mk2`."""
+        machine = of_replicas(self.target, self.replicas)
+        return f"{machine.num_ipus:,} × {machine.name}"
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -206,6 +226,11 @@ class Figures:
     def memory(self) -> MemoryReport:
         """What every tile needs."""
         return self.executable.memory
+
+    @cached_property
+    def ways_to_fit(self) -> tuple[str, ...]:
+        """What would make the program fit its tiles; nothing where it does."""
+        return ways_to_fit(self.memory)
 
     @property
     def brief(self) -> str:

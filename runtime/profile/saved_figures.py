@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
-from ipujax.runtime.compile import Executable
+from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
@@ -40,7 +40,9 @@ def saved_data(figures: Figures) -> Json:
     return {
         "target": figures.target.to_data(),
         "replicas": figures.replicas,
+        "identity": dataclasses.asdict(figures.identity),
         "memory": memory_data(figures.memory),
+        "waysToFit": list(figures.ways_to_fit),
         **{name: _rows(getattr(figures, name)) for name in _LISTS},
         "host": None if figures.host is None else figures.host.to_data(),
         "run": _run(figures),
@@ -101,7 +103,9 @@ class SavedFigures(Figures):
 
     def __init__(self, data: Json) -> None:
         host = data.get("host")  # which those saved before it was measured lack
-        self.__dict__.update(_data=data, host=None if host is None else HostData.from_data(host))  # figures are frozen
+        renamed = Identity(**data.get("identity", {}))  # likewise
+        host = None if host is None else HostData.from_data(host)
+        self.__dict__.update(_data=data, host=host, renamed=renamed)  # figures are frozen
 
     @property
     def _known(self) -> Json:
@@ -168,6 +172,11 @@ class SavedFigures(Figures):
     def memory(self) -> MemoryReport:
         """As `Figures.memory`; of other tiles than the fullest it is not known what they hold."""
         return SavedMemory(self.target, self._data["memory"])
+
+    @property
+    def ways_to_fit(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As `Figures.ways_to_fit`; none in files of versions that kept none."""
+        return tuple(self._data.get("waysToFit", ()))
 
     @property
     def byte_prices(self) -> tuple[float, ...]:

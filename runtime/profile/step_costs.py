@@ -9,7 +9,7 @@ Operations are counted as codelets say; those of a fallback, and of user codelet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -24,7 +24,7 @@ from ipujax.runtime.profile.attribution import Attribution, Share, divided, oper
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.liveness import liveness_tree
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype
+from ipujax.runtime.tensor import Origin, Variable, dtype_name, is_key_dtype, part_of, shown_layer
 from ipujax.runtime.timeline import PHASES, Timeline
 
 
@@ -130,10 +130,12 @@ def step_costs(
         timeline: the run.
         limiting_ipu: the IPU whose cycles are told apart.
     """
-    table = _Table(executable, ids)
     attribution = Attribution(executable, program)
-    for node in executable.steps:
-        table.add_step(node, attribution.shares(node), timeline.executions.get(node, 0))
+    steps = {node: attribution.shares(node) for node in executable.steps}
+    has_backward = any(share.origin.part == "backward" for shares in steps.values() for share in shares)
+    table = _Table(executable, ids, has_backward)
+    for node, shares in steps.items():
+        table.add_step(node, shares, timeline.executions.get(node, 0))
     for variable in executable.graph.variables:
         table.sum_of_variable(variable).variable_bytes += variable.num_bytes
     liveness = liveness_tree(executable)
@@ -149,12 +151,14 @@ def step_costs(
 class _Table:
     """The rows while they are added up."""
 
-    def __init__(self, executable: Executable, ids: Numbering) -> None:
-        self.executable, self.ids = executable, ids
+    def __init__(self, executable: Executable, ids: Numbering, has_backward: bool) -> None:
+        self.executable, self.ids, self.has_backward = executable, ids, has_backward
         self.sums: dict[RowKey, _Sum] = {}
 
     def sum_of(self, origin: Origin, name: str) -> _Sum:
         """The row of an operation, a new one if need be."""
+        part = part_of(origin, has_backward=self.has_backward and bool(origin.line))  # transfers have no line
+        origin = replace(origin, layer=shown_layer(origin.layer), part=part)
         key = row_key(origin, name)
         if key not in self.sums:
             work = np.zeros((self.executable.target.num_ipus, len(PHASES)), np.int64)

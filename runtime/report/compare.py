@@ -87,6 +87,7 @@ class Comparison:
         phases: cycles of each phase of the limiting IPU, first and second.
         categories: bytes of each memory category on all tiles, first and second.
         titles: what both profiles are, in a line each.
+        names: what both profiles are called: label, function and file, and more only where these are the same.
         layers: busy cycles of each layer without those inside it, all parts of training together, first and second;
             layers that differ, largest change first. Empty where a profile was saved without layers.
     """
@@ -96,6 +97,7 @@ class Comparison:
     phases: dict[str, tuple[int, int]] = field(default_factory=dict)
     categories: dict[str, tuple[int, int]] = field(default_factory=dict)
     titles: tuple[str, str] = ("", "")
+    names: tuple[str, str] = ("", "")
     layers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def text(self, n: int | None = _SHOWN) -> str:
@@ -136,8 +138,10 @@ class Comparison:
             return f"{text} IPUs work for {total:+,} cycles and wait for the rest: see phases."
         change = max(differences, key=lambda change: differences[change] * (1 if total > 0 else -1))
         share = differences[change] / total
-        what = "Most of it" if share > 0.5 else "The largest part"  # parts may exceed the whole where others shrink
-        return f"{text} {what} is {change.name} at {change.place}: {differences[change]:+,} cycles, {share:.0%} of it."
+        what = "Most of it" if share > 0.5 else "The largest part"
+        opposed = "less" if total > 0 else "more"
+        part = f"{share:.0%} of it" if share <= 1 else f"and other operations take {opposed}"
+        return f"{text} {what} is {change.name} at {change.place}: {differences[change]:+,} cycles, {part}."
 
     def to_html(self, path: FilePath) -> None:
         """Writes a page of what changed, in the look of `profile.to_html`.
@@ -150,13 +154,15 @@ class Comparison:
             ProfileError: a path that cannot be written.
         """
         rows = [ComparedFigures(change.name, change.place, change.figures) for change in self.changes]
-        page = comparison_page(self.titles, self.verdict, self.totals, self.phases, self.categories, self.layers, rows)
+        tables = self.totals, self.phases, self.categories, self.layers
+        page = comparison_page(self.names, self.titles, self.verdict, *tables, rows)
         write_file(path, page.encode())
 
     def _repr_html_(self) -> str:
         head = ("Figure", "Before", "After", "Change")
         rows = ((name, f"{a:,.6g}", f"{b:,.6g}", _ratio(a, b)) for name, (a, b) in self.totals.items())
-        return table(head, rows, f"What changed; {len(self.changes):,} operations differ")
+        names = " → ".join(filter(None, dict.fromkeys(self.names)))
+        return table(head, rows, f"What changed{names and f', {names}'}; {len(self.changes):,} operations differ")
 
     def __str__(self) -> str:
         return self.text()
@@ -198,7 +204,8 @@ def compare(before: Figures, after: Figures) -> Comparison:
     first_memory, second_memory = (each.memory.by_category for each in (before, after))
     categories = {name: (int(first_memory[name].sum()), int(second_memory[name].sum())) for name in first_memory}
     layers = _changed_layers(layer_cycles(before), layer_cycles(after))
-    return Comparison(totals, tuple(changes), phases, categories, (before.brief, after.brief), layers)
+    titles = f"{before.title}; {before.brief}", f"{after.title}; {after.brief}"
+    return Comparison(totals, tuple(changes), phases, categories, titles, _names(before, after), layers)
 
 
 def _changed_layers(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int]]:
@@ -259,6 +266,12 @@ def _change(before: Sequence[StepCost], after: Sequence[StepCost]) -> Change:
 
 def _sum(origin: Origin, name: str, rows: Sequence[StepCost]) -> StepCost:
     return StepCost(origin, name, **{figure: sum(getattr(row, figure) for row in rows) for figure in FIGURES})
+
+
+def _names(before: Figures, after: Figures) -> tuple[str, str]:
+    """Names of two profiles; their titles, with machine and date, where these alone tell them apart."""
+    names, titles = (before.identity.name, after.identity.name), (before.title, after.title)
+    return titles if names[0] == names[1] and titles[0] != titles[1] else names
 
 
 def _step_costs(which: str, profile: Figures) -> tuple[StepCost, ...]:

@@ -16,6 +16,7 @@ from typing import Any, Self
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
+from ipujax.runtime.options import check_label
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
@@ -68,6 +69,21 @@ class Profile(Figures):
         changed.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
         return changed
 
+    @checking_calls("profile.labelled")
+    def labelled(self, label: str) -> Self:
+        """The same profile under a label, which titles, comparisons and saved files have.
+
+        Args:
+            label: a line of text in the place of the label before; "" for none.
+
+        Raises:
+            ArgumentError: for something else.
+        """
+        check_label("the label of profile.labelled", label)
+        changed = copy.copy(self)  # with all that is computed already
+        changed.__dict__["renamed"] = replace(self.identity, label=label)  # figures are frozen
+        return changed
+
     def _repr_html_(self) -> str:
         """A short table for notebooks; `to_html` makes a whole page."""
         memory, rows = self.memory, [("Machine", f"{self.target.num_ipus:,} × {self.target.name}")]
@@ -79,7 +95,7 @@ class Profile(Figures):
         except ProfileError as error:
             rows.append(("Cycles", f"unknown: {error.what}"))
         full = f"{size(memory.max_tile_bytes)} of {size(self.target.bytes_per_tile)}"
-        return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], "Profile")
+        return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], self.title)
 
     def save(self, path: FilePath) -> None:
         """Writes all figures to a file, from which `load` makes a profile again, on any machine.
@@ -206,11 +222,13 @@ class Profile(Figures):
             raise ArgumentValueError("a summary by something else", expected="'line' or 'layer'", got=repr(by))
         most_layers = _ALL_LAYERS if by == "layer" else _FEW_LAYERS
         shown: list[tuple[Callable[[Figures], str], bool]] = [
+            (sections.headline, True),
             (sections.first_screen, True),
             (sections.target, True),
             (sections.graph, True),
             (sections.optimizations, show_optimizations),
             (sections.memory_totals, True),
+            (sections.memory_by_role, True),
             (sections.memory_by_category, True),
             (sections.memory_by_type, True),
             (sections.memory_histogram, True),

@@ -10,12 +10,12 @@ Source: Poplar & PopLibs user guide, "Profile summary output".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile import NO_LAYER, Figures, Operation
+from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
@@ -34,6 +34,14 @@ _TILE_CYCLES = (
     ("Shared structure copy", "copySharedStructure"),
     ("Sync", "sync"),
 )
+
+
+def headline(profile: Figures) -> str:
+    """What does not fit, and what was profiled; nothing for a program without a function that fits."""
+    identity, over = profile.identity, out_of_memory(profile.memory)
+    title = profile.title if identity.function or identity.label else ""
+    ways = [f"  {'or' if number else 'try'}: {way}" for number, way in enumerate(profile.ways_to_fit)]
+    return "\n".join(filter(None, (f"Out of memory: {over}" if over else "", *ways, title)))
 
 
 def target(profile: Figures) -> str:
@@ -271,6 +279,7 @@ def memory_totals(profile: Figures) -> str:
     rows = [
         ("Fullest tile", f"{worst}, {size(used)} of {size(have)} ({share(used, have).strip()})"),
         ("Free on it", f"{size(free)}" if free >= 0 else f"none, {size(-free)} too much"),
+        *_largest_variable(profile),
         ("Mean", size(float(memory.tile_bytes.mean()))),
         ("All tiles", f"{size(memory.total_bytes)}, {size(memory.total_bytes - gaps)} without gaps"),
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
@@ -287,6 +296,12 @@ def memory_totals(profile: Figures) -> str:
         fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in most)
         rows.append(("Out of memory", f"{len(lacking):,} tile{'s' if len(lacking) > 1 else ''}, worst {fullest}"))
     return table("Memory", rows)
+
+
+def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
+    """What takes most of the fullest tile among variables; nothing where none is there."""
+    items = (item for item in profile.memory.largest if item.category in ("variable", "constant"))
+    return [("Its largest variable", str(item).strip()) for item in islice(items, 1)]
 
 
 def _byte_price(profile: Figures) -> str:
@@ -308,6 +323,18 @@ def memory_by_category(profile: Figures) -> str:
         if layer.any()
     ]
     return table("Memory by category, fullest tile and all tiles", rows)
+
+
+def memory_by_role(profile: Figures) -> str:
+    """What values the bytes hold: weights, gradients, activations, code…"""
+    memory, title = profile.memory, "Memory by role, fullest tile and all tiles"
+    worst = memory.worst_tile
+    try:
+        roles = memory.by_role
+    except ProfileError as error:  # saved by an older version
+        return table(title, [("Not known", error.what)])
+    rows = sorted(((int(values[worst]), int(values.sum()), role) for role, values in roles.items()), reverse=True)
+    return table(title, [(role, f"{size(here):>12}  {size(everywhere):>12}") for here, everywhere, role in rows])
 
 
 def memory_histogram(profile: Figures) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import date
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, get_args
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.graph import TASK_KINDS, of_replicas
-from ipujax.runtime.memory import FIXED, LIVE
+from ipujax.runtime.memory import FIXED, LIVE, ROLES
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
 from ipujax.runtime.profile.figures import LINES
 from ipujax.runtime.profile.stage_figures import STAGE_PHASES
@@ -93,12 +94,19 @@ _CONTENTS = Record(
     | {"tile": List(_index("tiles"), "rows of tiles"), "item": List(_index("named items"), "rows of tiles")}
     | {"num_bytes": List(BYTES, "rows of tiles")}
 )
+_LIVE_BYTES = Record(
+    {"steps": List(TEXT, "steps of the fullest tile"), "bytes": List(BYTES, "steps of the fullest tile")}
+    | {"always": BYTES, "shownOf": WHOLE}
+)
 MEMORY = Record(
     {"byCategory": Record(_records(BYTES_BY_TILE, *FIXED, *LIVE, "gap")), "shared": BYTES_BY_TILE}
     | {"isFromTop": List(_index("tiles")), "peak": Record({"step": TEXT, "origin": PLACE})}
-    | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)))}
+    | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)), "items on the fullest tile")}
     | {"borrowed": List(Row((TEXT, _index("tiles"), WHOLE, WHOLE, PLACE)))},
-    {"contents": Since(3, _CONTENTS)},
+    {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), least=1), "liveBytes": _LIVE_BYTES}
+    | _records(List(TEXT, "items on the fullest tile"), "roles", "layers")
+    | {"wholeBytes": List(WHOLE, "items on the fullest tile")},
+    ("byRole", "liveBytes", "roles", "layers", "wholeBytes"),
 )
 
 # --- a run ---
@@ -269,15 +277,24 @@ GRAPH = Record(
         "streamingMemory": Record({"bytes": LARGE}),
     }
 )
+IDENTITY = Record(_records(TEXT, "function", "file", "label", "date"))
 PROFILE = Record(
     {"target": TARGET, "replicas": Whole(1), "memory": MEMORY, "fallbacks": List(Record(_FALLBACK)), "run": Anything()}
     | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": WHOLE, "origin": ORIGIN}))}
     | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
-    {"host": Nullable(HOST), "sources": Since(3, Map(TEXTS))},
+    {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Since(3, Map(TEXTS))},
 )
 
 
 # --- how fields hang together ---
+
+
+def _date(data: Any) -> bool:
+    text = data["identity"]["date"]
+    try:
+        return not text or bool(date.fromisoformat(text).isoformat() == text)
+    except ValueError:
+        return False
 
 
 def _phases(data: Any) -> bool:
@@ -334,6 +351,12 @@ def _rising(data: Any) -> bool:
     return bool((np.diff(tiles) > 0).all() and (np.diff(rows) >= 0).all())
 
 
+def _roles(data: Any) -> bool:
+    memory = data["memory"]
+    by_role, by_category = (np.array(list(memory[name].values()), np.int64) for name in ("byRole", "byCategory"))
+    return bool((by_role.sum(0) == by_category.sum(0)).all())
+
+
 def _machines(data: Any) -> bool:
     try:
         of_replicas(Target.from_data(data["target"]), data["replicas"])
@@ -345,6 +368,7 @@ def _machines(data: Any) -> bool:
 # Field → what it must be besides, and whether it is; of fields that are there.
 RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
+    "identity.date": ("a day, such as 2026-11-25, or nothing", _date),
     "run.ipu_phase_cycles": ("cycles of each IPU that add up to run.cycles", _phases),
     "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
@@ -352,6 +376,7 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "run.stages": ("phases of the stages of each IPU that add up to run.cycles", _stages),
     "run.tasks": ("tasks of stages of their pipelines, as long as their work, in the run", _tasks),
     "graph.programs": ("programs in programs, none inside itself", _program_ids),
+    "memory.byRole": ("bytes that add up on each tile to those of memory.byCategory", _roles),
     "memory.contents.tile": ("tiles in rising order, as those of memory.contents.tiles", _rising),
 }
 

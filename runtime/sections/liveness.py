@@ -91,7 +91,7 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     through = _always_live(memory.occupancy.frames.of[None])
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in through]
-    always += [LiveItem(name, int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
+    always += [LiveItem.always(int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
     root = _Frame(memory.occupancy, None, through, 0).node(executable.program)
     return LivenessTree(_largest_first(always), root)
 

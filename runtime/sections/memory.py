@@ -83,10 +83,10 @@ def _by_category(memory: MemoryReport) -> Json:
         kinds = ("nonOverlapped", "overlapped") if name in FIXED else ("overlapped", "nonOverlapped")
         entry: Json = {}
         low = np.zeros_like(start)
-        for region, size in sizes.items():
-            inside = np.maximum(np.minimum(start + layer, low + size) - np.maximum(start, low), 0)
+        for region, length in sizes.items():
+            inside = np.maximum(np.minimum(start + layer, low + length) - np.maximum(start, low), 0)
             entry[region] = dict(zip(kinds, (inside.tolist(), [0] * len(layer)), strict=True))
-            low = low + size
+            low = low + length
         found[name] = entry | {"total": layer.tolist()}
         start = start + layer
     return found

@@ -19,6 +19,15 @@ from ipujax.runtime.tensor.mapping import (
     owners as owners,
     padded as padded,
 )
+from ipujax.runtime.tensor.origin import (
+    MOST_CALLERS as MOST_CALLERS,
+    OF_CALLER as OF_CALLER,
+    Origin as Origin,
+    compose as compose,
+    joined_layers as joined_layers,
+    part_of as part_of,
+    shown_layer as shown_layer,
+)
 from ipujax.runtime.tensor.tensor import (
     Tensor as Tensor,
     append as append,
@@ -27,11 +36,9 @@ from ipujax.runtime.tensor.tensor import (
     write as write,
 )
 from ipujax.runtime.tensor.variable import (
-    Origin as Origin,
     Variable as Variable,
     dtype_name as dtype_name,
     element_bytes as element_bytes,
-    in_call as in_call,
     is_key_dtype as is_key_dtype,
 )
 from ipujax.runtime.tensor.view import (

@@ -10,7 +10,11 @@ from ipujax.runtime.views.layer_view import (
     tree_of as tree_of,
 )
 from ipujax.runtime.views.liveness_view import LivenessView as LivenessView, liveness_view as liveness_view
-from ipujax.runtime.views.memory_view import MemoryView as MemoryView, memory_view as memory_view
+from ipujax.runtime.views.memory_view import (
+    CategoryRow as CategoryRow,
+    MemoryView as MemoryView,
+    memory_view as memory_view,
+)
 from ipujax.runtime.views.operation_view import OperationRow as OperationRow, operation_rows as operation_rows
 from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
 from ipujax.runtime.views.stage_view import (

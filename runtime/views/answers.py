@@ -13,12 +13,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.memory import EXCHANGE_CODE
+from ipujax.runtime.memory import BUFFERS, EXCHANGE_CODE, LiveItem, MemoryReport
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.tensor.roles import (
+    GRADIENTS,
+    INPUTS,
+    INTERMEDIATES,
+    KEPT,
+    OPTIMISER_STATE,
+    PARTIALS,
+    RECOMPUTED,
+    WEIGHTS,
+)
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_answer import LAYER, layer_answer
-from ipujax.runtime.views.operation_view import OperationRow, operation_rows, peaks
+from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, operation_rows, peaks
 from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
@@ -67,6 +77,22 @@ CATEGORY_HINTS = {
     "vertexCode": "fewer kinds of operations need less code",
     "controlCode": "repeated layers in lax.scan share their code",
 } | dict.fromkeys(EXCHANGE_CODE, "repeated layers in lax.scan share their code; a higher Options(byte_price=…) helps")
+# What to try when most of a tile is for one role.
+ROLE_HINTS = {
+    WEIGHTS: "more IPUs, with the work spread over them (ipu.stage), or offload_argnums",
+    OPTIMISER_STATE: "offload_argnums of the optimiser's state, or a share of it for each replica (ipu.optim.shard)",
+    GRADIENTS: "more IPUs, with the work spread over them (ipu.stage)",
+    KEPT: "recompute activations (Options(recompute='auto'), jax.checkpoint), or a smaller batch",
+    RECOMPUTED: "shorter parts inside jax.checkpoint, or a smaller batch",
+    INPUTS: "a smaller batch, or offload_argnums",
+    INTERMEDIATES: "a smaller batch, or offload_argnums for what else is there",
+    PARTIALS: "a higher Options(byte_price=…) splits sums less",
+    BUFFERS: "operands arrive whole: a higher Options(byte_price=…) splits operations finer",
+    "vertex state": CATEGORY_HINTS["vertexInstanceState"],
+    "vertex code": CATEGORY_HINTS["vertexCode"],
+    "control code": CATEGORY_HINTS["controlCode"],
+    "exchange code": CATEGORY_HINTS["internalExchangeCode"],
+}
 FEW_TILES = (
     "compute scalars (learning-rate schedules, counters) on the host, or once for many steps: it computes on few "
     "tiles, and the others wait"
@@ -74,10 +100,11 @@ FEW_TILES = (
 _NAMES = 3  # of a line that are looked at
 _ALONE = 0.05  # tile balance
 _CROWDED = 0.75  # of a tile; less is no reason to change anything
+_CROWDED_SHARES = 2  # a tile has this many times its even share of a variable, or more
 _SLOW = 0.5  # of the peak rate
 _UNEVEN = 0.6  # tile balance
 _BEGUN = 0.02  # of the computation of an IPU
-_MOST = 0.5  # of the cycles of a line
+_MOST = 0.5  # of the cycles of a line, or of the bytes of a tile
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
 _SHORT = 0.02  # share of a run that is not worth a change
 
@@ -87,13 +114,14 @@ def limiting_operation(profile: Figures) -> Answer:
     rows = operation_rows(profile)
     if not rows or not rows[0].cycles:
         return Answer(LIMITS, "Nothing takes time.")
-    top, cycles = rows[0], profile.cycles
+    top, cycles = rows[0], profile.busy_cycles
     share = top.cycles / max(1, cycles)
     where = f"{top.line}{_dearest_part(top, profile)}"
-    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
+    whole = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
+    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {where}."
     hint = ""
     if top.peak_share is not None and top.flops:
-        text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of the machine's peak"
+        text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
         text += f" {_roof(top, profile)}"
         if top.balance is not None and top.balance < _ALONE:
@@ -120,7 +148,7 @@ def _dearest_part(row: OperationRow, profile: Figures) -> str:
 
 def _roof(row: OperationRow, profile: Figures) -> str:
     """What exchange allows an operation to compute, where that is less than the peak."""
-    rate, intensity = profile.target.exchange_bytes_per_second, row.intensity
+    rate, intensity = exchange_bandwidth(profile.target), row.intensity
     if intensity is None or rate * intensity >= peaks(profile.target)[row.precision]:
         return ""
     allowed = _rate(rate * intensity)
@@ -136,20 +164,50 @@ def _rate(flops_per_second: float) -> str:
 
 
 def fullest_tile(profile: Figures) -> Answer:
-    """The tile that needs most memory, and what takes most of it."""
+    """The tile that needs most memory, what for, and the variable that takes most of it."""
     memory, have = profile.memory, profile.target.bytes_per_tile
     tile, used = memory.worst_tile, memory.max_tile_bytes
-    categories = sorted(((int(x[tile]), name) for name, x in memory.by_category.items() if x[tile]), reverse=True)
     text = f"Tile {tile:,}, with {size(used)} of {size(have)} ({used / have:.1%})"
     if used > have:
         text += f", {size(used - have)} more than it has"
-    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in categories[:3]) + "."
+    parts = _parts_of(memory, tile)
+    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in parts[:3]) + "."
     named = [item for item in memory.largest if item.name != item.category]
-    if named:
-        text += f" The largest thing with a name is {named[0].name}, {size(named[0].num_bytes)}, at {named[0].origin}."
+    largest = next((item for item in named if item.category in ("variable", "constant")), None)
+    if named and named[0] is not largest:
+        text += f" The largest thing with a name is {named[0].name}{_described(named[0])}."
+    if largest is not None:
+        text += f" The largest variable is {largest.name}{_described(largest)}."
     is_crowded = used > _CROWDED * have
-    hint = CATEGORY_HINTS.get(categories[0][1], "") if is_crowded and categories else ""
+    hint = _memory_hint(memory, parts[0][1], largest) if is_crowded and parts else ""
     return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
+
+
+def _parts_of(memory: MemoryReport, tile: int) -> list[tuple[int, str]]:
+    """What the bytes of a tile are for, most first: by role, or by category where no roles were saved."""
+    try:
+        parts = memory.by_role
+    except ProfileError:
+        parts = memory.by_category
+    return sorted(((int(values[tile]), name) for name, values in parts.items() if values[tile]), reverse=True)
+
+
+def _described(item: LiveItem) -> str:
+    """The role, bytes, line and layer of a variable."""
+    whole = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
+    role = f" ({item.role})" if item.role else ""
+    layer = f", in {item.origin.layer}" if item.origin.layer else ""
+    place = f", at {item.origin}" if item.origin.line or item.origin.path else ""
+    return f"{role}, {size(item.num_bytes)}{whole}{place}{layer}"
+
+
+def _memory_hint(memory: MemoryReport, part: str, largest: LiveItem | None) -> str:
+    """What to try: to spread a variable that takes most of the tile and is on few, else what suits most of it."""
+    if largest is not None and largest.whole_bytes and largest.num_bytes > _MOST * memory.max_tile_bytes:
+        share = largest.num_bytes / largest.whole_bytes
+        if share * memory.target.num_tiles > _CROWDED_SHARES:
+            return f"spread {largest.name} over more tiles: {share:.0%} of it is on this one"
+    return ROLE_HINTS.get(part, CATEGORY_HINTS.get(part, ""))
 
 
 def waiting_ipu(profile: Figures) -> Answer:

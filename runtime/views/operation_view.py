@@ -1,8 +1,9 @@
 """The operations of a run with their rates: rows of a table, and points of a roofline.
 
-Input: `Figures`. Output: an `OperationRow` for each name on each line, dearest first.
+Input: `Figures`. Output: an `OperationRow` for each name on each line, most cycles first.
+Rates and peaks are those of one IPU, so that they do not depend on how many IPUs run something else.
 Limits: operations are counted as codelets say, so a rate is a lower bound for what is fused; the rate is over all
-cycles of a row, those of its exchange and sync included.
+busy cycles of a row, those of its exchange and sync included.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class OperationRow:
         exchange_code_bytes: code of its exchanges on the tile that has most.
         balance: mean share of compute phases in which a tile computes; None where nothing is computed.
         flops: floating-point operations of all runs; None where that is not known.
-        flops_per_second: over all its cycles.
-        peak_share: `flops_per_second` over the peak of its dtype; None where flops are not known.
+        flops_per_second: of each IPU on which it runs: `flops` over its busy IPU-cycles.
+        peak_share: `flops_per_second` over the peak of one IPU in its dtype; None where flops are not known.
         precision: that dtype.
     """
 
@@ -52,12 +53,24 @@ class OperationRow:
 
 
 def peaks(target: Target) -> dict[str, float]:
-    """Peak rates of a machine by dtype, in floating-point operations a second.
+    """Peak rates of one IPU of a machine by dtype, in floating-point operations a second."""
+    ipus = target.num_ipus
+    return {"float16": target.peak_fp16_flops / ipus, "float32": target.peak_fp32_flops / ipus}
 
-    Args:
-        target: the machine.
-    """
-    return {"float16": target.peak_fp16_flops, "float32": target.peak_fp32_flops}
+
+def exchange_bandwidth(target: Target) -> float:
+    """Bytes that the tiles of one IPU of a machine exchange in a second."""
+    return target.exchange_bytes_per_second / target.num_ipus
+
+
+def flops_rate(step: StepCost, target: Target) -> float:
+    """Floating-point operations a second of each IPU on which an operation runs, over its busy cycles."""
+    return (step.flops or 0) * target.clock_hz / step.cycles if step.cycles else 0.0
+
+
+def share_of_peak(step: StepCost, target: Target) -> float | None:
+    """The rate of an operation over the peak of one IPU in its precision; None where its flops are not known."""
+    return None if step.flops is None else flops_rate(step, target) / peaks(target)[step.precision]
 
 
 def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
@@ -69,13 +82,12 @@ def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
-    total, rates = max(1, profile.busy_cycles), peaks(profile.target)
-    rows = [_row(step, total, profile.target.clock_hz, rates[step.precision]) for step in profile.step_costs]
+    total = max(1, profile.busy_cycles)
+    rows = [_row(step, total, profile.target) for step in profile.step_costs]
     return tuple(sorted(rows, key=lambda row: (-row.cycles, -row.moved_bytes, -row.variable_bytes)))
 
 
-def _row(step: StepCost, total: int, clock_hz: float, peak: float) -> OperationRow:
-    rate = (step.flops or 0) * clock_hz / step.cycles if step.cycles else 0.0
+def _row(step: StepCost, total: int, target: Target) -> OperationRow:
     return OperationRow(
         step.name,
         str(step.origin),
@@ -86,7 +98,7 @@ def _row(step: StepCost, total: int, clock_hz: float, peak: float) -> OperationR
         step.exchange_code_bytes,
         step.tile_balance,
         step.flops,
-        rate,
-        None if step.flops is None else rate / peak,
+        flops_rate(step, target),
+        share_of_peak(step, target),
         step.precision,
     )

@@ -40,7 +40,7 @@ from ipujax.poplar.types import DataStream
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import StateFunction, remote_memories
-from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
+from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, calling_file
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import (
     Copy,
@@ -150,7 +150,7 @@ class Engine:
             verify_undefined=False,
         )
         with collecting_rarely():
-            executable = compile(self._machine, whole, options=options)
+            executable = compile(self._machine, whole, options=options).named("", calling_file())
         announce("engine", executable)
         return executable
 

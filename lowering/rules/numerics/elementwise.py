@@ -110,7 +110,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
     values, folded = list(stored.values()), list(reductions.values())
     graph = ctx.graph
-    with graph.debug_origin(graph.origin, fused_parts(computing, graph.origin, graph.target)):
+    with graph.debug_origin(graph.origin, fused_parts(ctx.equation, computing, graph.origin, graph.target)):
         made = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
     computed = dict(zip((*stored, *reductions), made, strict=True))
 

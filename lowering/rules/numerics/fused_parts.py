@@ -6,6 +6,7 @@ tile would take for it alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -16,22 +17,26 @@ from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops import MONOIDS
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
-from ipujax.lowering.source_info import origin_of
+from ipujax.lowering.source_info import layer_of, origin_of
 from ipujax.runtime.graph import VertexPart
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 
 
-def fused_parts(computing: list[tuple[JaxprEqn, str]], outer: Origin, target: Target) -> tuple[VertexPart, ...]:
+def fused_parts(
+    fused: JaxprEqn, computing: list[tuple[JaxprEqn, str]], origin: Origin, target: Target
+) -> tuple[VertexPart, ...]:
     """The parts of a fused vertex; none where all of it comes from one line and layer.
 
     Args:
+        fused: the `fused` equation.
         computing: its equations that compute something, each with its row of `OP_COSTS` or its monoid.
-        outer: the origin of the `fused` equation, for equations that have none.
+        origin: of the `fused` equation.
         target: the machine.
     """
-    origins = [origin_of(eqn, outer) for eqn, _ in computing]
-    if len(set(origins)) < 2:
+    outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
+    origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
+    if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:
         return ()
     return tuple(
         VertexPart(origin, eqn.primitive.name, _cycles_alone(eqn, row, target))

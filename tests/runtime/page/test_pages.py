@@ -17,6 +17,8 @@ from ipujax.runtime.graph.program import Repeat, Sequence
 from ipujax.runtime.markup import Markup, escaped, table, tag
 from ipujax.runtime.page.profile_page import SECTIONS
 from ipujax.runtime.report import Profile
+from ipujax.runtime.tensor.mapping import on_one_tile
+from ipujax.runtime.tensor.roles import UNKNOWN
 from tests.runtime.profile.profile_helpers import (
     F32,
     TARGET,
@@ -106,6 +108,19 @@ def test_figures_of_the_page_are_those_of_the_profile(tmp_path):
     assert f"{profile.cycles:,}" in text and f"Tile {profile.memory.worst_tile}" in text
     for name, cycles in profile.phase_cycles.items():
         assert f"{cycles:,} ({cycles / profile.cycles:.1%})" in text, name
+
+
+def test_a_full_tile_is_named_with_its_variable_and_role(tmp_path):
+    graph = Graph(TARGET.replace(bytes_per_tile=64 * 1024))
+    table = graph.add_variable((12_800,), F32, "planted table", on_one_tile(12_800, 2))
+    profile = Profile(compile(graph, Sequence(*inputs(table), output(table))))
+    page = page_of(profile, tmp_path)
+    text, said = Page(page).text, "The largest variable is Variable(planted table: float32[12800])"
+    assert said in text and f"({UNKNOWN}), 50.0 KiB" in text and text.index(said) < text.index("In figures")
+    assert "All that is on tile 2 at its peak" in text and "51,200" in text
+    assert (
+        'aria-label="Bytes of tiles by role' in page and 'aria-label="Bytes of the fullest tile at each step.' in page
+    )
 
 
 def test_names_are_never_markup(tmp_path):

@@ -52,6 +52,7 @@ def test_sections_come_in_the_guides_order(profile):
         "Graph",
         "Compilation",
         "Memory",
+        "Memory by role",
         "Memory by category",
         "Memory by vertex type",
         "Memory by tile",

@@ -16,10 +16,10 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.profile.figures import Operation
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
+from ipujax.runtime.tensor.roles import UNKNOWN
 from ipujax.runtime.tensor.variable import Origin
 from ipujax.runtime.views import answers
 from ipujax.runtime.views.answers import (
-    CATEGORY_HINTS,
     FEW_TILES,
     PHASE_HINTS,
     QUESTIONS,
@@ -88,8 +88,9 @@ def test_the_planted_tile_is_fullest_with_what_was_put_there(planted):
     profile = Profile(compile(graph, Sequence(*inputs(large, small), output(large), output(small))))
     answer = fullest_tile(profile)
     assert answer.subject == f"tile {planted}" and 0.8 < answer.share < 1
-    assert "KiB variable" in answer.sentence and "Variable(large: float32[12800]), 50.0 KiB" in answer.sentence
-    assert answer.hint == CATEGORY_HINTS["variable"]
+    assert f"50.0 KiB {UNKNOWN}" in answer.sentence
+    assert f"The largest variable is Variable(large: float32[12800]) ({UNKNOWN}), 50.0 KiB." in answer.sentence
+    assert answer.hint == "spread Variable(large: float32[12800]) over more tiles: 100% of it is on this one"
 
 
 def test_a_tile_that_overflows_says_by_how_much():
@@ -169,12 +170,12 @@ def test_what_is_not_known_is_said_for_each_question():
     found = {answer.question: answer for answer in answers(Profile(compile(graph, program)))}
     assert list(found) == [question for question in QUESTIONS if question != STAGE]  # there is no pipeline
     unknown = [answer for answer in found.values() if answer.sentence.startswith("Not known: the trip count of loop")]
-    assert len(unknown) == 3  # memory is known, and that one IPU waits for no other
+    assert len(unknown) == 4  # memory is known, and that one IPU waits for no other
 
 
 def test_files_of_the_version_before_answer_what_they_can():
     found = {answer.question: answer for answer in answers(Profile.load(OLD))}
-    for question in ("Where does an IPU wait?", "Which layer takes most?"):
+    for question in ("Where does an IPU wait?", "Which layer takes most?", STAGE):
         assert "saved by an older ipujax" in found.pop(question).sentence
     assert not [answer for answer in found.values() if "Not known" in answer.sentence]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Repeat, Sequence
-from ipujax.runtime.profile import TRACE_PHASES
+from ipujax.runtime.profile import TRACE_PHASES, StepCost
 from ipujax.runtime.report import Profile
+from ipujax.runtime.tensor import Origin
 from ipujax.runtime.views import liveness_view, memory_view, operation_rows, source_view, trace_view
+from ipujax.runtime.views.operation_view import exchange_bandwidth, peaks, share_of_peak
 from tests.runtime.profile.profile_helpers import TARGET, apply, codelet, inputs, trained_program, two_ipus, variables
 from tests.runtime.profile.test_reports import everything
 
@@ -72,6 +75,31 @@ def test_operations_have_rates():
     assert dear.peak_share == pytest.approx(160 / seconds / TARGET.peak_fp32_flops) and dear.intensity is None
     cycles = [row.cycles for row in operation_rows(profile)]
     assert cycles == sorted(cycles, reverse=True) and sum(cycles) == profile.cycles
+
+
+@pytest.mark.parametrize("num_ipus", [2, 4])
+def test_the_share_of_the_peak_does_not_depend_on_ipus_that_run_something_else(num_ipus):
+    def profile(target):
+        graph = Graph(target)
+        a, b = variables(graph, "a", "b")
+        return Profile(compile(graph, Sequence(*inputs(a), apply(graph, codelet("product", 500), a, b, 4))))
+
+    alone, many = profile(TARGET), profile(TARGET.replace(num_ipus=num_ipus))
+    (row,), (same,) = ([r for r in operation_rows(p) if r.flops] for p in (alone, many))
+    assert same.peak_share == row.peak_share > 0 and same.flops_per_second == row.flops_per_second
+    assert peaks(many.target) == peaks(alone.target)
+    assert exchange_bandwidth(many.target) == exchange_bandwidth(alone.target)
+
+
+def test_an_operation_on_several_ipus_is_compared_with_the_peak_of_each():
+    """Two IPUs of which each does half of the arithmetic in as many cycles have the rate of one that does half."""
+    half = StepCost(Origin(), "half", cycles=1_000, flops=6_000, precision="float16")
+    whole = replace(half, cycles=2_000, flops=12_000)
+    share = share_of_peak(half, TARGET)
+    assert share_of_peak(whole, TARGET.replace(num_ipus=2)) == share
+    assert share == pytest.approx(6_000 / (1_000 * TARGET.num_tiles * 2 * TARGET.fp16_amp_macs_per_cycle))
+    assert share_of_peak(replace(half, precision="float32"), TARGET) > share
+    assert share_of_peak(replace(half, flops=None), TARGET) is None
 
 
 def profile_of_file(path, lines):
