@@ -14,7 +14,7 @@ from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.views import STAGE_HEAD, TaskView, pipeline_sentence, stage_cells, task_view
+from ipujax.runtime.views import STAGE_HEAD, STAGE_NOTE, TaskView, pipeline_sentence, stage_cells, task_view
 
 # Of Okabe and Ito, as phases; a light one under dark numbers.
 KIND_COLOURS = dict(zip(TASK_KINDS, ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7"), strict=True))
@@ -39,9 +39,7 @@ def stages_section(profile: Figures) -> Section:
     cells = (stage_cells(row, profile.cycles, len(pipelines) > 1) for row in rows)
     head = [name.capitalize() if name != "IPU" else name for name in STAGE_HEAD]
     shared = "" if len({row.ipu for row in rows}) == len(rows) else " Stages of one IPU share what is in no task."
-    caption = (
-        f"What the IPU of each stage does, in shares of the run. Fill, steady and drain are parts of idle.{shared}"
-    )
+    caption = f"What the IPU of each stage does. {STAGE_NOTE}{shared}"
     parts: list[object] = [*(sentence(pipeline_sentence(pipeline)) for pipeline in pipelines)]
     parts.append(
         tag("div", table(head, cells, caption), class_="scroll", tabindex=0, role="region", aria_label="Stages")

@@ -31,6 +31,7 @@ from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "outside", "idle")
 NO_STAGE = -1
+_Slow = tuple[int, str, float, int]  # a micro-batch, a kind of task, its cycles over those of others, and beyond them
 _AGAIN = "rematted_computation"  # as `jax.checkpoint` names it
 
 
@@ -166,10 +167,22 @@ def stage_costs(
                 tasks[key][name] += part + (sum(waits[key]) if name == "idle" else 0)
     awaited = _awaited(trace, is_buffered)
     slow = _slow_micro_batches(trace)
-    return tuple(
-        StageCost(*key, trace.pipelines[key[0]].ipus[key[1]], tasks[key], *waits[key], *awaited[key], *slow[key])
-        for key in sorted(tasks)
-    )
+    return tuple(_stage_cost(key, trace, tasks[key], waits[key], awaited[key], slow[key]) for key in sorted(tasks))
+
+
+def _stage_cost(
+    key: tuple[int, int],
+    trace: TaskTrace,
+    phases: dict[str, int],
+    waits: tuple[int, int, int],
+    awaited: tuple[int, int],
+    slow: _Slow,
+) -> StageCost:
+    number, stage = key
+    fill, steady, drain = waits
+    micro_batch, kind, ratio, excess = slow
+    ipu = trace.pipelines[number].ipus[stage]
+    return StageCost(number, stage, ipu, phases, fill, steady, drain, *awaited, micro_batch, kind, ratio, excess)
 
 
 def _recomputed_cycles(
@@ -237,9 +250,6 @@ def _awaited(trace: TaskTrace, is_buffered: bool) -> dict[tuple[int, int], tuple
             cycles = int(waits[stage, most])
             found[number, stage] = (most, cycles) if cycles else (NO_STAGE, 0)
     return found
-
-
-_Slow = tuple[int, str, float, int]
 
 
 def _slow_micro_batches(trace: TaskTrace) -> dict[tuple[int, int], _Slow]:

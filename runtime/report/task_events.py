@@ -71,7 +71,7 @@ def task_arrows(tasks: TaskTrace, thread: int, microseconds: float) -> Iterator[
     ipus = tasks.ipu
     for number, (writer, reader) in enumerate(tasks.links().tolist(), 1):
         leaves, arrives = int(tasks.end[writer]) - _INSIDE, int(tasks.start[reader]) + _INSIDE
-        about = {"name": f"from stage {tasks.stage[writer]} to stage {tasks.stage[reader]}", "cat": "handed on"}
+        about: Event = {"name": f"from stage {tasks.stage[writer]} to stage {tasks.stage[reader]}", "cat": "handed on"}
         about |= {"id": number, "tid": thread}
         yield {"ph": "s", **about, "pid": int(ipus[writer]) + 1, "ts": leaves * microseconds}
         yield {"ph": "f", "bp": "e", **about, "pid": int(ipus[reader]) + 1, "ts": arrives * microseconds}

@@ -47,9 +47,10 @@ def stage_answer(profile: Figures) -> Answer:
     else:
         text = f"None alone: the slowest, {which}, is within {_UNEVEN - 1:.0%} of the mean; {busy}"
     slow = _slow_micro_batch(stages, whole)
-    text += f"{_waiter(stages, slowest, whole)}. {bubble_sentence(pipeline)}{slow}"
+    waits = _waiter(stages, slowest, whole) if is_uneven else _waits(stages, len(by_ipu) * whole)
+    text += f"{waits}. {bubble_sentence(pipeline)}{slow}"
     hint = "micro-batches that take equally long, such as sequences sorted by length" if slow else ""
-    return Answer(STAGE, text, hint or _hint(pipeline, is_uneven, name), name, share, "stages")
+    return Answer(STAGE, text, hint or _hint(profile, pipeline, is_uneven, name), name, share, "stages")
 
 
 def _waiter(stages: list[StageCost], slowest: StageCost, whole: int) -> str:
@@ -62,25 +63,34 @@ def _waiter(stages: list[StageCost], slowest: StageCost, whole: int) -> str:
     return f"; stage {row.stage} waits {row.waits_for_cycles / whole:.1%} of the time for {awaited}"
 
 
+def _waits(stages: list[StageCost], whole: int) -> str:
+    """When IPUs wait, on average."""
+    steady, rest = (sum(row.steady_cycles for row in stages), sum(row.fill_cycles + row.drain_cycles for row in stages))
+    if steady + rest < _SMALL * whole:
+        return ""
+    return f"; IPUs wait {steady / whole:.1%} of the time between tasks, {rest / whole:.1%} while it fills and drains"
+
+
 def _slow_micro_batch(stages: list[StageCost], whole: int) -> str:
     """The micro-batch that takes much longer than the others in one stage, if there is one."""
     rows = [row for row in stages if row.slow_ratio >= SLOW and row.slow_excess_cycles >= _SMALL * whole]
     if not rows:
         return ""
     row = max(rows, key=lambda row: row.slow_excess_cycles)
-    kind = row.slow_kind.replace("_", " of ")
-    return (
-        f" In stage {row.stage}, micro-batch {row.slow_micro_batch} takes {row.slow_ratio:.1f} × the others ({kind})."
-    )
+    what = f"{row.slow_kind.replace('_', ' of ')} of micro-batch {row.slow_micro_batch}"
+    return f" In stage {row.stage}, {what} takes {row.slow_ratio:.1f} times what the others take."
 
 
-def _hint(pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
+def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, name: str) -> str:
     if pipeline.num_ipus == 1:
         return ""
-    if is_uneven and pipeline.bubble_share > _WIDE * pipeline.ideal_share:
+    if pipeline.schedule == "sequential":
+        return "schedule='1f1b' or 'grouped', in which IPUs work at the same time"
+    is_wide = pipeline.bubble_share > _WIDE * pipeline.ideal_share
+    if is_wide and is_uneven:
         return f"move work from {name} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
-    if pipeline.ideal_share > _FEW and pipeline.schedule != "sequential":
-        return (
-            f"more micro-batches than {pipeline.micro_batches:,}, which fill and drain the pipeline for a smaller part"
-        )
-    return "the schedule 1f1b or grouped" if pipeline.schedule == "sequential" else ""
+    if is_wide and profile.target.global_exchange == "lockstep" and pipeline.schedule != "grouped":
+        return "schedule='grouped': all IPUs meet at each exchange, and there all run the same kind of task between two"
+    if pipeline.ideal_share > _FEW:
+        return f"more than {pipeline.micro_batches:,} micro-batches: filling and draining are then less of the time"
+    return ""

@@ -14,7 +14,7 @@ from ipujax.runtime.profile.stage_figures import NO_STAGE
 
 MOST_TASKS, MOST_LINKS = 8_000, 2_000  # that are drawn
 SLOW = 1.5  # times the median, from which on a micro-batch is worth a word
-STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits most for", "slowest micro-batch")
+STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits for", "slow micro-batch")
 STAGE_NOTE = (
     "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; outside "
     "is before and after the pipeline, such as the update; fill, steady and drain are parts of idle."
@@ -74,11 +74,22 @@ def task_view(profile: Figures, most_tasks: int = MOST_TASKS, most_links: int = 
     links = trace.links()
     links = links[(links < shown).all(1)]
     links = links[np.argsort(trace.start[links[:, 1]], kind="stable")]
-    names = ("ipu", "stage", "kind", "micro_batch", "start", "end", "busy", "waited")
-    columns = (getattr(trace, name)[:shown] for name in names)
-    labels = tuple(map(trace.label, range(shown)))
-    left_out = len(trace) - shown, max(0, len(links) - most_links)
-    return TaskView(profile.target.num_ipus, profile.cycles, *columns, labels, links[:most_links], *left_out)
+    return TaskView(
+        num_ipus=profile.target.num_ipus,
+        cycles=profile.cycles,
+        ipu=trace.ipu[:shown],
+        stage=trace.stage[:shown],
+        kind=trace.kind[:shown],
+        micro_batch=trace.micro_batch[:shown],
+        start=trace.start[:shown],
+        end=trace.end[:shown],
+        busy=trace.busy[:shown],
+        waited=trace.waited[:shown],
+        labels=tuple(map(trace.label, range(shown))),
+        links=links[:most_links],
+        left_out=len(trace) - shown,
+        links_left_out=max(0, len(links) - most_links),
+    )
 
 
 def pipeline_sentence(pipeline: PipelineCost) -> str:
