@@ -148,7 +148,7 @@ def _log_attempt(number: int, choice: Choice, executable: Executable) -> None:
         needed = report.max_tile_bytes if do_fit else int(report.least_bytes.max())
         what = "fits, the fullest tile has" if do_fit else "does not fit, the fullest tile needs at least"
         found = f"{what} {needed:,} of {executable.target.bytes_per_tile:,} bytes"
-        _LOG.info("%s: attempt %d at a price of %g cycles a byte %s", subject(), number, choice.price, found)
+        _LOG.info("%s: attempt %d at a cost of %g cycles per byte %s", subject(), number, choice.price, found)
 
 
 def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:

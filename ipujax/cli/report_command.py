@@ -32,7 +32,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         example="ipujax report step.profile --operations 10",
     )
     report.add_argument("file", metavar="FILE", help="a saved profile")
-    help_operations = "how many of the costliest source lines to list (default 5)"
+    help_operations = "how many of the most expensive source lines to list (default 5)"
     report.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser")
     report.add_argument("--perfetto", metavar="PATH", help="write its timeline for https://ui.perfetto.dev")
     report.add_argument("--summary", action="store_true", help="show it as text, also if a file is written")

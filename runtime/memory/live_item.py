@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipujax.runtime.analysis import Step
 from ipujax.runtime.graph import Call, If, RepeatWhile, Switch, WriteUndef, leaf_name, leaf_origin
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
-from ipujax.runtime.tensor import Origin, Variable
+from ipujax.runtime.tensor import Origin, Variable, shown_layer
 from ipujax.runtime.tensor.roles import UNKNOWN
 
 
@@ -48,6 +48,11 @@ class LiveItem:
     def always(cls, num_bytes: int, category: str) -> LiveItem:
         """What is there all the time and is no variable."""
         return cls(category, num_bytes, category, role=ROLE_OF_CATEGORY[category])
+
+    @property
+    def layer(self) -> str:
+        """The layer it is in, empty when none is known."""
+        return shown_layer(self.origin.layer)
 
     def __str__(self) -> str:
         place = f", {self.origin}" if self.origin != Origin() else ""

@@ -37,7 +37,7 @@ def memory_data(memory: MemoryReport) -> dict[str, Any]:
         "peak": {"step": step, "origin": _place(origin)},
         "items": [[item.name, item.num_bytes, item.category, _place(item.origin)] for item in items],
         "roles": [item.role for item in items],
-        "layers": [item.origin.layer for item in items],
+        "layers": [item.layer for item in items],
         "wholeBytes": [item.whole_bytes for item in items],
         "byRole": {name: values.tolist() for name, values in memory.by_role.items()},
         "liveBytes": _live_data(memory.live_bytes),

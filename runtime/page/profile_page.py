@@ -132,7 +132,7 @@ def _warnings(profile: Figures) -> Section:
         )
     if len(profile.byte_prices) > 1:
         tried = ", ".join(f"{price:g}" for price in profile.byte_prices)
-        parts.append(sentence(f"It was planned again until it fitted: prices of a byte tried, in cycles: {tried}."))
+        parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {tried}."))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
         parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))

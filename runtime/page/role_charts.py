@@ -118,7 +118,7 @@ def _items(view: MemoryView, worst: int, used: int) -> Markup:
             item.name,
             item.role or item.category,
             str(item.origin) if item.origin.line or item.origin.path else "",
-            item.origin.layer,
+            item.layer,
         )
         for item in view.fullest
     ]

@@ -80,7 +80,7 @@ class ExecutionTrace:
         name, times, joined = self.names[self.name[step]], int(self.iterations[step]), int(self.joined[step])
         if times > 1:
             return f"{times:,} iterations of {name}, folded"
-        return f"{joined:,} steps, folded; the dearest is {name}" if joined > 1 else name
+        return f"{joined:,} steps, folded; the most expensive is {name}" if joined > 1 else name
 
     def data(self) -> Json:
         """The columns as JSON-able data."""

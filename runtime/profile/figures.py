@@ -167,7 +167,7 @@ class Figures:
         """
         cost = self._byte_price_cost_cycles
         if cost is None:
-            what = "what the price of a byte costs depends on trip counts that are data"
+            what = "the cycles that the cost per byte adds depend on trip counts that are data"
             raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
         return cost
 

@@ -205,8 +205,8 @@ class Profile(Figures):
         """The profile as text for people.
 
         Args:
-            operations: how many of the costliest source lines, or layers, to list.
-            by: "line" for a list of source lines and the five costliest layers, "layer" for all layers.
+            operations: how many of the most expensive source lines, or layers, to list.
+            by: "line" for a list of source lines and the eight most expensive layers, "layer" for all layers.
             lines: whose source lines they are, "user" or "library"; see `operations`.
             show_execution_steps: whether to list every step of the run.
             show_var_storage: whether to list what is live at every step of the program.

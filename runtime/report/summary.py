@@ -79,7 +79,7 @@ def memory_by_type(profile: Figures) -> str:
 
 
 def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
-    """The dearest vertex types, and the others together: name, note, figure."""
+    """The most expensive vertex types, and the others together: name, note, figure."""
     if len(others := rows[_TYPES:]) > 1:
         rows = [*rows[:_TYPES], (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
     width, notes = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
@@ -97,7 +97,7 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def execution(profile: Figures, operations: int, lines: str) -> str:
-    """How long a run takes, what tiles do meanwhile, and the costliest vertex types and lines of source."""
+    """How long a run takes, what tiles do meanwhile, and the most expensive vertex types and lines of source."""
     try:
         cycles = profile.cycles
     except ProfileError as unknown:
@@ -289,7 +289,7 @@ def memory_totals(profile: Figures) -> str:
         have_there = profile.target.streaming_memory_bytes * profile.target.num_ipus
         rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(have_there)}"))
     if len(profile.byte_prices) > 1:
-        rows.append(("Price of a byte", _byte_price(profile)))
+        rows.append(("Cost per byte", _byte_price(profile)))
     lacking = np.flatnonzero(over)
     if len(lacking):
         most = lacking[np.argsort(-over[lacking], kind="stable")][:_WORST]

@@ -195,7 +195,7 @@ def _described(item: LiveItem) -> str:
     """The role, bytes, line and layer of a variable."""
     whole = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
     role = f" ({item.role})" if item.role else ""
-    layer = f", in {item.origin.layer}" if item.origin.layer else ""
+    layer = f", in {item.layer}" if item.layer else ""
     place = f", at {item.origin}" if item.origin.line or item.origin.path else ""
     return f"{role}, {size(item.num_bytes)}{whole}{place}{layer}"
 

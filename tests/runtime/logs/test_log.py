@@ -49,7 +49,7 @@ def test_info_names_every_pass_with_its_time_and_every_attempt(log_file: Path, m
     said = [(module, re.sub(r"[\d.,]+ ms", "", text)) for module, level, text in lines(log_file) if level == "info"]
     expected = ["trace", *(name for name, _ in PASSES), "lower", *STEPS]
     assert [text for _, text in said if "took" in text] == [f"step: {name} took " for name in expected]
-    assert said[-1][0] == "fit" and "attempt 1 at a price of 0.5 cycles a byte fits" in said[-1][1]
+    assert said[-1][0] == "fit" and "attempt 1 at a cost of 0.5 cycles per byte fits" in said[-1][1]
     assert {module for module, *_ in lines(log_file)} == {"jit", "passes", "lowering", "compile", "fit"}
 
 
