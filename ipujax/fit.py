@@ -27,7 +27,7 @@ from ipujax.lowering.recomputation import ChainTrade, Recomputation
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Graph, Program
-from ipujax.runtime.logs import INFO, Log, step, subject
+from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, subject
 from ipujax.runtime.memory import MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
 
@@ -113,7 +113,8 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     if options.allow_out_of_memory or (options.byte_price is not None and not first.trades):
         return first, compile(first.graph, first.program, options=options, check=partial(_check, first))
     start = time.perf_counter()
-    executable = compile(first.graph, first.program, options=options, check=fits)
+    with numbered_attempt(_LOG, 1, first.choice.price):
+        executable = compile(first.graph, first.program, options=options, check=fits)
     _log_attempt(1, first.choice, executable)
     if fits(executable.memory):
         return first, executable
@@ -122,7 +123,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     def attempted(choice: Choice) -> _Attempt[P]:
         if choice not in attempts:
             seconds, number = time.perf_counter() - start, len(attempts) + 1
-            with step(_LOG, f"attempt {number}", detail=f"attempt {number} at {choice.price:g} cycles a byte"):
+            with numbered_attempt(_LOG, number, choice.price):
                 planned = plan(choice)
                 executable = compile(planned.graph, planned.program, options=options, check=fits)
             _log_attempt(number, choice, executable)
@@ -136,6 +137,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
             if fits(attempt.executable.memory):
                 while prices and (dearer := _dearer(attempt, list(attempts.values()))) is not None:
                     attempt = min(attempt, attempted(dearer), key=_fitting_cycles)
+                _log_share_of_past(attempt, list(attempts.values()), time.perf_counter() - start)
                 return attempt.planned, _described(attempt, list(attempts.values()))
             search.add(attempt)
     _refuse(list(attempts.values()))
@@ -148,7 +150,23 @@ def _log_attempt(number: int, choice: Choice, executable: Executable) -> None:
         needed = report.max_tile_bytes if do_fit else int(report.least_bytes.max())
         what = "fits, the fullest tile has" if do_fit else "does not fit, the fullest tile needs at least"
         found = f"{what} {needed:,} of {executable.target.bytes_per_tile:,} bytes"
-        _LOG.info("%s: attempt %d at a cost of %g cycles per byte %s", subject(), number, choice.price, found)
+        _LOG.info("%s: attempt %d at %g cycles per byte %s", subject(), number, choice.price, found)
+
+
+def _log_share_of_past(taken: _Attempt[P], attempts: Sequence[_Attempt[P]], seconds: float) -> None:
+    """Says which attempt is taken, and the share of the time that the others took.
+
+    Args:
+        taken: what fits.
+        attempts: all, in order.
+        seconds: from the start of the first compilation to now.
+    """
+    starts = [each.seconds for each in attempts]
+    number = attempts.index(taken)
+    alone = [*starts, seconds][number + 1] - starts[number]
+    past = 100 * (1 - alone / seconds)
+    what = "%s: attempt %d of %d is taken; the others took %.0f%% of %.1f s"
+    _LOG.info(what, subject(), number + 1, len(attempts), past, seconds)
 
 
 def _dearer(found: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Choice | None:

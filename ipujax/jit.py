@@ -395,9 +395,9 @@ class IpuFunction(Generic[_P, _R]):
     def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
         return dynamic_arguments(self._fun, args, kwargs, *self._static)
 
-    def _watching(self) -> AbstractContextManager[None]:
-        """Around what compiles, for log lines and progress."""
-        return watching(self.__name__, STEPS, self._options.progress)
+    def _watching(self, spent_seconds: float = 0.0) -> AbstractContextManager[None]:
+        """Around what compiles, for log lines and progress; some time may have been spent on it before."""
+        return watching(self.__name__, STEPS, self._options.progress, spent_seconds)
 
     def _runner(self, device: Device) -> Callable[..., Any]:
         """The jitted function that lowers while it is traced, and emits what XLA computes; on a `CPU` the plain one."""
@@ -476,7 +476,7 @@ class IpuFunction(Generic[_P, _R]):
         # The jaxpr itself is the key: JAX keeps one for each combination of what tracing depends on (shapes, static
         # values, settings such as `jax.enable_x64`).
         if traced.jaxpr not in self._lowered:
-            with collecting_rarely(), self._watching():
+            with collecting_rarely(), self._watching(sum(traced.timings.values())):
                 self._lowered.setdefault(traced.jaxpr, self._lower_anew(device, traced))
         return self._lowered[traced.jaxpr]
 

@@ -318,7 +318,8 @@ class Lowered(Stage):
 
     @cached_property
     def _compiled(self) -> Compiled:
-        with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress):
+        spent = sum(self.timings.values())
+        with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file)
         announce(self.name, executable)

@@ -137,7 +137,7 @@ ROOMS: dict[str, str] = {
     "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.passes lowering.popops.maps lowering.refs lowering.rules.base"
-        " lowering.rules.table lowering.source_info runtime.graph runtime.options runtime.tensor"
+        " lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.rules": "lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table",

@@ -25,6 +25,7 @@ from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import RULES
 from ipujax.lowering.source_info import name_stack, origin_of
 from ipujax.runtime.graph import Graph, Sequence as ProgramSequence
+from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
 from ipujax.runtime.tensor import Tensor
 
@@ -104,6 +105,7 @@ class Lowering:
             reads.add(found.items())
             env.update(found)
             after(eqn)
+            count_part("equations")
         left = [variable for function in self._functions.values() for variable in function.left]
         LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, left, prog)
 

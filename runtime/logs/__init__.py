@@ -10,4 +10,10 @@ from ipujax.runtime.logs.log_levels import (
     TRACE as TRACE,
     check_environment as check_environment,
 )
-from ipujax.runtime.logs.step import step as step, subject as subject, watching as watching
+from ipujax.runtime.logs.step import (
+    attempt as attempt,
+    count_part as count_part,
+    step as step,
+    subject as subject,
+    watching as watching,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_the_price_climbs_until_the_program_fits() -> None:
     assert f"Cost per byte: {price:g} cycles" in " ".join(profile.summary().split())
     assert lowered.graph.byte_price_cycles == FIRST and compiled.lowered.graph.byte_price_cycles == price
     assert "prices" in compiled.timings
+
+
+def test_it_says_which_share_of_the_time_other_attempts_took(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "ipujax.fit"):
+        compiled = fitting().lower(*arguments()).compile()
+    number = len(compiled.profile.byte_prices)
+    said = re.search(r"attempt (\d) of (\d) is taken; the others took (\d+)% of ([\d.]+) s", caplog.text)
+    assert said is not None and said[1] == said[2] == str(number) and 0 < int(said[3]) < 100
+    assert f"attempt {number} at {compiled.profile.byte_price:g} cycles per byte fits" in caplog.text
 
 
 def test_the_numbers_are_those_of_plain_jax() -> None:

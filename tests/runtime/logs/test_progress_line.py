@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import time
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ import ipujax as ipu
 from ipujax.runtime.logs import log_levels, progress_line
 from ipujax.runtime.logs.log import Log
 from ipujax.runtime.logs.log_levels import LEVEL
-from ipujax.runtime.logs.step import step, watching
+from ipujax.runtime.logs.step import attempt, count_part, step, watching
+
+compile_module = importlib.import_module("ipujax.runtime.compile")
 
 
 class Terminal(io.StringIO):
@@ -40,6 +43,7 @@ def give_stderr(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     give_stderr(stream, monkeypatch)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0.02)
     monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 0.01)
     return stream
@@ -55,12 +59,46 @@ def wait_for(terminal: Terminal, text: str) -> None:
 
 def test_the_line_says_which_pass_how_far_and_how_long(terminal: Terminal) -> None:
     with watching("train", ("fuse", "lower", "cost")):
-        with step(Log("fit"), "attempt 2", detail="attempt 2 at 4 cycles a byte"), step(Log("passes"), "lower"):
-            wait_for(terminal, "ipujax: train: lower, pass 2 of 3, attempt 2 at 4 cycles a byte, ")
+        with attempt(Log("fit"), 2, 4.0), step(Log("passes"), "lower"):
+            wait_for(terminal, "% past attempts), attempt 2 at 4 cycles/byte, lower, pass 2 of 3")
         with step(Log("compile"), "cost"):
-            wait_for(terminal, "ipujax: train: cost, pass 3 of 3, ")
-            assert "attempt" not in shown(terminal.getvalue())
+            wait_for(terminal, "% past attempts), cost, pass 3 of 3")
+            assert "attempt 2" not in shown(terminal.getvalue())
     assert shown(terminal.getvalue()) == "" and "\n" not in terminal.getvalue()
+
+
+def test_a_long_pass_counts_what_it_has_done(terminal: Terminal) -> None:
+    with watching("train", ("fuse", "lower")), step(Log("passes"), "lower"):
+        for _ in range(1_200):
+            count_part("equations")
+        wait_for(terminal, "ipujax: train: 0 s, lower, pass 2 of 2, 1,200 equations")
+        with step(Log("passes"), "stages"):
+            wait_for(terminal, "ipujax: train: 0 s, stages, pass 2 of 2")
+
+
+def test_the_clock_goes_on_from_attempt_to_attempt_and_from_lowering_to_compiling(terminal: Terminal) -> None:
+    with watching("train", ("lower",), spent_seconds=30.0):
+        with attempt(Log("fit"), 1, 0.5):
+            wait_for(terminal, "ipujax: train: 30 s, attempt 1 at 0.5 cycles/byte")
+            assert "past attempts" not in terminal.getvalue()
+        with attempt(Log("fit"), 2, 1.0), step(Log("passes"), "lower"):
+            wait_for(terminal, "train: 30 s (100% past attempts), attempt 2 at 1 cycles/byte, lower, pass 1 of 1")
+
+
+def test_time_of_lowering_is_time_of_the_compilation(terminal: Terminal) -> None:
+    """Compiled apart from `lower`, a program has been in work for as long as both take."""
+    lowered = ipu.jit(lambda x: jnp.tanh(x @ x.T), device=ipu.IPUModel(tiles_per_ipu=4)).lower(jnp.ones((8, 8)))
+    lowered.timings = {**lowered.timings, "lower": 41.0}
+    memory = compile_module.memory_report
+
+    def slow(*args: object) -> object:
+        wait_for(terminal, " s, attempt 1 at 0.5 cycles/byte, memory, ")
+        return memory(*args)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_module, "memory_report", slow)
+        lowered.compile()
+    assert any(f": {seconds} s, " in terminal.getvalue() for seconds in (41, 42, 43))
 
 
 def test_the_line_is_cleared_when_a_step_fails(terminal: Terminal) -> None:
@@ -100,7 +138,7 @@ def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, m
 
 def test_a_call_shows_its_compilation(terminal: Terminal) -> None:
     def step(x: jax.Array) -> jax.Array:
-        wait_for(terminal, "ipujax: step: trace, pass 1 of 18, ")
+        wait_for(terminal, "ipujax: step: 0 s, trace, pass 1 of 18")
         return jnp.tanh(x @ x.T).sum()
 
     ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))(jnp.ones((8, 8)))
