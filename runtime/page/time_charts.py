@@ -50,7 +50,7 @@ def trace_section(view: TraceView, tasks: TaskView | None = None) -> Section:
                 )
             ),
             legend(
-                PHASE_COLOURS | ({} if tasks is None else task_legend(tasks)),
+                colours,
                 {"folded iterations": "hatched"} if view.is_folded else {},
             ),
             chart_place("trace", f"Phases of {view.num_ipus} IPUs over {view.cycles:,} cycles"),
