@@ -27,6 +27,7 @@ from ipujax.runtime.views import (
     memory_view,
     operation_rows,
     source_view,
+    task_view,
     trace_view,
     tree_of,
 )
@@ -118,6 +119,16 @@ def _phases_by_ipu(profile: Figures) -> Markup:
     return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")
 
 
+def _trace(profile: Figures) -> Section:
+    """The execution trace, with the tasks of pipelines if it is known that there are some."""
+    view = trace_view(profile)
+    try:
+        tasks = task_view(profile)
+    except ProfileError:  # saved by a version that knew none
+        return trace_section(view)
+    return trace_section(view, tasks if len(tasks.start) else None)
+
+
 def _warnings(profile: Figures) -> Section:
     """Fallbacks, foreign dtypes, bounds that are not met, and what does not fit."""
     fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, str(f.origin)) for f in profile.fallbacks]
@@ -151,7 +162,7 @@ SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
     ("layers", "Layers"): lambda profile: layer_section(tree_of(profile), profile.limiting_ipu),
     ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
     ("stages", "Stages"): stages_section,
-    ("trace", "Execution trace"): lambda profile: trace_section(trace_view(profile)),
+    ("trace", "Execution trace"): _trace,
     ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),
     ("liveness", "Liveness"): lambda profile: liveness_section(liveness_view(profile)),
     ("program", "Program"): lambda profile: program_section(profile.program_costs),

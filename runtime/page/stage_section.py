@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.graph import TASK_KINDS
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons
+from ipujax.runtime.page.charts import chart, legend, with_separators, zoom_buttons, zooms_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.views import STAGE_HEAD, STAGE_NOTE, TaskView, pipeline_sentence, stage_cells, task_view
 
-# Of Okabe and Ito, as phases; a light one under dark numbers.
-KIND_COLOURS = dict(zip(TASK_KINDS, ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7"), strict=True))
 _HALF = 0.36  # of a row
 _NUMBERED = 0.012  # of the run, from which on a task shows the number of its micro-batch
 _LISTED = 400  # tasks
@@ -53,8 +51,7 @@ def stages_section(profile: Figures) -> Section:
 
 def _drawn(view: TaskView) -> list[object]:
     """What is around the chart, and what says the same in words."""
-    kinds = {TASK_KINDS[kind].replace("_", " of "): KIND_COLOURS[TASK_KINDS[kind]] for kind in np.unique(view.kind)}
-    notes = ["Numbers are micro-batches; a line goes from a task that hands a value on to the one that reads it."]
+    notes = ["Numbers are micro-batches.", LINES_NOTE]
     if view.left_out:
         notes.append(f"The last {view.left_out:,} tasks are left out.")
     if view.links_left_out:
@@ -64,7 +61,7 @@ def _drawn(view: TaskView) -> list[object]:
     return [
         tag("h3", "Tasks over time"),
         sentence(" ".join(notes)),
-        legend({**kinds, "handed on": PHASE_COLOURS["global_exchange"]}),
+        legend(task_legend(view)),
         chart_place("tasks", about),
         zoom_buttons("tasks", "tasks over time"),
         _listed(view),
@@ -83,49 +80,16 @@ def _listed(view: TaskView) -> Markup:
 
 
 def _tasks(view: TaskView) -> Any:
-    models, used = bokeh("models"), np.unique(view.ipu)
+    used = np.unique(view.ipu)
     row = np.searchsorted(used, view.ipu).astype(np.float64)
-    hover = models.HoverTool(
-        tooltips=[
-            ("", "stage @stage, @kind, micro-batch @micro_batch"),
-            ("cycles", "@left{0,0} – @right{0,0}"),
-            ("works for", "@busy{0,0}"),
-            ("IPU waited", "@waited{0,0}"),
-        ],
-        point_policy="follow_mouse",
-    )
     height = 110 + (44 if len(used) <= _WIDE else 20) * len(used)
     figure = chart("tasks", "cycles", "", min(900, height), y_range=(len(used) - 0.5, -0.5))
-    for number in np.unique(view.kind).tolist():
-        mine = view.kind == number
-        columns = {"left": view.start[mine], "right": view.end[mine], "stage": view.stage[mine].astype(np.int32)}
-        columns |= {name: getattr(view, name)[mine].astype(np.int32) for name in ("micro_batch", "busy", "waited")}
-        columns |= {"top": row[mine] - _HALF, "bottom": row[mine] + _HALF}
-        kinds = [TASK_KINDS[number].replace("_", " of ")] * int(mine.sum())
-        source = models.ColumnDataSource({**columns, "kind": kinds})
-        drawn = figure.quad(
-            "left",
-            "right",
-            "top",
-            "bottom",
-            source=source,
-            fill_color=KIND_COLOURS[TASK_KINDS[number]],
-            line_color="#ffffff",
-            line_width=0.5,
-        )
-        hover.renderers = [*(hover.renderers if isinstance(hover.renderers, list) else []), drawn]
-    figure.add_tools(hover)
+    add_tasks(figure, view, row, _HALF)
     _add_numbers(figure, view, row)
-    if len(view.links):
-        writer, reader = view.links.T
-        ends = {"x0": view.end[writer], "y0": row[writer], "x1": view.start[reader], "y1": row[reader]}
-        source, colour = models.ColumnDataSource(ends), PHASE_COLOURS["global_exchange"]
-        figure.segment("x0", "y0", "x1", "y1", source=source, line_color=colour, line_alpha=0.7)
-        figure.scatter("x1", "y1", source=source, size=4, color=colour, alpha=0.8)
     figure.yaxis.ticker = list(range(len(used)))
     figure.yaxis.major_label_overrides = {n: f"IPU {ipu}" for n, ipu in enumerate(used.tolist())}
     figure.ygrid.visible = False
-    figure.x_range = models.Range1d(0, max(1, view.cycles), bounds=(0, max(1, view.cycles)))
+    zooms_by_wheel(figure, 0, max(1, view.cycles))
     with_separators(figure, "x")
     return figure
 

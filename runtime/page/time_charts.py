@@ -12,8 +12,9 @@ import numpy as np
 from ipujax.runtime.markup import joined, table, tag
 from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons, zooms_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
-from ipujax.runtime.views import TraceView
+from ipujax.runtime.views import TaskView, TraceView
 
 _HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
 _NOTES = {
@@ -22,11 +23,12 @@ _NOTES = {
 }
 
 
-def trace_section(view: TraceView) -> Section:
+def trace_section(view: TraceView, tasks: TaskView | None = None) -> Section:
     """When each IPU does what.
 
     Args:
         view: of a profile.
+        tasks: of its pipelines, if it has some, which are the parents of its slices.
     """
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
     rows = (
@@ -34,6 +36,8 @@ def trace_section(view: TraceView) -> Section:
         for ipu, row in enumerate(view.spent.tolist())
     )
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
+    colours = PHASE_COLOURS if tasks is None else PHASE_COLOURS | task_legend(tasks)
+    notes += [] if tasks is None else [f"Above its slices each IPU has its tasks of pipelines. {LINES_NOTE}"]
     body = joined(
         [
             sentence(
@@ -45,17 +49,20 @@ def trace_section(view: TraceView) -> Section:
                     ]
                 )
             ),
-            legend(PHASE_COLOURS, {"folded iterations": "hatched"} if view.is_folded else {}),
+            legend(
+                colours,
+                {"folded iterations": "hatched"} if view.is_folded else {},
+            ),
             chart_place("trace", f"Phases of {view.num_ipus} IPUs over {view.cycles:,} cycles"),
             zoom_buttons("trace", "execution trace"),
             tag("p", "Shown: ", tag("output", id="trace-range", aria_live="polite")),
             table(head, rows, "Cycles of each phase, and their share of the run"),
         ]
     )
-    return Section("trace", "Execution trace", body, {"trace": _trace(view)}, {"labels": list(view.labels)})
+    return Section("trace", "Execution trace", body, {"trace": _trace(view, tasks)}, {"labels": list(view.labels)})
 
 
-def _trace(view: TraceView) -> Any:
+def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     models, height = bokeh("models"), 120 + 44 * view.num_ipus
     hover = models.HoverTool(
         tooltips=[("", "@label{custom}"), ("cycles", "@left{0,0} – @right{0,0}")], point_policy="follow_mouse"
@@ -80,6 +87,8 @@ def _trace(view: TraceView) -> Any:
         style = {"fill_color": PHASE_COLOURS["host_exchange"], "line_color": None}
         hovered.append(figure.quad("left", "right", "top", "bottom", source=source, **style))
     hover.renderers = hovered
+    if tasks is not None:
+        add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2)
     _hatch(figure, view)
     _slice_labels(figure)
     figure.yaxis.ticker = list(range(view.num_ipus))

@@ -5,7 +5,8 @@ pipeline. The cycles of the stages of an IPU add up to those of the run: what th
 (handing values on, syncs, the host, the update) is divided among its stages by the cycles of their tasks, and so is
 idle time outside of pipelines.
 
-    waits of an IPU ::= fill: before its first task | steady: between tasks | drain: after its last; together its bubble
+    waits of an IPU ::= fill: before its first task | steady: between tasks | drain: after its last
+    bubble          ::= the share of the time from the first task to the last in which IPUs do nothing for the pipeline
     ideal           ::= the bubble of the schedule if all stages took equally long and handing on took no time
 
 Source of the ideal: the order of the schedule's tasks, each as soon as what it waits for is done; for equal stages this
@@ -89,7 +90,8 @@ class PipelineCost:
         micro_batches: micro-batches.
         is_traced: whether its tasks are in the trace; if not, the next three figures are 0.
         cycles: from the first task to the last.
-        bubble_cycles: cycles thereof that an IPU of the pipeline is idle, on average.
+        bubble_cycles: cycles thereof that an IPU does nothing for the pipeline, on average: it waits, unless there is
+            something to do outside of the pipeline, such as its part of the update.
         ideal_share: share of the time that is idle with equal stages and free exchanges.
         slowest_stage: the stage with most cycles on the IPU whose tasks take most.
     """
@@ -107,7 +109,7 @@ class PipelineCost:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the pipeline's time that its IPUs are idle, on average."""
+        """Share of its time that its IPUs do nothing for the pipeline, on average, as `ipu.pipeline_plan` has it."""
         return self.bubble_cycles / self.cycles if self.cycles else 0.0
 
 
@@ -285,7 +287,8 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
         own = [row for row in stages if row.pipeline == number]
         ipus = sorted(set(layout.ipus))
         cycles = int(trace.pipeline_end[number] - trace.pipeline_start[number])
-        idle = sum(row.fill_cycles + row.steady_cycles + row.drain_cycles for row in own)
+        work = spans.pipelines[number].exchanged + sum(t.work for t in spans.totals if t.task.pipeline is layout)
+        idle = max(0, cycles * len(ipus) - int(work[ipus].sum()))
         by_ipu = {ipu: sum(row.task_cycles for row in own if row.ipu == ipu) for ipu in ipus}
         busiest = max(ipus, key=lambda ipu: by_ipu[ipu])
         slowest = max((row for row in own if row.ipu == busiest), key=lambda row: row.task_cycles)

@@ -114,7 +114,7 @@ def bubble_sentence(pipeline: PipelineCost) -> str:
         pipeline: of a profile, traced.
     """
     return (
-        f"Its bubble is {pipeline.bubble_share:.1%} of that time ({pipeline.bubble_cycles:,} idle cycles an IPU); with "
+        f"Its bubble is {pipeline.bubble_share:.1%} of that time ({pipeline.bubble_cycles:,} cycles an IPU); with "
         f"equal stages and free exchanges {pipeline.schedule} with {pipeline.micro_batches:,} micro-batches has "
         f"{pipeline.ideal_share:.1%}."
     )

@@ -128,6 +128,8 @@ def test_a_page_has_stages_a_chart_and_words_for_it(tmp_path: Path) -> None:
     section = text.split('<section id="stages"')[1].split("</section>")[0]
     assert 'id="chart-tasks"' in section and "tasks on 4 IPUs" in section
     assert "stage 2, backward of input, micro-batch 5" in section and "All 88 tasks in words" in section
+    trace = text.split('<section id="trace"')[1].split("</section>")[0]
+    assert "Above its slices each IPU has its tasks" in trace and "handed on" in trace
     assert all(f"{row.phases['idle'] / profile.cycles:.1%}" in section for row in profile.stages)
 
 
