@@ -13,7 +13,7 @@ that nothing is kept or sent twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ipujax.lowering.ipus import value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
@@ -21,7 +21,8 @@ from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,25 @@ class StagePart:
     def stage(self) -> int:
         """Number of its stage."""
         return self.task[0]
+
+
+@dataclass(eq=False)
+class PartBuilder:
+    """One part while its function is built.
+
+    Args:
+        part: the part.
+        ipu: where it runs.
+        body: its program.
+        name: debug name.
+    """
+
+    part: StagePart
+    ipu: int
+    body: ProgramSequence
+    name: str
+    counter: Tensor | None = None
+    slots: dict[int, Tensor] = field(default_factory=dict)
 
 
 def stage_parts(

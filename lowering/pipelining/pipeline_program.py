@@ -19,7 +19,7 @@ Source: PopART's pipeline transform, whose stashes are rings with counters too (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import lcm
 
@@ -32,7 +32,7 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, 
 from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
-from ipujax.lowering.pipelining.parts import StagePart
+from ipujax.lowering.pipelining.parts import PartBuilder, StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
 from ipujax.lowering.pipelining.staged import StagedPipeline
 from ipujax.lowering.popops import (
@@ -104,25 +104,6 @@ class Send:
     arrival: Arrival
     source_ipu: int
     destination_ipu: int
-
-
-@dataclass(eq=False)
-class PartBuilder:
-    """One part while its function is built.
-
-    Args:
-        part: the part.
-        ipu: where it runs.
-        body: its program.
-        name: debug name.
-    """
-
-    part: StagePart
-    ipu: int
-    body: ProgramSequence
-    name: str
-    counter: Tensor | None = None
-    slots: dict[int, Tensor] = field(default_factory=dict)
 
 
 def lower_pipeline(
