@@ -321,9 +321,8 @@ class Lowered(Stage):
         spent = sum(self.timings.values())
         with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
-        executable = executable.named(self.name, self.name.file)
         announce(self.name, executable)
-        return Compiled(lowered, executable)
+        return Compiled(lowered, executable.named(self.name, self.name.file))
 
     def cost_analysis(self) -> dict[str, float]:
         """Machine costs of one call, those of the compiled program."""
