@@ -158,7 +158,7 @@ def _call(origin: Origin) -> _Call:
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:
     """For each step from which calls it runs, and how often."""
-    bodies = {None: _body(program)}
+    bodies: dict[Function | None, _Body] = {None: _body(program)}
     order = _functions_in_order(program, bodies)
     calls: dict[Function | None, Counter[_Call]] = defaultdict(Counter)
     calls[None][_TOP] = 1

@@ -106,8 +106,8 @@ class Comparison:
         Args:
             n: how many changes; all when None.
         """
-        before, after = (name or title for name, title in zip(self.names, self.titles, strict=True))
-        lines = [f"Before: {before}", f"After:  {after}", self.verdict, "Totals:"]
+        first, second = (name or title for name, title in zip(self.names, self.titles, strict=True))
+        lines = [f"Before: {first}", f"After:  {second}", self.verdict, "Totals:"]
         for name, (before, after) in self.totals.items():
             form = {"seconds": ",.3e", "byte_price": "g"}.get(name, ",.0f")
             lines.append(f"  {name + ':':<21}{before:>16{form}} → {after:>16{form}}  {_ratio(before, after)}")
@@ -115,8 +115,8 @@ class Comparison:
             return "\n".join([*lines, "No operation differs."])
         if self.layers:
             lines.append(f"Changes by layer ({len(self.layers):,} layers):")
-            for layer, (first, second) in list(self.layers.items())[:n]:
-                lines.append(f"  {second - first:>+15,}  {_ratio(first, second):>8}  {layer}")
+            for layer, (old, new) in list(self.layers.items())[:n]:
+                lines.append(f"  {new - old:>+15,}  {_ratio(old, new):>8}  {layer}")
         widths = {name: max(12, len(head)) for name, head in _HEADS.items()}
         heads = "  ".join(f"{head:>{widths[name]}}" for name, head in _HEADS.items())
         lines += [f"Changes ({len(self.changes):,} operations):", f"  {heads}  where"]
