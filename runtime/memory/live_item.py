@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipujax.runtime.analysis import Step
 from ipujax.runtime.graph import Call, If, RepeatWhile, Switch, WriteUndef, leaf_name, leaf_origin
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
-from ipujax.runtime.tensor import Origin, Variable, shown_layer
+from ipujax.runtime.tensor import Origin, Variable, readable_name, shown_layer
 from ipujax.runtime.tensor.roles import UNKNOWN
 
 
@@ -50,6 +50,14 @@ class LiveItem:
         return cls(category, num_bytes, category, role=ROLE_OF_CATEGORY[category])
 
     @property
+    def readable(self) -> str:
+        """Its name without JAX's transformations."""
+        if not self.name.startswith("<"):
+            return readable_name(self.name)
+        kind, _, step = self.name.strip("<>").partition(":")
+        return f"<{kind}: {readable_name(step)}>"
+
+    @property
     def layer(self) -> str:
         """The layer it is in, empty when none is known."""
         return shown_layer(self.origin.layer)
@@ -57,7 +65,7 @@ class LiveItem:
     def __str__(self) -> str:
         place = f", {self.origin}" if self.origin != Origin() else ""
         is_known = self.category in ("variable", "constant") and self.role not in ("", UNKNOWN)
-        return f"{self.num_bytes:>12,} B  {self.name} ({self.role if is_known else self.category}){place}"
+        return f"{self.num_bytes:>12,} B  {self.readable} ({self.role if is_known else self.category}){place}"
 
 
 def step_name(step: Step | None) -> tuple[str, Origin]:

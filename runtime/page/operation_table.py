@@ -81,7 +81,7 @@ def _table(rows: Sequence[OperationRow]) -> Markup:
 def _row(row: OperationRow, most: int) -> Markup:
     computes = bool(row.flops)
     cells = (
-        (row.name, row.name),
+        (joined([row.name, tag("span", row.layer, class_="line of-layer") if row.layer else ""]), row.name),
         (row.line, row.line),
         (joined([f"{row.cycles:,}", bar(row.cycles, most)]), row.cycles),
         (f"{row.share:.1%}", row.share),

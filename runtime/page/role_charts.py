@@ -115,7 +115,7 @@ def _items(view: MemoryView, worst: int, used: int) -> Markup:
         (
             f"{item.num_bytes:,}",
             size(item.whole_bytes) if item.whole_bytes else "",
-            item.name,
+            item.readable,
             item.role or item.category,
             str(item.origin) if item.origin.line or item.origin.path else "",
             item.layer,

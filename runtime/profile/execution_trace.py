@@ -19,7 +19,7 @@ from ipujax.runtime.graph import If, Leaf, Program, Repeat, RepeatWhile, Switch
 from ipujax.runtime.profile.attribution import place
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.sections.liveness import liveness_tree
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor import Origin, readable_name
 from ipujax.runtime.timeline import PHASES, Spans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC
 
@@ -77,7 +77,8 @@ class ExecutionTrace:
         Args:
             step: its number.
         """
-        name, times, joined = self.names[self.name[step]], int(self.iterations[step]), int(self.joined[step])
+        name, times = readable_name(self.names[self.name[step]]), int(self.iterations[step])
+        joined = int(self.joined[step])
         if times > 1:
             return f"{times:,} iterations of {name}, folded"
         return f"{joined:,} steps, folded; the most expensive is {name}" if joined > 1 else name

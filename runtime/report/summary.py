@@ -19,6 +19,7 @@ from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views import answers, tree_of
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
@@ -283,7 +284,7 @@ def memory_totals(profile: Figures) -> str:
         ("Mean", size(float(memory.tile_bytes.mean()))),
         ("All tiles", f"{size(memory.total_bytes)}, {size(memory.total_bytes - gaps)} without gaps"),
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
-        ("Peak at", memory.peak_step),
+        ("Peak at", readable_name(memory.peak_step)),
     ]
     if profile.streaming_memory_bytes:
         have_there = profile.target.streaming_memory_bytes * profile.target.num_ipus

@@ -26,6 +26,7 @@ from ipujax.runtime.tensor.origin import (
     compose as compose,
     joined_layers as joined_layers,
     part_of as part_of,
+    readable_name as readable_name,
     shown_layer as shown_layer,
 )
 from ipujax.runtime.tensor.tensor import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from ipujax.runtime.errors import shown_place
@@ -73,6 +74,31 @@ def compose(call: Origin, inner: Origin) -> Origin:
 def shown_layer(layer: str) -> str:
     """A layer as reports show it, without what stands for that of a caller."""
     return layer.removeprefix(OF_CALLER).removeprefix("/")
+
+
+_TRANSFORMS = re.compile(r"((?:(?:transpose|jvp|vmap)\()+)([^()/,]*)\)+/?")
+_INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
+
+
+def readable_name(name: str) -> str:
+    """A debug name without JAX's transformations: `transpose(jvp(mlp))/dot_general` is "backward of mlp/dot_general".
+
+    Args:
+        name: of a step or a variable; of merged compute sets the names of several, joined by ", ".
+
+    Returns:
+        The first name, and how many more there are.
+    """
+    first, *others = name.split(", ") if "[" not in name else [name]  # shapes have commas too
+    part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
+    scopes = _TRANSFORMS.sub(lambda found: _scope(found[2]), first).strip("/")
+    more = f" and {len(others)} more" if others else ""
+    return f"{part if scopes else part.removesuffix(' of ')}{scopes}{more}"
+
+
+def _scope(inside: str) -> str:
+    """What stays of a transformed scope: its name, unless it is one of ours."""
+    return "" if not inside or _INTERNAL_SCOPE.fullmatch(inside) else f"{inside}/"
 
 
 def part_of(origin: Origin, *, has_backward: bool) -> str:

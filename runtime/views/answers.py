@@ -174,9 +174,9 @@ def fullest_tile(profile: Figures) -> Answer:
     named = [item for item in memory.largest if item.name != item.category]
     largest = next((item for item in named if item.category in ("variable", "constant")), None)
     if named and named[0] is not largest:
-        text += f" The largest thing with a name is {named[0].name}{_described(named[0])}."
+        text += f" The largest thing with a name is {named[0].readable}{_described(named[0])}."
     if largest is not None:
-        text += f" The largest variable is {largest.name}{_described(largest)}."
+        text += f" The largest variable is {largest.readable}{_described(largest)}."
     is_crowded = used > _CROWDED * have
     hint = _memory_hint(memory, parts[0][1], largest) if is_crowded and parts else ""
     return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
@@ -205,7 +205,7 @@ def _memory_hint(memory: MemoryReport, part: str, largest: LiveItem | None) -> s
     if largest is not None and largest.whole_bytes and largest.num_bytes > _MOST * memory.max_tile_bytes:
         share = largest.num_bytes / largest.whole_bytes
         if share * memory.target.num_tiles > _CROWDED_SHARES:
-            return f"spread {largest.name} over more tiles: {share:.0%} of it is on this one"
+            return f"spread {largest.readable} over more tiles: {share:.0%} of it is on this one"
     if part == BUFFERS:
         here = {name: int(memory.by_category[name][memory.worst_tile]) for name in LIVE if name != "variable"}
         return CATEGORY_HINTS[max(here, key=lambda name: here[name])]

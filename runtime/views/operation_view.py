@@ -31,6 +31,7 @@ class OperationRow:
         flops_per_second: of each IPU on which it runs: `flops` over its busy IPU-cycles.
         peak_share: `flops_per_second` over the peak of one IPU in its dtype; None where flops are not known.
         precision: that dtype.
+        layer: the layer and the part of training it belongs to, "" where neither is known.
     """
 
     name: str
@@ -45,6 +46,7 @@ class OperationRow:
     flops_per_second: float
     peak_share: float | None
     precision: str
+    layer: str = ""
 
     @property
     def intensity(self) -> float | None:
@@ -101,4 +103,5 @@ def _row(step: StepCost, total: int, target: Target) -> OperationRow:
         flops_rate(step, target),
         share_of_peak(step, target),
         step.precision,
+        ", ".join(filter(None, (step.origin.layer, step.origin.part))),
     )

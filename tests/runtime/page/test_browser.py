@@ -285,9 +285,9 @@ def test_all_that_is_on_the_fullest_tile_is_listed_and_found(page, profile):
     assert "things" not in find(page, "#tile-contents").text.split("The largest things then:")[1]
     wanted = next(item for item in items if item.category == "variable")
     field = find(page, "[data-filter='fullest-items']")
-    field.send_keys(wanted.name.upper()[:30])
+    field.send_keys(wanted.readable.upper()[:30])
     shown = page.execute_script(f"{rows}.map((row) => row.cells[2].textContent)")
-    assert wanted.name in shown and len(shown) < len(items)
+    assert wanted.readable in shown and len(shown) < len(items)
     assert find(page, "#fullest-items-count").text == f"{len(shown):,} of {len(items):,}"
     field.clear()
     field.send_keys("nothing has this name")
