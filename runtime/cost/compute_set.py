@@ -59,9 +59,10 @@ class ComputeSetCost:
         rearrangement_cycles: the part of `compute_cycles` that copies elements on their own tile.
         rearrangement_after_cycles: the part of those that copies results, after the vertices.
         rearrangement_bytes: bytes so copied.
-        active_cycles: cycles in which a worker issues an instruction; the rest of `compute_cycles` are idle slots.
+        active_cycles: cycles whose issue slot is of a worker that has a vertex, or part of one, to run; the rest of
+            `compute_cycles` are idle slots. A launch counts as its vertex.
         active_by_codelet: active cycles of all tiles, by name of the codelet.
-        active_by_group: the same for each vertex group of the compute set, in order.
+        active_by_group: cycles of the vertices of each vertex group, in order, idle slots of supervisors' included.
         vertices: vertices on each tile.
         before: exchange of operands.
         after: exchange of results that are stored on another tile.
@@ -165,10 +166,7 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     operand_bytes, operand_cycles = _rearrangement(reads, window, target)
     result_bytes, result_cycles = _rearrangement(writes, window, target)
     copied_bytes, copied_cycles = operand_bytes + result_bytes, operand_cycles + result_cycles
-    vertex_cycles, active, by_group, vertices = _vertices(groups, window, target)
-    by_codelet = Counter[str]()
-    for group, cycles in zip(groups, by_group, strict=True):
-        by_codelet[group.codelet.name] += cycles
+    vertex_cycles, active, by_group, by_codelet, vertices = _vertices(groups, window, target)
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
@@ -221,19 +219,22 @@ def _rearrangement(traffics: Sequence[Traffic], window: Window, target: Target) 
 
 def _vertices(
     groups: Sequence[VertexGroup], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray]:
-    """Cycles and active cycles of all vertices of each tile, active cycles by group, and vertices of each tile."""
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray]:
+    """Cycles and active cycles by tile, cycles by group, active cycles by codelet, and vertices by tile."""
     tiles, workers = window.tiles, target.worker_contexts
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
+    by_codelet = Counter[str]()
     shared: list[tuple[np.ndarray, np.ndarray]] = []
     for group in groups:
         tile, cycles = _vertex_cycles(group, target)
         tile = tile - window.first_tile
         on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
-        active += on_tile
+        busy_slots = np.bincount(tile, cycles - _idle_slots(group, cycles, target), tiles).astype(np.int64)
+        active += busy_slots
         by_group.append(int(on_tile.sum()))
+        by_codelet[group.codelet.name] += int(busy_slots.sum())
         if group.codelet.supervisor:
             total += on_tile
         else:
@@ -243,7 +244,24 @@ def _vertices(
         busy = np.bincount(tile, minlength=tiles) > 0
         slowest = slowest_workers(tile, cycles, tiles, workers)
         total += np.where(busy, target.supervisor_overhead_cycles + workers * slowest, 0)
-    return total, active, tuple(by_group), vertices
+    return total, active, tuple(by_group), by_codelet, vertices
+
+
+def _idle_slots(group: VertexGroup, cycles: np.ndarray, target: Target) -> np.ndarray:
+    """Of the cycles of each vertex, those whose issue slot is of a worker that its supervisor gave nothing to do.
+
+    All parts are alike, so the worker with most sets the time: n parts keep six workers busy for n of every
+    6 * ceil(n / 6) slots.
+
+    Returns:
+        int64[num_vertices]; none for vertices of workers, which are dealt by `slowest_workers`.
+    """
+    codelet, workers = group.codelet, target.worker_contexts
+    if not codelet.supervisor or codelet.parts is None:
+        return np.zeros_like(cycles)
+    parts = np.broadcast_to(codelet.parts(block_shapes(group), target), group.grid)[group.tile != NO_TILE]
+    slots = workers * np.maximum(1, -(-parts // workers))
+    return cycles * (slots - parts) // slots
 
 
 def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray]:

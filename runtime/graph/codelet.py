@@ -66,6 +66,8 @@ class Codelet:
             compiled anew with another reader, a sum of products may round otherwise, and differ from itself.
         flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add.
             Only reports use it.
+        parts: `(shapes, target) -> int64 array`, equal parts of work that the supervisor of a vertex deals to workers.
+            None: all workers work all the time, as in products on the AMP unit. Only reports use it.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Codelet:
     moves: bool = False
     compares: bool = False
     flops: int = 1
+    parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

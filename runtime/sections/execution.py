@@ -161,6 +161,11 @@ def _balance(values: np.ndarray, tiles: int) -> float:
 
 
 def _thread_balance(ids: Numbering, activity: Activity) -> float:
-    """Share of the cycles of computing tiles in which a worker issues an instruction; 1 is best."""
+    """Share of the worker-cycles of computing tiles in which a worker has a vertex, or a part of one, to run.
+
+    A tile issues for its workers in turn until the slowest ends, so that is the sum of the cycles of all workers over
+    six times those of the slowest: 1/6 where one worker has all to do, 1 where all have as much. Products on the AMP
+    unit and copies take all workers all the time.
+    """
     spent, active = int(activity.cycles.sum()), int(ids.compute_sets[activity.facts["computeSet"]].active.sum())
     return active / spent if spent else 1.0

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import ipujax as ipu
 
@@ -110,3 +111,24 @@ def test_names_that_do_not_print_are_escaped():
     ):
         assert "\x1b" not in text
     assert "a\\nb\\x1b[31mRED/" in profile.summary()
+
+
+THREADS = {
+    "one element": (jnp.tanh, (1,), 1 / 6),
+    "six vectors": (lambda x: x + 1, (12,), 1),
+    "seven vectors": (lambda x: x * 2, (14,), 7 / 12),
+    "many elements": (jnp.tanh, (40_000,), 1),
+    "one row in order": (jnp.cumsum, (100,), 1 / 6),
+    "a product": (lambda x: x @ x, (64, 64), 1),
+}
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_thread_balance_is_that_of_what_workers_have_to_do(name: str) -> None:
+    fun, shape, expected = THREADS[name]
+    x = jax.ShapeDtypeStruct(shape, "float32")
+    profile = ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=1)).lower(x).compile().profile
+    balances = [step["threadBalance"] for step in profile.execution()["simulation"]["steps"] if "threadBalance" in step]
+    assert balances == [pytest.approx(expected, abs=0.01)]
+    assert f"Thread balance: {round(100 * balances[0])}% of worker" in " ".join(profile.summary().split())
+    assert sum(cycles for _, cycles in profile.vertex_type_cycles.values()) == profile.total_worker_cycles

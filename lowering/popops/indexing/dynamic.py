@@ -30,7 +30,7 @@ from ipujax.lowering.layout.place import (
     tile_grid,
     whole_axis,
 )
-from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles
+from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles, vectors
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -232,18 +232,22 @@ def _box_cycles(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: 
     return slice_cycles(total_elements(box[: last + 1]), total_elements(box[last + 1 :]), dtype, target)
 
 
+def _row_vectors(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Vectors of a row of the box: workers share each row."""
+    return vectors(total_elements(shapes[1][max(dims) + 1 :]), dtype, target)
+
+
 @remembered
 def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         # A negative start is clamped: what counts from the end was resolved where the equation was traced.
         return lax.dynamic_slice(x, _all_starts(starts, dims, rank), shapes[0], allow_negative_indices=False)
 
-    cycles = partial(_box_cycles, dims, dtype)
+    cycles, parts = (partial(each, dims, dtype) for each in (_box_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
-    return Codelet(
-        f"popops::DynamicSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, takes=("shapes",), moves=True
-    )
+    title = f"popops::DynamicSlice<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 32, 300, takes=("shapes",), moves=True, parts=parts)
 
 
 @remembered
@@ -251,7 +255,8 @@ def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: A
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)
 
-    cycles = partial(_box_cycles, dims, dtype)
+    cycles, parts = (partial(each, dims, dtype) for each in (_box_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
-    return Codelet(f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>", fields, compute, cycles, 32, 300, moves=True)
+    title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 32, 300, moves=True, parts=parts)

@@ -234,18 +234,25 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
             return _lookup(table, indices, spec, sizes, spec.mode, spec.unique_indices and not first)
         return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
 
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+    def row_elements(shapes: BlockShapes) -> np.ndarray:
         table, out = shapes[0], shapes[-1]
         rows, of_wide = np.ones((), np.int64), dict(wide)
         for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
             rows = rows * (table[d] if size is None else out[of_wide[d]] if d in of_wide else size)
-        share = np.ones(()) if row_dim is None else table[row_dim] / spec.table_shape[row_dim]
-        return gather_cycles(-(-total_elements(out) // np.maximum(rows, 1)), share, rows, dtype, target)
+        return rows
+
+    def lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
+        del target
+        return -(-total_elements(shapes[-1]) // np.maximum(row_elements(shapes), 1))
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        share = np.ones(()) if row_dim is None else shapes[0][row_dim] / spec.table_shape[row_dim]
+        return gather_cycles(lookups(shapes, target), share, row_elements(shapes), dtype, target)
 
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
     title = f"popops::MultiSlice<{dtype_name(dtype)}>"
     takes: tuple[Extras, ...] = ("origins", "shapes") if wide else () if row_dim is None else ("origins",)
-    return Codelet(title, fields, compute, cycles, 36, 500, takes=takes, moves=True)
+    return Codelet(title, fields, compute, cycles, 36, 500, takes=takes, moves=True, parts=lookups)
 
 
 def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:

@@ -185,6 +185,10 @@ def scatter_codelet(
         cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
         return cycles + vectors(total_elements(table), dtype, target) if is_part else cycles
 
+    def lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
+        del target
+        return total_elements(shapes[-3][:-1])
+
     result = Field("table", "inout", dtype) if in_place else Field("out", "out", dtype)
     fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), result]
     if constant is None and not in_place:
@@ -192,4 +196,4 @@ def scatter_codelet(
     moves = spec.kind == "scatter" and spec.function is None
     title = f"popops::{spec.kind.title().replace('-', '')}<{dtype_name(dtype)}>"
     facts = {"moves": moves, "compares": _MONOIDS.get(spec.kind) in SELECTING}
-    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), **facts)
+    return Codelet(title, tuple(fields), compute, cycles, 36, 600, takes=("origins", "shapes"), parts=lookups, **facts)

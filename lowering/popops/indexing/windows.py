@@ -37,7 +37,7 @@ from ipujax.lowering.layout.place import (
 )
 from ipujax.lowering.popops.indexing.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -208,10 +208,15 @@ def _codelet(
         depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
+        return reduce_parts(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
+
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *starts))]
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=monoid in SELECTING)
+    compares = monoid in SELECTING
+    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=compares, parts=parts)
 
 
 def select_and_scatter(
@@ -311,10 +316,13 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
         return compare + reduce_cycles("add", dtype, total_elements(shapes[-1]), np.asarray(2), target)
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        return reduce_parts("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
+
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if starts else []))]
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares=True)
+    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares=True, parts=parts)
 
 
 def _local(

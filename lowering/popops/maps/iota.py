@@ -56,9 +56,11 @@ def _codelet(dtype: Any) -> Codelet:
         return numbers.astype(dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        vectors = -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
-        workers = target.worker_contexts
-        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + _VECTOR_CYCLES * -(-vectors // workers))
+        each, workers = _VECTOR_CYCLES * -(-parts(shapes, target) // target.worker_contexts), target.worker_contexts
+        return target.supervisor_overhead_cycles + workers * (_BASE_CYCLES + each)
 
-    fields = (Field("out", "out", dtype),)
-    return Codelet(f"popops::Iota<{dtype_name(dtype)}>", fields, compute, cycles, 12, 120, takes=("origins", "shapes"))
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        return -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
+
+    fields, title = (Field("out", "out", dtype),), f"popops::Iota<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts)

@@ -20,7 +20,7 @@ from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles, elementwise_parts
 from ipujax.lowering.popops.vertices.kernel import Frozen, freeze, thawed
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -96,9 +96,11 @@ def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return elementwise_cycles("copy", dtype, 1, 0, total_elements(shapes[1]), target)
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        return elementwise_parts("copy", dtype, total_elements(shapes[1]), target)
+
     fields = [Field("in", "in", dtype), Field("out", "out", dtype)]
     if constant is None:
         fields.append(Field("value", "in", dtype))
-    return Codelet(
-        f"popops::Pad<{dtype_name(dtype)}>", tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True
-    )
+    title = f"popops::Pad<{dtype_name(dtype)}>"
+    return Codelet(title, tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True, parts=parts)

@@ -118,8 +118,13 @@ def _codelet(
         each = _MOVE_CYCLES + _OPERATION_CYCLES * operations * means.factor + means.cast_cycles
         return target.supervisor_overhead_cycles + workers * (_WORKER_START_CYCLES + share * each)
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        del target
+        elements = total_elements(shapes[0]) * rows
+        return elements // np.maximum(shapes[0][-1], 1) if reduces else elements
+
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     operates = bool(operations)
     title = f"popops::{title}<{dtype_name(out_dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 600, moves=not operates, compares=operates)
+    return Codelet(title, tuple(fields), compute, cycles, 32, 600, moves=not operates, compares=operates, parts=parts)

@@ -13,6 +13,7 @@ no public figure and cost one load, one operation and one store an element (assu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -187,6 +188,19 @@ def _rows_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.nda
     return total_elements([n for d, n in enumerate(lengths) if d != axis]), lengths[axis]
 
 
+def _rows(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Rows along an axis of a block, the parts of what goes through each row in order."""
+    del target
+    return _rows_and_length(shapes, axis)[0]
+
+
+def _pairs(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Pairs of elements along an axis of a block, the parts of each stage of a sort."""
+    del target
+    rows, length = _rows_and_length(shapes, axis)
+    return rows * -(-length // 2)
+
+
 @remembered
 def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
     fun, each = CUMULATIVE[kind]
@@ -203,7 +217,8 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
     title, compares = f"popops::{kind.title()}<{dtype_name(dtype)}>", kind in ("cummax", "cummin")
-    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares)
+    parts = partial(_rows, axis)
+    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts)
 
 
 @remembered
@@ -229,7 +244,8 @@ def _sort_codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
     title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True)
+    parts = partial(_pairs, axis)
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True, parts=parts)
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:

@@ -24,7 +24,7 @@ from ipujax.lowering.layout.box_charge import Work, spans
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import copy_cycles, receive_cycles
 from ipujax.runtime.graph import (
@@ -169,6 +169,12 @@ def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, targ
     return _PASSES * reduce_cycles(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
 
 
+def _search_parts(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    lengths = shapes[0]
+    outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
+    return reduce_parts(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
+
+
 @remembered
 def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
     search = _REDUCERS[monoid][0]
@@ -176,9 +182,10 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    cycles = partial(_search_cycles, monoid, dtype, axis)
+    cycles, parts = (partial(each, monoid, dtype, axis) for each in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
-    return Codelet(f"popops::{monoid.title()}<{dtype_name(dtype)}>", fields, compute, cycles, 24, 500, compares=True)
+    title = f"popops::{monoid.title()}<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 24, 500, compares=True, parts=parts)
 
 
 @remembered
@@ -189,10 +196,10 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
         index = search(x, axis, index_dtype)
         return reducer(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    cycles = partial(_search_cycles, monoid, dtype, axis)
+    cycles, parts = (partial(each, monoid, dtype, axis) for each in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares=True)
+    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares=True, parts=parts)
 
 
 @remembered
@@ -205,8 +212,7 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
         slot = search(values, 0, np.dtype(np.int32))
         return jnp.take_along_axis(indices, slot[None], 0)[0]
 
-    cycles = partial(_search_cycles, monoid, dtype, 0)
+    cycles, parts = (partial(each, monoid, dtype, 0) for each in (_search_cycles, _search_parts))
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
-    return Codelet(
-        f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>", fields, compute, cycles, 28, 500, compares=True
-    )
+    title = f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, 28, 500, compares=True, parts=parts)

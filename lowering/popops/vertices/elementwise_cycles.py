@@ -179,5 +179,11 @@ def elementwise_cycles(
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
     start = _START_CYCLES[loop] if cost.start is None else cost.start
     once = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
-    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
+    iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
     return once + target.worker_contexts * (start + iterations * (means.factor * cycles + means.cast_cycles * vector))
+
+
+def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:
+    """Vectors that workers share; arguments as `elementwise_cycles`."""
+    _, vector = OP_COSTS[op].of(emulation(dtype, kind_of(op), target).width)
+    return ceil_div(elements, vector)

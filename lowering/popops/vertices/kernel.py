@@ -26,8 +26,8 @@ from jax import lax
 
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.emulation import kind_of
-from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
-from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles
+from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles, kernel_parts
+from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
@@ -221,6 +221,19 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         launches = is_mapped + len(kernel.reductions)
         return total - (launches - 1) * LAUNCH_CYCLES
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        elements, most = total_elements(_without(shapes[sized], reach)), np.asarray(0)
+        if is_mapped:
+            loaded = (*read, *_unaligned(kernel, target))
+            most = kernel_parts(counts, loaded, stored, elements, target)
+        for reduction, dtype, shape in zip(
+            kernel.reductions, kernel.reduced_dtypes, shapes[first_reduced:], strict=True
+        ):
+            outputs = total_elements(shape)
+            dealt = reduce_parts(reduction.monoid, dtype, outputs, elements // np.maximum(1, outputs), target)
+            most = np.maximum(most, dealt)
+        return most
+
     written = (*stored, *kernel.reduced_dtypes)
     fields = [Field(f"in{field}", "in", dtypes[number]) for number, field in holders.items()]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
@@ -238,6 +251,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         moves=not kernel.reductions and not computing,
         compares=_compares(kernel),
         flops=len(computing) + len(kernel.reductions),
+        parts=parts,
     )
 
 

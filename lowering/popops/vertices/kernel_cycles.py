@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.layout import ceil_div
-from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
+from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles, elementwise_parts
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
@@ -68,16 +68,35 @@ def kernel_cycles(
         target: the machine.
         scalars: inputs of one element, which are loaded once.
     """
-    if len(ops) == 1 and len(written) == 1 and len(read) <= ops[0].tensors:  # PopLibs has a codelet of its own
+    if _is_one(ops, read, written):
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
-    narrowest = min(max(2, element_bytes(dtype)) for dtype in (*(op.dtype for op in ops), *read, *written))
-    vector = max(1, VECTOR_BYTES // narrowest)
+    vector = _vector(ops, read, written)
     on_floats = sum(_instructions(op, vector, target) for op in ops if _is_of_floats(op))
     others = sum(_instructions(op, vector, target) for op in ops if not _is_of_floats(op))
     cycles = max(on_floats, others + sum(_moves(dtype, vector) for dtype in (*read, *written)))
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
     return target.supervisor_overhead_cycles + target.worker_contexts * (_START_CYCLES + scalars + iterations * cycles)
+
+
+def kernel_parts(
+    ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target
+) -> np.ndarray:
+    """Iterations that workers share; arguments as `kernel_cycles`."""
+    if _is_one(ops, read, written):
+        return elementwise_parts(ops[0].name, ops[0].dtype, elements, target)
+    return np.asarray(ceil_div(elements, _vector(ops, read, written)))
+
+
+def _is_one(ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any]) -> bool:
+    """Whether PopLibs has a codelet of its own for the operations."""
+    return len(ops) == 1 and len(written) == 1 and len(read) <= ops[0].tensors
+
+
+def _vector(ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any]) -> int:
+    """Elements of one iteration."""
+    narrowest = min(max(2, element_bytes(dtype)) for dtype in (*(op.dtype for op in ops), *read, *written))
+    return max(1, VECTOR_BYTES // narrowest)
 
 
 def _is_of_floats(op: OpCount) -> bool:

@@ -37,6 +37,25 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
         reduced: elements reduced into each result, int64 array.
         target: the machine.
     """
+    strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
+    return np.minimum(strided, np.minimum(by_output, by_part))
+
+
+def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
+    """Parts that are dealt to workers in the form of fewest cycles: rows of outputs, outputs, or vectors of each.
+
+    Arguments are as of `reduce_cycles`.
+    """
+    strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
+    vector = max(1, target.vector_width_bytes // element_bytes(dtype))
+    continuous = np.where(by_part < by_output, ceil_div(reduced, vector), outputs)
+    return np.where(strided <= np.minimum(by_output, by_part), ceil_div(outputs, 2 * vector), continuous)
+
+
+def _forms(
+    monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tile cycles of the strided form, and of the continuous one where workers share outputs, or each of them."""
     workers, vector = target.worker_contexts, max(1, target.vector_width_bytes // element_bytes(dtype))
     means = emulation(dtype, _KINDS.get(monoid, "add"), target)
     extra = _EXTRA_CYCLES[monoid] + (1 if means.width in ("int", "byte", "double") else 0)
@@ -48,5 +67,5 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
     along = -(-reduced // vector) * each
     by_output = -(-outputs // workers) * (_CONTINUOUS_OUTPUT_CYCLES + along)
     by_part = outputs * (_CONTINUOUS_OUTPUT_CYCLES + -(-along // workers)) + workers
-    continuous = LAUNCH_CYCLES + workers * (_CONTINUOUS_CYCLES + np.minimum(by_output, by_part))
-    return np.minimum(strided, continuous)
+    start = LAUNCH_CYCLES + workers * _CONTINUOUS_CYCLES
+    return strided, start + workers * by_output, start + workers * by_part

@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import total_elements
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target
@@ -92,7 +92,11 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
         return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
 
+    def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        return reduce_parts(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
+
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     compute, compares = partial(REDUCERS[monoid], axes=axes), monoid in SELECTING
-    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=600, compares=compares)
+    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=600, compares=compares, parts=parts)
