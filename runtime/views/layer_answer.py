@@ -12,7 +12,7 @@ from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.layer_view import LayerKind, LayerNode, layer_kinds, tree_of
 
 LAYER = "Which layer takes most?"
-_ALL = 0.95  # share of the cycles from which on a layer is the model
+_ALL = 0.95  # share of the cycles in layers from which on a layer is the model
 _SMALL = 0.01  # share of the cycles below which a difference between layers is not worth a word
 
 
@@ -24,7 +24,8 @@ def layer_answer(profile: Figures) -> Answer:
     """
     root = tree_of(profile)
     total = max(1, root.cycles)
-    kinds = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER and not _is_model(kind, total)]
+    known = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
+    kinds = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER and not _is_model(kind, known)]
     if not kinds or not kinds[0].cycles:
         hint = "name layers by jax.named_scope, or write them as functions"
         return Answer(LAYER, "No layer is known.", hint)
@@ -53,9 +54,9 @@ def _parts(parts: Counter[str]) -> str:
     return f" ({shares})" if len(known) > 1 else ""
 
 
-def _is_model(kind: LayerKind, total: int) -> bool:
-    """Whether a kind is one layer that nearly everything is in."""
-    return len(kind.nodes) == 1 and bool(kind.nodes[0].children) and kind.cycles > _ALL * total
+def _is_model(kind: LayerKind, known: int) -> bool:
+    """Whether a kind is one layer that nearly all that is in a layer is in."""
+    return len(kind.nodes) == 1 and bool(kind.nodes[0].children) and kind.cycles > _ALL * known
 
 
 def _is_innermost(kind: LayerKind) -> bool:
