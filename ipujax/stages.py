@@ -318,11 +318,12 @@ class Lowered(Stage):
 
     @cached_property
     def _compiled(self) -> Compiled:
-        spent = sum(self.timings.values())
-        with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress, spent):
+        steps, spent = (*self.timings, *STEPS), sum(self.timings.values())
+        with collecting_rarely(), watching(self.name, steps, self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
+        executable = executable.named(self.name, self.name.file)
         announce(self.name, executable)
-        return Compiled(lowered, executable.named(self.name, self.name.file))
+        return Compiled(lowered, executable)
 
     def cost_analysis(self) -> dict[str, float]:
         """Machine costs of one call, those of the compiled program."""
@@ -332,8 +333,7 @@ class Lowered(Stage):
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
 
-        A program that does not fit its tiles is lowered again at higher prices of a byte, unless `Options(byte_price=)`
-        fixes it. What is compiled is then that program.
+        A program that does not fit is lowered again at higher costs per byte, unless `Options(byte_price=)` fixes one.
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.

@@ -114,12 +114,12 @@ class Comparison:
         if not self.changes:
             return "\n".join([*lines, "No operation differs."])
         if self.layers:
-            lines.append(f"Changes by layer ({len(self.layers):,} layers):")
+            lines.append("Changes by layer:")
             for layer, (old, new) in list(self.layers.items())[:n]:
                 lines.append(f"  {new - old:>+15,}  {_ratio(old, new):>8}  {layer}")
         widths = {name: max(12, len(head)) for name, head in _HEADS.items()}
         heads = "  ".join(f"{head:>{widths[name]}}" for name, head in _HEADS.items())
-        lines += [f"Changes ({len(self.changes):,} operations):", f"  {heads}  where"]
+        lines += [f"Changes of {len(self.changes):,} operations:", f"  {heads}  where"]
         for change in self.changes[:n]:
             figures = "  ".join(f"{change.difference(name):>+{widths[name]},}" for name in FIGURES)
             lines.append(f"  {figures}  {change.place}  [{change.name}]")
