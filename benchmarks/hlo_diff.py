@@ -24,7 +24,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from models import COMPARED, MODELS, Model
+from models.cnn import cnn
+from models.recogniser import recogniser
 
 import ipujax as ipu
 
@@ -41,12 +44,25 @@ class Case:
         args: their shapes.
         donate_argnums: the arguments whose memory may be reused.
         device: the machine.
+        init: from a key to the first arguments; all are as their shapes when None.
     """
 
     fun: Callable[..., Any]
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...] = ()
     device: ipu.IPUModel = ipu.IPUModel()
+    init: Callable[[jax.Array], tuple[Any, ...]] | None = None
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Arguments: the initial state, random floating-point numbers from 0 to 1, and zeros for whole numbers."""
+        rng = np.random.default_rng(0)
+
+        def filled(x: jax.ShapeDtypeStruct) -> jax.Array:
+            is_float = jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.asarray(rng.random(x.shape) if is_float else np.zeros(x.shape), x.dtype)
+
+        state = () if self.init is None else self.init(jax.random.key(0))
+        return (*state, *jax.tree.map(filled, self.args[len(state) :]))
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
@@ -72,7 +88,7 @@ OPERATIONS: dict[str, Case] = {
 def of_model(make: Callable[..., Model]) -> Case:
     """The training step of a model."""
     model = make()
-    return Case(model.step, model.args, model.donate_argnums, model.device())
+    return Case(model.step, model.args, model.donate_argnums, model.device(), model.init)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -80,6 +96,8 @@ CASES: dict[str, Callable[[], Case]] = {
     **{name: partial(of_model, make) for name, make in COMPARED.items()},
     "gcn": partial(of_model, MODELS["gcn"]),
     "graphnet": partial(of_model, MODELS["graphnet"]),
+    "cnn": partial(of_model, cnn),
+    "recogniser": partial(of_model, recogniser),
 }
 
 

@@ -77,7 +77,7 @@ def cost(network: Network, batch: int, tiles: int) -> tuple[int, int]:
 
     options = ipu.Options(allow_out_of_memory=True)
     run = ipu.jit(train_step, device=ipu.IPUModel(tiles_per_ipu=tiles), donate_argnums=(0, 1), options=options)
-    profile = run.lower(params, jax.eval_shape(optimizer.init, params), *shapes(batch)).compile().profile
+    profile = run.profile(params, jax.eval_shape(optimizer.init, params), *shapes(batch))
     return profile.total_worker_cycles, profile.cycles - profile.phase_cycles["host_exchange"]
 
 

@@ -89,7 +89,7 @@ def train(args: argparse.Namespace) -> tuple[list[float], float]:
         right = float(accuracy(arrays, *test))
         print(f"epoch {epoch:2}/{args.epochs}  loss {losses[-1]:.4f}  test accuracy {right:.2%}")
     if args.device != "cpu":
-        profile = step.lower(arrays, opt_state, *batch).compile().profile
+        profile = step.profile(arrays, opt_state, *batch)
         print(f"a step: {profile.cycles:,} cycles, {profile.seconds * 1e6:,.0f} µs on a {args.device}")
         print(f"fullest tile: {profile.memory.max_tile_bytes:,} bytes")
     return losses, right

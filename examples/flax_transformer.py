@@ -132,7 +132,7 @@ def train(args: argparse.Namespace) -> list[float]:
         losses.append(float(np.mean(values)))
         print(f"epoch {epoch}/{args.epochs}  loss {losses[-1]:.4f}", flush=True)
     if args.device != "cpu":
-        profile = step.lower(params, opt_state, *batch).compile().profile
+        profile = step.profile(params, opt_state, *batch)
         print(f"a step: {profile.cycles:,} cycles, {profile.seconds * 1e6:,.0f} µs on a {args.device}")
         print(f"fullest tile: {profile.memory.max_tile_bytes:,} bytes")
     if args.sample:

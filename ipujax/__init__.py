@@ -7,7 +7,7 @@
     @ipu.jit(device=ipu.IPUModel(arch="mk2"), donate_argnums=0)
     def step(params, batch): ...
 
-step.lower(params, batch).compile().profile.summary() says what the machine would do; step(params, batch) computes it.
+step.profile(params, batch).summary() says what the machine would do; step(params, batch) computes it.
 """
 
 import typing as _typing

@@ -117,8 +117,9 @@ def _params(cls: type[Vertex], shapes: list[tuple[int, ...]], state: dict[str, A
     values = {field.attribute: field.default for field in state_fields(cls)}
     for name, value in state.items():
         if name not in values or np.shape(value) != ():
-            what = f"codelet_call of {cls.vertex_name}: state {name}={value!r}"
-            raise ArgumentError(what, expected=f"a number for one of {list(values)}", hint=nearest(name, values))
+            got, expected = f"{name}={value!r}", f"a number for one of {list(values)}"
+            what, hint = f"codelet_call of {cls.vertex_name}: state {got}", nearest(name, values)
+            raise ArgumentError(what, expected=expected, got=got, hint=hint)
     values |= state
     if None in values.values():
         missing = [name for name, value in values.items() if value is None]

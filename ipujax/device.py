@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from functools import cache
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentError, TargetError
-from ipujax.runtime.target import PRESETS, Target, preset
+from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.target import PRESETS, Target, nearest, preset
 
 
+@checking_calls("ipu.IPUModel")
 class IPUModel:
     """A simulated system of IPUs.
 
@@ -30,6 +33,7 @@ class IPUModel:
 
     Raises:
         TargetError: for an unknown preset or field, a value that makes no sense, or a number of chips no system has.
+        ArgumentTypeError: for more arguments by position.
     """
 
     __slots__ = ("_hash", "_target")
@@ -38,6 +42,7 @@ class IPUModel:
         if isinstance(num_ipus, str) and num_ipus in PRESETS:
             what = "ipu.IPUModel takes the number of IPUs first"
             raise TargetError(what, expected="a whole number", got=repr(num_ipus), hint=f"arch={num_ipus!r}")
+        _check_fields(changes)
         target = preset(arch, num_ipus)
         _check_partition(target.num_ipus)
         self._target = target.replace(**changes) if changes else target
@@ -59,6 +64,19 @@ class IPUModel:
         return f"IPUModel({target.num_ipus} × {target.name}, {target.tiles_per_ipu} tiles)"
 
 
+def _check_fields(changes: Mapping[str, Any]) -> None:
+    """Refuses a keyword that is neither an argument nor a field of `Target`."""
+    known = {"arch", *(field.name for field in dataclasses.fields(Target) if field.name != "sources")}
+    for name, value in changes.items():
+        if name not in known:
+            raise TargetError(
+                f"ipu.IPUModel has no argument {name!r}, and its Target no constant {name!r}",
+                expected="num_ipus, arch, or a field of ipu.Target",
+                got=f"{name}={value!r}",
+                hint=nearest(name, known) or "dataclasses.fields(ipu.Target) lists fields with unit and meaning",
+            )
+
+
 def _check_partition(num_ipus: int) -> None:
     """Refuses a number of IPUs that no partition of a Pod has."""
     larger = 1 << (num_ipus - 1).bit_length()
@@ -71,6 +89,7 @@ def _check_partition(num_ipus: int) -> None:
         )
 
 
+@checking_calls("ipu.CPU")
 @dataclass(frozen=True, slots=True)
 class CPU:
     """The host's CPU: the numbers, without a machine, a limit or a profile."""

@@ -26,6 +26,7 @@ from ipujax.calls import (
     Replication,
     RunsApart,
     Settings,
+    UnusedIpus,
     argument_places,
     as_names,
     as_numbers,
@@ -33,15 +34,15 @@ from ipujax.calls import (
     check_function,
     check_jaxpr_whole,
     check_live,
+    check_live_arguments,
     check_memories,
+    check_mesh_of_devices,
     check_settings,
     check_whole,
     compiling,
     compiling_for,
     dynamic_arguments,
     explaining_axis_errors,
-    function_name,
-    given_twice,
     has_tracer,
     offloaded_arguments,
     static_keywords,
@@ -50,21 +51,22 @@ from ipujax.calls import (
 from ipujax.device import CPU, Device, IPUModel, check_device, current_device
 from ipujax.distributed.instance import Operands, Spread, received, to_local
 from ipujax.fit import first_choice
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
 from ipujax.lowering.replicas import AXIS, evaluate, replicated_p
 from ipujax.lowering_plan import STEPS, LoweringPlan
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
-from ipujax.runtime.graph import Graph
 from ipujax.runtime.host import HostCalls, settled
 from ipujax.runtime.logs import Log, step, watching
 from ipujax.runtime.options import Options
+from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import Target
 from ipujax.stages import Lowered, Traced
 
 _LOG = Log("jit")
 _IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
+_XLA_SAYS = "donate", "Execute()"  # of a donated array that a call is given twice
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
@@ -180,69 +182,62 @@ class IpuFunction(Generic[_P, _R]):
         # None where nothing is given: only then does JAX find the positions of names, and the names of positions.
         self._settings: dict[str, Any] = dict(settings)
         self._replication, self._offload = replication, offload
-        self.__name__ = FunctionName(function_name(fun), device, None if replication is None else replication.replicas)
+        self.__name__ = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
         self._plain = self._one_replica if replication is None else self._all_replicas(replication)
-        self._runners: dict[IPUModel, Callable[..., Any]] = {}
+        self._runners: dict[Device, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds for as long as it would not trace anew: no value may hold its key.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, Lowered] = WeakKeyDictionary()
-        self._partly_used: set[IPUModel] = set()  # warned about
-        self._calls: WeakSet[HostCalls] = WeakSet()  # of programs that call Python functions; XLA holds them
+        self.unused_ipus = UnusedIpus(self.__name__)
+        self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        outer = compiling()
-        if outer is not None:
+        # In constant time, and only what decides which compiled function it is: JAX's own dispatch flattens the
+        # arguments and compares them with what is compiled. Where it refuses them, the error is explained.
+        if (outer := compiling()) is not None:
             outer.check_inner(self.__name__)
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
-        is_traced = has_tracer(leaves := jax.tree.leaves((args, kwargs)))
-        plain = is_traced or jax.config.jax_disable_jit  # type: ignore[attr-defined]
-        if not plain and jax.device_count() > 1:
+        is_traced = not is_evaluating() and has_tracer(jax.tree.leaves((args, kwargs)))
+        if self._has_several_devices and not is_traced:
             self._check_whole(args, kwargs)
         if self._spread is not None:
-            return self._call_together(self._spread, device, args, kwargs)
+            return self._call_together(self._spread, device, args, kwargs, is_traced)
         if is_traced:
             _LOG.info(_IS_PLAIN, self.__name__)
-        if any(self._donated) and not plain and given_twice(leaves):
-            self._check_donated(args, kwargs)
-        run = self._plain if plain or isinstance(device, CPU) else self._runner(device)
+        run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
         try:
             outs = run(*args, **kwargs)
         except RunsApart as apart:
             given, named = self._dynamic(args, kwargs)
             return apart.compiled(*given.values(), **named)
-        except jax.errors.JaxRuntimeError as error:
-            if "GlobalToLocalShape" not in str(error):
-                raise
-            raise ArgumentError(
-                f"{self.__name__} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",
-                expected="devices for its mesh",
-                got=device if isinstance(device, CPU) else "a transformation of JAX",
-                hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
-            ) from error
         except (TypeError, ValueError, RuntimeError) as error:
-            check_memories(self.__name__, error)
-            # JAX refuses wrong arguments before it computes; our error names function, argument and remedy.
-            check_arguments(self._fun, args, kwargs, *self._static)
+            self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
             raise
-        return outs if plain or not self._calls else settled(outs, self._calls)
+        return outs if is_traced or self._calls is None else settled(outs, self._calls)
 
-    def _call_together(self, spread: Spread, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises our error in place of JAX's, if it refused the arguments: with function, argument and remedy."""
+        check_mesh_of_devices(self.__name__, error, where)
+        is_twice = all(words in str(error) for words in _XLA_SAYS)
+        if is_twice and not (traced := self.trace(*args, **kwargs)).closes_over_tracers:
+            traced.signature.check_donated(self.__name__, jax.tree.leaves(self._dynamic(args, kwargs)))
+        if not isinstance(error, jax.errors.JaxRuntimeError):  # after which donated arguments are gone
+            check_memories(self.__name__, error)
+            check_arguments(self._fun, args, kwargs, *self._static)
+
+    def _call_together(self, spread: Spread, device: Device, args: Any, kwargs: Any, is_traced: bool) -> Any:
         """A call made by all instances, each with its share of the arguments."""
-        if has_tracer(jax.tree.leaves((args, kwargs))) or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if is_traced or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             what = f"{self.__name__} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(what, hint="differentiate inside of the function, or leave out replicas=")
         try:
             operands = self._operands(spread, args, kwargs)
             spread.meet(operands)
-            run = self._plain if isinstance(device, CPU) else self._runner(device)
-            return to_local(run(*operands.args, **operands.kwargs))
-        except jax.errors.JaxRuntimeError:  # it failed while it ran, as without its peers: donated arguments are gone
-            raise
+            return to_local(self._runner(device)(*operands.args, **operands.kwargs))
         except (TypeError, ValueError, RuntimeError) as error:
-            check_memories(self.__name__, error)
-            check_arguments(self._fun, args, kwargs, *self._static)
+            self._explain(error, device, args, kwargs)
             raise
 
     def _operands(
@@ -255,6 +250,11 @@ class IpuFunction(Generic[_P, _R]):
     def _spread(self) -> Spread | None:
         """How replicas are spread over instances; None if all are here."""
         return Spread.of(self.__name__, self._replication)
+
+    @functools.cached_property
+    def _has_several_devices(self) -> bool:
+        """Whether arrays may be split over devices of the host."""
+        return jax.device_count() > 1
 
     @property
     def options(self) -> Options:
@@ -311,7 +311,7 @@ class IpuFunction(Generic[_P, _R]):
     def __get__(self, instance: None, owner: type | None = None) -> IpuFunction[_P, _R]: ...
     @overload
     def __get__(
-        self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: type | None = None
+        self: IpuFunction[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
     ) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to its instance, which then is the first argument, as with `jax.jit`."""
@@ -322,10 +322,11 @@ class IpuFunction(Generic[_P, _R]):
 
         Raises:
             ArgumentError: for arguments that are no arrays.
-            UnexpectedTracerError: JAX's, for a function that uses a value of a transformation, or of a branch, that is
-                over.
+            UnexpectedTracerError: JAX's, for a function that uses, or is given, a value of a transformation, or of a
+                branch, that is over.
         """
         self._check_whole(args, kwargs)
+        check_live_arguments(args, kwargs)
         try:
             operands: Any = with_host_shapes(args, kwargs)
             if self._spread is not None:
@@ -334,13 +335,11 @@ class IpuFunction(Generic[_P, _R]):
             with self._watching():
                 traced = self._trace(self._device or current_device(), *operands)
             if traced.closes_over_tracers:
-                given, named = self._dynamic(args, kwargs)
-                settings = {name: x for name, x in kwargs.items() if name not in named}
-                check_live(functools.partial(self._plain, **settings), args, given, named)
+                check_live(self._plain, args, kwargs, *self._dynamic(args, kwargs))
             return traced
         except (TypeError, ValueError) as error:
             check_memories(self.__name__, error)
-            check_arguments(self._fun, args, kwargs, *self._static)
+            check_arguments(self._fun, args, kwargs, *self._static, shapes=True)
             raise
 
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
@@ -352,6 +351,10 @@ class IpuFunction(Generic[_P, _R]):
         """
         with self._watching():
             return self.trace(*args, **kwargs).lower()
+
+    def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
+        """The static profile of a call, `.lower(*args).compile().profile`; nothing is run. Raises as both of them."""
+        return self.lower(*args, **kwargs).compile().profile
 
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         """The shapes and dtypes of the results, as a tree of `jax.ShapeDtypeStruct`; nothing is run or lowered.
@@ -389,11 +392,6 @@ class IpuFunction(Generic[_P, _R]):
         if not isinstance(self._device or current_device(), CPU):
             check_whole(self.__name__, lambda: self._places(args)[0], args, kwargs)
 
-    def _check_donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        traced = self.trace(*args, **kwargs)
-        if not traced.closes_over_tracers:
-            traced.signature.check_donated(self.__name__, jax.tree.leaves(self._dynamic(args, kwargs)))
-
     def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
         return dynamic_arguments(self._fun, args, kwargs, *self._static)
 
@@ -401,11 +399,15 @@ class IpuFunction(Generic[_P, _R]):
         """Around what compiles, for log lines and progress; some time may have been spent on it before."""
         return watching(self.__name__, STEPS, self._options.progress, spent_seconds)
 
-    def _runner(self, device: IPUModel) -> Callable[..., Any]:
-        """The jitted function that lowers while it is traced, and emits the engine's computation."""
+    def _runner(self, device: Device) -> Callable[..., Any]:
+        """The jitted function that lowers while it is traced, and emits what XLA computes; on a `CPU` the plain one."""
+        if isinstance(device, CPU):
+            return self._runners.setdefault(device, self._plain)
         if device not in self._runners:
 
             def run(*args: Any, **kwargs: Any) -> Any:
+                if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+                    return self._plain(*args, **kwargs)
                 args, kwargs = received((args, kwargs))
                 with self._watching():
                     traced = self._trace(device, args, kwargs)
@@ -417,6 +419,7 @@ class IpuFunction(Generic[_P, _R]):
                 if lowered.runs_apart(None):
                     raise RunsApart(compiled)
                 if lowered.calls is not None:
+                    self._calls = self._calls or WeakSet()
                     self._calls.add(lowered.calls)
                 # All arrays are tracers here, and static arguments never are.
                 leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
@@ -483,18 +486,5 @@ class IpuFunction(Generic[_P, _R]):
         line = self._line or calling_line()
         plan = LoweringPlan.of(self.__name__, traced, line, device.target, self._options, self._spread)
         lowered = plan.lowered(first_choice(self._options))
-        self._warn_of_unused_ipus(device, lowered.graph)
+        self.unused_ipus.check(device, lowered.graph.num_used_ipus, device.target.num_ipus)
         return lowered
-
-    def may_leave_ipus_idle(self, device: IPUModel) -> None:
-        """Says that other functions use the IPUs of a device that this one does not: no warning of them."""
-        self._partly_used.add(device)
-
-    def _warn_of_unused_ipus(self, device: IPUModel, graph: Graph) -> None:
-        """Warns once for each device that a smaller one is enough."""
-        used = graph.num_used_ipus
-        enough, there = 1 << (used - 1).bit_length(), device.target.num_ipus
-        if enough < there and device not in self._partly_used:
-            self._partly_used.add(device)
-            what = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
-            _LOG.warning(what, self.__name__, used, there, enough)

@@ -19,7 +19,14 @@ from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs, is_on_host, without_float0
 from ipujax.lowering.jaxpr import check_values
 from ipujax.lowering.lower import donated_aliases, lower
-from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, is_streamed, without_host
+from ipujax.lowering.offload import (
+    BATCH_BYTES,
+    IoTiles,
+    Offloading,
+    check_asked_memories,
+    is_streamed,
+    memory_spaces,
+)
 from ipujax.lowering.passes import PASSES, run_passes
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
@@ -77,10 +84,12 @@ class LoweringPlan:
 
         Raises:
             ArgumentTypeError: for an argument or a result that is no array.
+            ArgumentValueError: for a policy of `jax.checkpoint` that offloads to what is no streaming memory.
             GraphError: for a value inside that is none.
         """
         given = ClosedJaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts)  # a copy: the jaxpr is the key of what it becomes
         check_values(given, name, traced.signature.leaf_names)
+        check_asked_memories(name, given)
         jaxpr, moved = without_float0(given)
         jaxpr, refs = with_state(jaxpr)
         arguments = len(traced.signature.in_avals)
@@ -149,7 +158,7 @@ class LoweringPlan:
         """For each result the donated argument whose place it takes; split alike, where something streams."""
         whole = unwrapped(self.jaxpr)
         if streams:
-            ends = unwrapped(shard_map(without_host(inline(self.jaxpr))))
+            ends = unwrapped(shard_map(memory_spaces(inline(self.jaxpr))))
             whole = replace(whole, in_dims=ends.in_dims, out_dims=ends.out_dims)
         return donated_aliases(whole, donated)
 

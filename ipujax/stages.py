@@ -19,15 +19,17 @@ import numpy as np
 
 from ipujax.calls import (
     EVERYWHERE,
+    FunctionName,
     Given,
     Signature,
     Stage,
-    check_not_deleted,
+    check_live_arguments,
     check_whole,
     first_difference,
     has_tracer,
     may_be_offloaded,
     moves_apart,
+    shown_array,
 )
 from ipujax.compiled_programs import announce
 from ipujax.distributed.instance import Spread, check_same_program, over_instances, to_local
@@ -60,7 +62,7 @@ from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.memory import MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
-from ipujax.runtime.signatures import checking_calls, described
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 Record = Callable[[Program, Any], None]
@@ -155,7 +157,7 @@ class Lowered(Stage):
 
     def __init__(
         self,
-        name: str,
+        name: FunctionName,
         signature: Signature,
         jaxprs: Mapping[str, ClosedJaxpr],
         lowered: LoweredProgram,
@@ -193,7 +195,7 @@ class Lowered(Stage):
         if after not in self._jaxprs:
             known = (*self._jaxprs, LOWERED)
             expected, hint = f"one of {', '.join(known)}", nearest(after, known)
-            raise ArgumentError(f"no pass is called {after!r}", expected=expected, hint=hint)
+            raise ArgumentError(f"no pass is called {after!r}", expected=expected, got=repr(after), hint=hint)
         return str(self._jaxprs[after])
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
@@ -212,9 +214,9 @@ class Lowered(Stage):
         """Which tiles hold which variable.
 
         Returns:
-            What JSON can hold: `"variables"` lists each variable with its name, dtype, shape and line, the `"tiles"`
-            that hold any of it, how many `"elements"` each of them holds, and the `"mapping"`, block by block or
-            interval by interval, of its elements in row-major order. Tiles are those of one replica.
+            A dict for JSON, short in a console: `"variables"` lists each variable with its name, dtype, shape and line,
+            the `"tiles"` that hold any of it, how many `"elements"` each of them holds, and the `"mapping"`, block by
+            block or interval by interval, of its elements in row-major order. Tiles are those of one replica.
         """
         return tile_map(self.graph)
 
@@ -251,8 +253,9 @@ class Lowered(Stage):
         refs = [x for x in moved if is_ref(jax.typeof(x))]
         operands = [x[...] if is_ref(jax.typeof(x)) else x for x in moved]
         outs = iter(run([*operands, *self._constants]))
+        are_weak = (aval.weak_type for aval in self._jaxprs["discharge"].out_avals)  # a Ref's value less than the Ref
         results = [
-            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), aval.weak_type)
+            np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
             for aval in signature.out_avals
         ]
         for ref in refs:
@@ -315,9 +318,10 @@ class Lowered(Stage):
 
     @cached_property
     def _compiled(self) -> Compiled:
-        spent = sum(self.timings.values())
-        with collecting_rarely(), watching(self.name, (*self.timings, *STEPS), self._options.progress, spent):
+        steps, spent = (*self.timings, *STEPS), sum(self.timings.values())
+        with collecting_rarely(), watching(self.name, steps, self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
+        executable = executable.named(self.name, self.name.file)
         announce(self.name, executable)
         return Compiled(lowered, executable)
 
@@ -329,8 +333,7 @@ class Lowered(Stage):
     def compile(self) -> Compiled:
         """Checks the graph, plans its exchanges and memory, and makes it callable.
 
-        A program that does not fit its tiles is lowered again at higher prices of a byte, unless `Options(byte_price=)`
-        fixes it. What is compiled is then that program.
+        A program that does not fit is lowered again at higher costs per byte, unless `Options(byte_price=)` fixes one.
 
         Raises:
             TileMemoryError: if the program does not fit, unless `Options(allow_out_of_memory=True)`.
@@ -468,6 +471,7 @@ class Compiled(Stage):
         """The leaves of a call, if they are of the compiled signature."""
         signature, name = self._lowered.signature, self._lowered.name
         if has_tracer(jax.tree.leaves((args, kwargs))):
+            check_live_arguments(args, kwargs)
             what = f"{name} is compiled: transformations of JAX cannot trace it any more"
             raise ArgumentTypeError(what, hint="apply them to the ipu.jit function itself")
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -483,8 +487,7 @@ class Compiled(Stage):
             avals = spread.local_avals(avals, args, kwargs, signature.arguments)
         check_whole(name, lambda: signature.arguments, args, kwargs)
         for place, leaf, aval in zip(signature.leaf_names, leaves, avals, strict=True):
-            check_not_deleted(name, place, leaf)
-            found = described(leaf)
+            found = shown_array(name, place, leaf, "convert it to such an array", aval.str_short())
             if found != aval.str_short():
                 what = f"{name} was compiled for another shape or dtype of its argument {place}"
                 raise ArgumentTypeError(what, expected=aval.str_short(), got=found, hint=hint)

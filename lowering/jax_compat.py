@@ -51,6 +51,14 @@ new_jaxpr_eqn = _core.new_jaxpr_eqn
 _PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
 PUBLIC_PRIMITIVES = frozenset(value.name for value in _PUBLIC if isinstance(value, Primitive))
 
+with jax.ensure_compile_time_eval():  # also where this is imported under a transformation
+    _EVALUATION = _core.find_top_trace(())
+
+
+def is_evaluating() -> bool:
+    """Whether operations of JAX compute their results now: no transformation is tracing them."""
+    return _core.find_top_trace(()) is _EVALUATION
+
 
 def make_primitive(
     name: str, compute: Callable[..., Any], abstract: Callable[..., Any], batched: Callable[..., Any] | None = None
@@ -170,6 +178,17 @@ def raw_frames(eqn: JaxprEqn) -> list[tuple[CodeType, int]]:
     """The code and the number of the instruction of each frame an equation was traced in, innermost first."""
     traceback = eqn.source_info.traceback
     return list(zip(*traceback.raw_frames(), strict=True)) if traceback else []
+
+
+def scopes_in(stack: Any) -> list[str]:
+    """The scopes of a name stack, outermost first, without its transformations."""
+    return [name.name for name in stack.stack if type(name).__name__ == "Scope"]
+
+
+def without_scopes(stack: Any, beginning: str) -> Any:
+    """A name stack without scopes whose names begin so."""
+    kept = tuple(x for x in stack.stack if type(x).__name__ != "Scope" or not x.name.startswith(beginning))
+    return stack if len(kept) == len(stack.stack) else type(stack)(kept)
 
 
 def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:

@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import jax
 
 from ipujax.lowering.ipus import IpuView
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, is_on_host
-from ipujax.lowering.jaxpr import has_stages
+from ipujax.lowering.jaxpr import ValueRoles, has_stages
 from ipujax.lowering.layout import MemoryOrder, map_linearly, must_be_set_aside, overwrite
 from ipujax.lowering.merge import merge_compute_sets
+from ipujax.lowering.other_roles import note_other_roles
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
@@ -196,7 +197,9 @@ class _Program:
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
-        self._whole, self._found, self._graph, self._make, self._names = whole, found, graph, make, names
+        self._whole, self._found, self._graph, self._names = whole, found, graph, names
+        self._roles = ValueRoles(found.jaxpr.jaxpr, self._taken_places(aliases))
+        self._make = partial(make, roles=self._roles)
         self._recomputation, (self._offloaded, self._streamed) = recomputation, off_chip
         # Where what belongs to no stage lies: not on tiles that only move data.
         self._home = IpuView(graph, 0) if graph.io_tiles else graph
@@ -226,6 +229,7 @@ class _Program:
             prog.add(StreamOut(result, stream))
         for variable in graph.variables:
             self._map_linearly(Tensor.of(variable))
+        note_other_roles(graph, prog)
         merge_compute_sets(graph, prog)
         ends = whole.in_dims, whole.out_dims
         return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *ends, pipelines)
@@ -257,6 +261,8 @@ class _Program:
             self._shards.append(shards)
             arguments.append(_joined(shards))
             self._prog.add(StreamIn(stream, arguments[-1]))
+        for var, shard in zip(self._found.jaxpr.jaxpr.invars, chain.from_iterable(self._shards), strict=True):
+            graph.note_role(shard, self._roles.get(var))
         return arguments, inputs
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -312,6 +318,10 @@ class _Program:
             shards = tuple(next(remaining) for _ in range(num_shards(bounds)))
             results.append(whole_of.get(shards) or _joined(shards))
         return results, pipelines
+
+    def _taken_places(self, aliases: Sequence[int | None]) -> list[bool]:
+        """For each input of the jaxpr whether a result takes its place."""
+        return [n in aliases for n, bounds in enumerate(self._found.inputs) for _ in range(num_shards(bounds))]
 
     def _donated(self) -> dict[Var, Tensor]:
         """The arguments, or shards of them, that results may be written to at once, by the variables of the results."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from ipujax.lowering.jax_compat import (
     Atom,
@@ -41,6 +42,7 @@ from ipujax.runtime.errors import ArgumentError, GraphError
 _MAKES_REF = "InternalMutableArrayEffect"  # JAX's effect of making a Ref, and of all that holds an equation which does
 _CHANGES = frozenset({"WriteEffect", "AccumEffect"})
 _OF_INDICES = frozenset({"lt", "add", "select_n", "convert_element_type"})  # what JAX computes of an index below 0
+_RESULT = "ipu_result"  # the name of a weakly typed result, until Refs are gone
 _NO_AXES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -173,7 +175,7 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
     def run(inputs: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
         def into(refs: tuple[Sequence[Any], Sequence[Any]]) -> None:
             for place, value in zip(refs[1], inner(*(ref[...] for ref in refs[0])), strict=True):
-                place[...] = value
+                place[...] = checkpoint_name(value, _RESULT) if jax.typeof(value).weak_type else value
 
         return run_state(into)((inputs, results))[1]
 
@@ -187,7 +189,7 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
         traced = make(of_values)(*avals[0], *avals[1])
     except NotImplementedError as error:
         raise _refusal(jaxpr.jaxpr, error) from error
-    body = eliminate_dead_code(traced.jaxpr)
+    body = eliminate_dead_code(_with_results_as_computed(traced.jaxpr))
     assert not any(used_inputs(body)[len(avals[0]) :]), "the first values of results are written over"
     body = body.replace(
         invars=body.invars[len(consts) : len(avals[0])],
@@ -195,6 +197,25 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
         debug_info=jaxpr.jaxpr.debug_info,
     )
     return everywhere(_fold_indices)(ClosedJaxpr(body, [*consts, *traced.consts]))
+
+
+def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with named results in place of their copies in Refs, which are never weakly typed."""
+    made: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+    def operand_of(primitive: str, atom: Atom) -> Atom | None:
+        eqn = made.get(atom) if isinstance(atom, Var) else None
+        return eqn.invars[0] if eqn is not None and eqn.primitive.name == primitive else None
+
+    def named(atom: Atom) -> Atom | None:
+        is_result = isinstance(atom, Var) and atom in made and made[atom].params.get("name") == _RESULT
+        return operand_of("name", atom) if is_result else None
+
+    def computed(atom: Atom) -> Atom:
+        before_cast = operand_of("convert_element_type", atom)
+        return named(atom) or (named(before_cast) if before_cast is not None else None) or atom
+
+    return jaxpr.replace(outvars=[computed(atom) for atom in jaxpr.outvars])
 
 
 def _fold_indices(jaxpr: ClosedJaxpr, inside: Rewrite) -> ClosedJaxpr:

@@ -6,13 +6,23 @@ equations with another source.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, scopes_in, without_scopes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor import MOST_CALLERS, OF_CALLER, Origin, joined_layers
+
+TRANSPOSED = "transpose("
+RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
+_NOTE = "ipu_layer:"  # begins our scope that holds the layer, and the lines of calls that were inlined
+_INTERNAL = re.compile(
+    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{_NOTE}.*|{RECOMPUTED}|checkpoint"
+    r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and what they accumulate
+    re.S,
+)
 
 
 def source_line(eqn: JaxprEqn) -> str:
@@ -27,12 +37,36 @@ def source_line(eqn: JaxprEqn) -> str:
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
-    frames = _frames(eqn)
+    frames, path = _frames(eqn), name_stack(eqn) or outer.path
     innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
-    frame, library, path = _user_frame(frames), _shown(innermost), name_stack(eqn) or outer.path
-    if frame is None:
-        return Origin(outer.line, path, library or outer.library, outer.file)
-    return Origin(_shown(frame), path, "" if library == _shown(frame) else library, frame.file_name)
+    users, library = [frame for frame in frames if not is_installed(frame.file_name)], _shown(innermost)
+    layer, *calls = _note(eqn.source_info.name_stack) or ["/".join(scopes_of(eqn))]
+    inside = joined_layers(outer.layer, layer)
+    line, *callers = [*map(_shown, users[: MOST_CALLERS + 1]), *calls, *_lines_around(outer)] or [""]
+    return Origin(
+        line=line if users else outer.line,
+        path=path,
+        library="" if users and library == line else library or ("" if users else outer.library),
+        file=users[0].file_name if users else outer.file,
+        layer=inside,
+        part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
+        callers=tuple(callers[:MOST_CALLERS]) if users else outer.callers,
+    )
+
+
+def _lines_around(outer: Origin) -> tuple[str, ...]:
+    """The lines that called a function inside of an equation of `outer`; unknown for one that several call."""
+    return () if outer.layer == OF_CALLER or not outer.line else (outer.line, *outer.callers)
+
+
+@remembered_small
+def _part(stack: str) -> str:
+    """The part of a training step that a name stack says."""
+    if TRANSPOSED in stack.rpartition(RECOMPUTED)[2]:
+        return "backward"
+    if RECOMPUTED in stack:
+        return "recomputed"
+    return "forward" if "jvp(" in stack else ""
 
 
 def _user_frame(frames: Sequence[Any]) -> Any:
@@ -49,7 +83,12 @@ def _shown(frame: Any) -> str:
     """A frame as `file:line (function)`, "" for none."""
     if frame is None:
         return ""
-    return shown_place((frame.file_name, frame.line_num, frame.function_name.rpartition(".<locals>.")[2]))
+    return _shown_place(frame.file_name, frame.line_num, frame.function_name)
+
+
+@remembered_small
+def _shown_place(file: str, line: int, function: str) -> str:
+    return shown_place((file, line, function.rpartition(".<locals>.")[2]))
 
 
 def call_site(eqn: JaxprEqn) -> tuple[tuple[Any, int], ...]:
@@ -74,16 +113,58 @@ def name_stack(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _printed(stack: Any) -> str:
-    text = str(stack)
+    text = str(_of_jax(stack))
     return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The scopes an equation is in, outermost first, without transformations and scopes that are JAX's or ours."""
+    return _scopes(eqn.source_info.name_stack)
+
+
+@remembered_small
+def _scopes(stack: Any) -> tuple[str, ...]:
+    users = (scope for scope in scopes_in(stack) if not _INTERNAL.fullmatch(scope))
+    names = (name for scope in users for name in scope.split("/"))
+    return tuple(name for name in names if name)
+
+
+# --- the layer, which a scope of ours carries along ---
+
+
+def noted(stack: Any, layer: str, callers: Sequence[str] = ()) -> Any:
+    """A name stack with a note of the layer, and of the lines that called what the equation was inlined from."""
+    return _of_jax(stack).extend(_NOTE + "\n".join([layer, *callers]))
+
+
+def layer_of(eqn: JaxprEqn) -> str:
+    """The layer that is noted of an equation, "" if there is none."""
+    return "".join(_note(eqn.source_info.name_stack)[:1])
+
+
+@remembered_small
+def _note(stack: Any) -> tuple[str, ...]:
+    """The layer that a name stack notes, then the lines of calls; nothing without a note."""
+    notes = [name for name in scopes_in(stack) if name.startswith(_NOTE)]
+    return tuple(notes[-1].removeprefix(_NOTE).split("\n")) if notes else ()
+
+
+def _of_jax(stack: Any) -> Any:
+    """A name stack without notes."""
+    return without_scopes(stack, _NOTE)
+
+
+def shown_calls(eqn: JaxprEqn) -> list[str]:
+    """The user's lines that an equation was traced in, innermost first."""
+    return [_shown(frame) for frame in _frames(eqn) if not is_installed(frame.file_name)]
 
 
 def jaxpr_file(jaxpr: Jaxpr) -> str:
     """The file of the function a jaxpr was traced from, "" when unknown."""
-    return _traced_from(jaxpr)[1].rpartition(":")[0]
+    return traced_from(jaxpr)[1].rpartition(":")[0]
 
 
-def _traced_from(jaxpr: Jaxpr) -> tuple[str, str]:
+def traced_from(jaxpr: Jaxpr) -> tuple[str, str]:
     """The function and the `file:line` a jaxpr was traced from, "" when unknown."""
     name, _, place = (getattr(jaxpr.debug_info, "func_src_info", None) or "").partition(" at ")
     return name, place
@@ -110,10 +191,13 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def at_source_of(eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str) -> JaxprEqn:
-    """The equation at the line of another, under what the name stacks of several begin with, and a name if any."""
-    stack = common_stack([other.source_info.name_stack for other in eqns])
-    info = place.source_info.replace(name_stack=stack.extend(name) if name else stack)
-    return eqn.replace(source_info=info)
+    """The equation at the line of another, under what names and layers of several begin with, and a name if any."""
+    stack = common_stack([_of_jax(other.source_info.name_stack) for other in eqns])
+    layer = "/".join(_common_start([layer_of(other).split("/") for other in eqns]))
+    stack, note = stack.extend(name) if name else stack, _note(place.source_info.name_stack)
+    return eqn.replace(
+        source_info=place.source_info.replace(name_stack=noted(stack, layer, note[1:]) if note else stack)
+    )
 
 
 def common_stack(stacks: Sequence[Any]) -> Any:
@@ -128,18 +212,40 @@ def common_stack(stacks: Sequence[Any]) -> Any:
 def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> list[JaxprEqn]:
     """The equations of the first of several equal runs, under what name stacks have in common.
 
+    Their layers are those inside of what the layers of their run begin with, which is the layer of its call.
+
     Args:
         runs: equations, those at the same place in each run equal.
         name: of a scope, between what all name stacks begin with and what those at a place begin and end with besides.
     """
-    outer = common_stack([eqn.source_info.name_stack for run in runs for eqn in run])
+    outer = common_stack([_of_jax(eqn.source_info.name_stack) for run in runs for eqn in run])
     scope = outer.extend(name)
+    layers = [[layer_of(eqn).split("/") for eqn in run] for run in runs]
+    inside = [len(_common_start(paths)) for paths in layers]
     eqns = []
-    for place in zip(*runs, strict=True):
+    for number, place in enumerate(zip(*runs, strict=True)):
         info = place[0].source_info
-        stack = scope + _common_ends([eqn.source_info.name_stack[len(outer) :] for eqn in place])
+        stack = scope + _common_ends([_of_jax(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
+        rests = [paths[number][start:] for paths, start in zip(layers, inside, strict=True)]
+        note = _note(info.name_stack)
+        stack = noted(stack, "/".join(_common_names(rests)), note[1:]) if note else stack
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
     return eqns
+
+
+def _common_start(paths: Sequence[list[str]]) -> list[str]:
+    """What several paths begin with."""
+    first, same = paths[0], 0
+    while all(path[: same + 1] == first[: same + 1] and same < len(path) for path in paths):
+        same += 1
+    return first[:same]
+
+
+def _common_names(paths: Sequence[list[str]]) -> list[str]:
+    """What several paths begin with, and what they end with behind that."""
+    before = _common_start(paths)
+    behind = _common_start([path[len(before) :][::-1] for path in paths])[::-1]
+    return before + behind
 
 
 def _common_ends(stacks: Sequence[Any]) -> Any:

@@ -8,9 +8,9 @@ by name.
 
 from __future__ import annotations
 
-import difflib
+import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -58,11 +58,12 @@ from ipujax.runtime.logs import DEBUG, TRACE, Log, step, subject, watching
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.fullest_tiles import fullest_tiles
 from ipujax.runtime.options import Options
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
-from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, Timeline
+from ipujax.runtime.timeline import MOST_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.spans import spans_of
+from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
@@ -70,6 +71,39 @@ Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
 STEPS = ("verify", "cost", "memory", "clocks")
 _LOG = Log("compile")
 _SHOWN_TILES = 16  # of the fullest, in the log
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a program is called and when it was compiled, for titles; each is empty where it is not known.
+
+    Args:
+        function: the name of its function.
+        file: the name of the file or cell that the function is in, else of the one that compiles it.
+        label: what the user calls it, `Options.label` or `profile.labelled(…)`.
+        date: the day it was compiled, "2026-11-25".
+    """
+
+    function: str = ""
+    file: str = ""
+    label: str = ""
+    date: str = ""
+
+    @property
+    def name(self) -> str:
+        """Label, function and file: `wide: train_step (train.py)`."""
+        name = f"{self.function} ({self.file})" if self.function and self.file else self.function or self.file
+        return ": ".join(filter(None, (self.label, name)))
+
+    @property
+    def day(self) -> str:
+        """The date as people write it: 25 Nov 2026."""
+        return f"{(day := datetime.date.fromisoformat(self.date)).day} {day:%b %Y}" if self.date else ""
+
+
+def today() -> str:
+    """The day of a compilation, "2026-11-25", in local time."""
+    return datetime.date.today().isoformat()
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +121,7 @@ class Executable:
         timings: seconds of each pass of this compilation, by name.
         byte_prices: prices of a byte at which it was planned, until it fitted; the last is that of the graph.
         byte_price_cost_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
+        identity: what it is called, and when it was compiled.
     """
 
     graph: Graph
@@ -99,6 +134,16 @@ class Executable:
     timings: Mapping[str, float]
     byte_prices: tuple[float, ...]
     byte_price_cost_cycles: int | None = 0
+    identity: Identity = Identity()
+
+    def named(self, function: str, file: str) -> Executable:
+        """The same program with what it was made from.
+
+        Args:
+            function: the name of its function; empty when there is none.
+            file: the name of the file, see `Identity`.
+        """
+        return replace(self, identity=replace(self.identity, function=str(function), file=file))
 
     @property
     def target(self) -> Target:
@@ -140,6 +185,18 @@ class Executable:
         """
         num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
         return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, most_steps)
+
+    def task_spans_of(self, recording: Recording | None) -> TaskSpans:
+        """When each task of each pipeline runs in a recorded run, or the static one.
+
+        Args:
+            recording: as of `timeline_of`.
+
+        Raises:
+            ProfileError: as `timeline_of`.
+        """
+        num_ipus, trip_counts = self.target.num_ipus, self.options.trip_counts
+        return task_spans(self.program, self.steps, num_ipus, self.slots, trip_counts, recording)
 
 
 def compile(
@@ -191,8 +248,11 @@ def _compiled(graph: Graph, program: Program, options: Options, check: Callable[
         steps, slots = clock_steps(program, costs, effects, graph.target)
     keep_recent()
     frozen = MappingProxyType
-    prices = (graph.byte_price_cycles,)
-    return Executable(graph, program, options, frozen(costs), memory, frozen(steps), slots, frozen(timings), prices)
+    prices, identity = (graph.byte_price_cycles,), Identity(label=options.label, date=today())
+    clocks = frozen(steps), slots
+    return Executable(
+        graph, program, options, frozen(costs), memory, *clocks, frozen(timings), prices, identity=identity
+    )
 
 
 def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
@@ -254,7 +314,7 @@ def _copied(graph: Graph) -> Graph:
     copy.variables, copy.mappings = list(graph.variables), dict(graph.mappings)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
     copy.fallbacks, copy.unmet_bounds = dict(graph.fallbacks), list(graph.unmet_bounds)
-    copy.off_chip = dict(graph.off_chip)
+    copy.off_chip, copy.roles = dict(graph.off_chip), dict(graph.roles)
     return copy
 
 
@@ -283,9 +343,9 @@ def _check_trip_counts(program: Program, options: Options) -> None:
     names = [name for loop in while_names(program).values() for name in loop]
     for name in options.trip_counts:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
             raise ArgumentError(
                 f"Options.trip_counts names no loop of this program: {name!r}",
                 expected=f"one of {names}" if names else "nothing: every trip count is known",
-                hint=f"{close[0]!r}" if close else None,
+                got=repr(name),
+                hint=nearest(name, names) if names else "leave trip_counts out",
             )

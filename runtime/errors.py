@@ -7,6 +7,7 @@ Errors that are faults of ipujax itself are plain `AssertionError`s.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,8 @@ _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
 _OWN_FILES = (_IPUJAX, f"{Path(jax.__file__).parent}{os.sep}", "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
+_CONSOLE_CELL = re.compile(r"<ipython-input-(\d+)-")  # what IPython calls a cell of a console
+_NOTEBOOK_CELL = re.compile(r"In\[(\d+)\]")  # and its label of any cell
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # what a console calls the lines typed into it
 
 
@@ -50,6 +53,12 @@ def calling_line() -> str:
     """The innermost running line outside all installed packages, `file:line (function)`; "" if there is none."""
     place = _innermost(sys._getframe(1), _is_in_project)
     return "" if place is None else shown_place(place)
+
+
+def calling_file() -> str:
+    """The name of the file of `calling_line`, as `file_name` has it; "" if there is none."""
+    place = _innermost(sys._getframe(1), _is_in_project)
+    return "" if place is None else file_name(place[0])
 
 
 def line_of(error: BaseException) -> str | None:
@@ -78,9 +87,37 @@ def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Pla
 
 
 def shown_place(place: Place) -> str:
-    """A place as errors show it, `file:line (function)`."""
-    name, line, function = place
-    return f"{Path(name).name}:{line} ({function})"
+    """A place as errors show it, `file:line (function)`; `cell 3, line 5 (function)` in a notebook."""
+    file, line, function = place
+    name = file_name(file)
+    return f"{name}, line {line} ({function})" if name.startswith(_CELL) else f"{name}:{line} ({function})"
+
+
+_CELL = "cell "
+
+
+def file_name(file: str) -> str:
+    """The name of a file without its folder; `cell 3` for the temporary file of a notebook's cell.
+
+    Args:
+        file: its path, as code objects have it.
+    """
+    number = _cell_number(file)
+    return Path(file).name if number is None else f"{_CELL}{number}"
+
+
+def _cell_number(file: str) -> str | None:
+    """The number of the cell that IPython compiled under this name; None for other files.
+
+    Source: `IPython.core.compilerop.CachingCompiler.format_code_name`, since IPython 8.
+    """
+    label = file
+    if not (found := _CONSOLE_CELL.match(file)):
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+        label = named[1] if named else ""
+        found = _NOTEBOOK_CELL.fullmatch(label)
+    return found[1] if found else None
 
 
 @remembered_small
@@ -244,6 +281,10 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 class ArgumentValueError(ArgumentError, ValueError):
     """Such a call where JAX raises a `ValueError`."""
+
+
+class ArgumentOverflowError(ArgumentError, OverflowError):
+    """Such a call with a Python number that its dtype cannot hold, where JAX raises an `OverflowError`."""
 
 
 class DeletedArgumentError(ArgumentError, RuntimeError, ValueError):

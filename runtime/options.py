@@ -17,6 +17,7 @@ from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 MOST_BYTE_PRICE = 1e12  # cycles; so dear a byte that nothing else counts
+MOST_LABEL = 200  # characters
 RECOMPUTATIONS = ("none", "all", "standard", "auto")
 PARTIALS = ("float32", "float16")  # dtypes of partial results that a program may choose
 
@@ -52,6 +53,8 @@ class Options:
             compute, and wait for such transfers.
         prefetch_depth: batches of loads that I/O tiles are ahead of what computes, each with room of its own there.
         progress: show a line of progress on a terminal once compiling has taken two seconds; the program is the same.
+        label: what profiles of the program are called besides their function's name, in titles and comparisons; see
+            also `profile.labelled`.
         verify_undefined: refuse a program that may read memory before anything writes it; otherwise it reads zeros.
 
     Raises:
@@ -70,6 +73,7 @@ class Options:
     io_tiles: int = 0
     prefetch_depth: int = 1
     progress: bool = True
+    label: str = ""
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
@@ -80,6 +84,7 @@ class Options:
             what = "Options.partials is no dtype of partials"
             raise ArgumentError(what, expected=expected, got=repr(self.partials), hint=nearest(self.partials, PARTIALS))
         check_recompute("Options.recompute", self.recompute)
+        check_label("Options.label", self.label)
         for name, least in (("io_tiles", 0), ("prefetch_depth", 1)):
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, Integral) or number < least:
@@ -119,6 +124,21 @@ def check_recompute(what: str, given: Any) -> None:
             got=repr(given),
             hint=nearest(given, RECOMPUTATIONS) if isinstance(given, str) else None,
         )
+
+
+def check_label(what: str, given: Any) -> None:
+    """Refuses what is no label of a profile: a line of text.
+
+    Args:
+        what: where it was given.
+        given: what was given.
+
+    Raises:
+        ArgumentError: something else.
+    """
+    if not isinstance(given, str) or len(given) > MOST_LABEL or not (given.isprintable() and given == given.strip()):
+        expected = f"one line of at most {MOST_LABEL} characters, no spaces around it"
+        raise ArgumentError(f"{what} is no label", expected=expected, got=repr(given)[:MOST_LABEL])
 
 
 def _price(given: Any) -> float:

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from ipujax.runtime.tensor import Origin
 
 MOST_LINES = 5_000  # of one file
-_LINE = re.compile(r"^(?P<name>.*):(?P<number>[1-9]\d{0,8})(?: \((?P<function>.*)\))?$")
+_LINE = re.compile(r"^(?P<name>.*)(?::|(?<=\d), line )(?P<number>[1-9]\d{0,8})(?: \((?P<function>.*)\))?$")
 
 
 def line_number(line: str) -> tuple[str, int] | None:
-    """File name and line number of `file:line (function)`; None for a text of another form.
+    """File name and line number of `file:line (function)` or `cell 3, line 5 (function)`; None for other texts.
 
     Args:
         line: as `Origin.line`.

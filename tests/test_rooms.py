@@ -48,16 +48,20 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
     "runtime.sources": "runtime.tensor",
+    "runtime.sections": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
+        " runtime.timeline"
+    ),
     "runtime.profile": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sources"
+        "runtime.compile runtime.cost runtime.graph runtime.host runtime.memory runtime.sections runtime.sources"
         " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
     "runtime.report": (
-        "runtime.host runtime.markup runtime.memory runtime.page runtime.profile runtime.schema runtime.signatures"
-        " runtime.target runtime.tensor"
+        "runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile runtime.schema"
+        " runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
@@ -126,9 +130,9 @@ ROOMS: dict[str, str] = {
         " lowering.rules.base runtime.graph runtime.tensor"
     ),
     "lowering.rules.numerics": (
-        "lowering.jax_compat lowering.passes lowering.poplin lowering.popops lowering.popops.indexing"
-        " lowering.popops.maps lowering.popops.reductions lowering.popops.vertices lowering.poprand"
-        " lowering.rules.base runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.poplin lowering.popops"
+        " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
+        " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.rules.table": "lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics",
     "lowering.rules.equations": (
@@ -144,8 +148,10 @@ ROOMS: dict[str, str] = {
         " runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
+    "lowering.other_roles": "runtime.graph runtime.tensor",
     "lowering.lower": (
-        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.passes"
+        "lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge lowering.other_roles"
+        " lowering.passes"
         " lowering.pipelining"
         " lowering.recomputation lowering.replicas lowering.rules runtime.graph runtime.host runtime.options"
         " runtime.target runtime.tensor"
@@ -154,7 +160,7 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.passes lowering.layout lowering.rules runtime.graph runtime.tensor"
     ),
     "lowering": "",
-    "ipujax.device": "runtime.target",
+    "ipujax.device": "runtime.signatures runtime.target",
     "ipujax.calls": (
         "ipujax.device lowering.jax_compat lowering.jaxpr lowering.refs lowering.replicas lowering.source_info"
         " runtime.logs runtime.options runtime.signatures runtime.target runtime.tensor"
@@ -185,8 +191,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jit": (
         "ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.lowering_plan ipujax.stages"
-        " lowering.jax_compat lowering.replicas runtime.graph runtime.host runtime.logs"
-        " runtime.options runtime.signatures runtime.target"
+        " lowering.jax_compat lowering.replicas runtime.host runtime.logs"
+        " runtime.options runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.calls lowering.jaxpr runtime.signatures",
     "ipujax.advice": (

@@ -7,18 +7,17 @@ from ipujax.calls.arguments import (
     by_position as by_position,
     check_arguments as check_arguments,
     check_function as check_function,
-    check_not_deleted as check_not_deleted,
     check_optimizer as check_optimizer,
     check_settings as check_settings,
     dynamic_arguments as dynamic_arguments,
     floating_dtype as floating_dtype,
     function_name as function_name,
-    given_twice as given_twice,
     has_tracer as has_tracer,
+    shown_array as shown_array,
     static_keywords as static_keywords,
     whole_number as whole_number,
 )
-from ipujax.calls.closures import check_live as check_live
+from ipujax.calls.closures import check_live as check_live, check_live_arguments as check_live_arguments
 from ipujax.calls.given import Given as Given
 from ipujax.calls.in_specs import (
     Places as Places,
@@ -44,6 +43,7 @@ from ipujax.calls.offloaded import may_be_offloaded as may_be_offloaded, offload
 from ipujax.calls.shardings import (
     INSTEAD_OF_SHARDINGS as INSTEAD_OF_SHARDINGS,
     check_jaxpr_whole as check_jaxpr_whole,
+    check_mesh_of_devices as check_mesh_of_devices,
     check_whole as check_whole,
 )
 from ipujax.calls.traced_signature import Signature as Signature, Stage as Stage
@@ -52,3 +52,4 @@ from ipujax.calls.tree_difference import (
     first_difference as first_difference,
     tree_in_words as tree_in_words,
 )
+from ipujax.calls.unused_ipus import UnusedIpus as UnusedIpus

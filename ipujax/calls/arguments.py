@@ -9,15 +9,26 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, DeletedArgumentError
+from ipujax.runtime.errors import (
+    ArgumentOverflowError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    DeletedArgumentError,
+    file_name,
+    is_installed,
+)
 from ipujax.runtime.signatures import check_call, described, shown_signature
 from ipujax.runtime.target import nearest
 
+_AN_ARRAY = "a jax or numpy array of a dtype JAX has, or a Python number"
+_SHAPES = (jax.ShapeDtypeStruct, jax.core.ShapedArray)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -25,14 +36,6 @@ def has_tracer(leaves: Sequence[Any]) -> bool:
     """Whether a transformation of JAX is tracing through the call with these leaves."""
     kinds = set(map(type, leaves))  # few, and found without a loop in Python
     return any(issubclass(kind, jax.core.Tracer) for kind in kinds)
-
-
-def given_twice(leaves: Sequence[Any]) -> bool:
-    """Whether one array occurs more than once among the leaves of a call."""
-    if len(set(map(id, leaves))) == len(leaves):  # nearly always, and fast
-        return False
-    arrays = [id(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
-    return len(set(arrays)) < len(arrays)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -233,8 +236,17 @@ def check_arguments(
     kwargs: dict[str, Any],
     static_argnums: Sequence[int] | None,
     static_argnames: Sequence[str] | None,
+    shapes: bool = False,
 ) -> None:
     """Refuses arguments the function does not take, static ones that cannot be hashed, and leaves that are no arrays.
+
+    Args:
+        fun: any callable.
+        args: given by position.
+        kwargs: given by name.
+        static_argnums: positions of static arguments.
+        static_argnames: names of static ones.
+        shapes: whether `jax.ShapeDtypeStruct`s are as good as arrays.
 
     Raises:
         ArgumentTypeError: naming function, argument and place in its tree, and the static argument that would allow it.
@@ -250,7 +262,7 @@ def check_arguments(
         if is_static:
             _check_static(fun, name, value)
         else:
-            _check_leaves(fun, name, value, remedy)
+            _check_leaves(fun, name, value, remedy, shapes)
 
 
 def argument_places(
@@ -313,19 +325,44 @@ def _check_static(fun: Callable[..., Any], name: str, value: Any) -> None:
         ) from error
 
 
-def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str) -> None:
+def _check_leaves(fun: Callable[..., Any], name: str, value: Any, remedy: str, shapes: bool) -> None:
+    hint = f"pass {remedy} to ipu.jit if it is a setting, or convert it to an array"
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        check_not_deleted(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf)
-        try:
-            jax.typeof(leaf)
-        except TypeError as error:
-            dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
-            raise ArgumentTypeError(
-                f"argument {name}{jax.tree_util.keystr(path)} of {function_name(fun)} is not an array",
-                expected="a jax or numpy array of a dtype JAX has, or a Python number",
-                got=f"{type(leaf).__name__}{dtype} {leaf!r:.60}",
-                hint=f"pass {remedy} to ipu.jit if it is a setting, or convert it to an array",
-            ) from error
+        shown_array(function_name(fun), f"{name}{jax.tree_util.keystr(path)}", leaf, hint, shapes=shapes)
+
+
+def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_ARRAY, *, shapes: bool = False) -> str:
+    """Shape and dtype of a leaf of an argument, `float32[8]`.
+
+    Args:
+        who: the function that is given it, for the message.
+        place: the leaf as the user would write it, for the message.
+        leaf: anything.
+        hint: what to try in place of what is neither array nor shape, for the message.
+        expected: what to give, for the message.
+        shapes: whether a `jax.ShapeDtypeStruct` is as good as an array.
+
+    Raises:
+        ArgumentTypeError: for what is no array.
+        ArgumentOverflowError: for a number that is too large.
+        DeletedArgumentError: for an array that an earlier call has taken.
+    """
+    check_not_deleted(who, place, leaf)
+    if isinstance(leaf, _SHAPES) and not shapes:
+        what = f"argument {place} of {who} is the shape of an array, which has no values"
+        take = "an array, as jnp.zeros(shape, dtype) makes; .lower(...) and .eval_shape(...) take shapes"
+        raise ArgumentTypeError(what, expected=expected, got=repr(leaf), hint=take)
+    try:
+        aval = leaf if isinstance(leaf, jax.core.ShapedArray) else jax.typeof(leaf)
+        return str(aval.str_short())
+    except OverflowError as error:
+        what, kept = f"argument {place} of {who} is too large a number", "a float, or an array of a wider dtype"
+        raise ArgumentOverflowError(what, expected=expected, got=f"{leaf} ({error})", hint=kept) from error
+    except TypeError as error:
+        dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+        got = f"{type(leaf).__name__}{dtype} {leaf!r:.60}"
+        what = f"argument {place} of {who} is not an array"
+        raise ArgumentTypeError(what, expected=expected, got=got, hint=hint) from error
 
 
 def check_not_deleted(who: str, place: str, leaf: Any) -> None:
@@ -374,6 +411,15 @@ def function_name(fun: Callable[..., Any]) -> str:
     while not hasattr(inner, "__name__") and hasattr(inner, "func"):
         inner = inner.func
     return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def function_file(fun: Callable[..., Any]) -> str:
+    """The name of the file or cell that defines the function; "" for one of an installed package, or of no file."""
+    inner: Any = inspect.unwrap(fun)
+    while isinstance(inner, partial | MethodType):
+        inner = inspect.unwrap(inner.func if isinstance(inner, partial) else inner.__func__)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return "" if code is None or is_installed(code.co_filename) else file_name(code.co_filename)
 
 
 def check_optimizer(optimizer: Any, who: str) -> None:

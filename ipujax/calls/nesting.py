@@ -7,16 +7,18 @@ two once, and later calls of them show nothing but the equation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
+from ipujax.calls.arguments import function_file, function_name
 from ipujax.device import Device
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, calling_file
 
 
 class FunctionName(str):
@@ -26,15 +28,24 @@ class FunctionName(str):
         name: the name.
         device: the device the function asks for; None for that of the outer function.
         replicas: the number of replicas it asks for; likewise.
+        file: the name of the file that profiles of it name; empty when unknown.
     """
 
-    def __new__(cls, name: str, device: Device | None = None, replicas: int | None = None) -> FunctionName:
+    def __new__(
+        cls, name: str, device: Device | None = None, replicas: int | None = None, file: str = ""
+    ) -> FunctionName:
         made = super().__new__(cls, name)
-        made.device, made.replicas = device, replicas
+        made.device, made.replicas, made.file = device, replicas, file
         return made
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any], device: Device | None, replicas: int | None) -> FunctionName:
+        """That of a function, with its file, or the file that is running if a library defines the function."""
+        return cls(function_name(fun), device, replicas, function_file(fun) or calling_file())
 
     device: Device | None
     replicas: int | None
+    file: str
 
 
 @dataclass(frozen=True, slots=True)

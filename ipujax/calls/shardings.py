@@ -83,6 +83,26 @@ def check_jaxpr_whole(who: str, jaxpr: ClosedJaxpr) -> None:
     _check_jaxpr(who, jaxpr.jaxpr, jaxpr.consts)
 
 
+def check_mesh_of_devices(who: str, error: Exception, where: object) -> None:
+    """Raises an error of JAX about a mesh without devices, which only programs for IPUs have a use for, as ours.
+
+    Args:
+        who: the function, for the message.
+        error: what JAX raised while it compiled.
+        where: the device or the transformation under which it did.
+
+    Raises:
+        ArgumentError: in its place.
+    """
+    if "GlobalToLocalShape" in str(error):
+        raise ArgumentError(
+            f"{who} uses jax.shard_map over an AbstractMesh, which jax.jit cannot run either",
+            expected="devices for its mesh",
+            got=where,
+            hint="give ipu.jit an ipu.IPUModel and transform inside of it, or jax.shard_map a mesh of real devices",
+        ) from error
+
+
 def _check_jaxpr(who: str, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
     for var, constant in zip(jaxpr.constvars, consts, strict=False):  # an open jaxpr has them as operands
         if _is_split(constant):

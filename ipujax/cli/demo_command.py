@@ -56,7 +56,7 @@ def _run(given: argparse.Namespace) -> int:
     step = names["train_step"]
     lines = "".join(f"  {number:>2}  {line}".rstrip() + "\n" for number, line in enumerate(program.splitlines(), 1))
     say(f"Program, {_FILE}:\n{lines}")
-    profile = step.lower(params, images, labels).compile().profile
+    profile = step.profile(params, images, labels)
     losses = []
     for _ in range(_STEPS):
         params, loss = step(params, images, labels)

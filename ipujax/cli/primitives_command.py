@@ -56,7 +56,7 @@ def _one(name: str) -> str:
     known = primitive_names()
     if name not in known:
         what, expected = f"no primitive is called {name!r}", f"one of {len(known)}, which `ipujax primitives` lists"
-        raise ArgumentError(what, expected=expected, hint=nearest(name, known))
+        raise ArgumentError(what, expected=expected, got=repr(name), hint=nearest(name, known))
     kind = primitive_kind(name)
     lines = [f"{name}: {'others' if kind == '–' else kind}", f"  {OTHERS.get(name, MEANINGS[kind])}"]
     if name in RULES:

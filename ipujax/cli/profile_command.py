@@ -31,7 +31,7 @@ from ipujax.runtime.report import Profile
 
 _SUFFIX = ".profile"
 _INTERRUPTED = 130  # as a shell has it: 128 and the signal
-_HEAD: Row = ("function", "cycles", "time", "fullest tile", "limited by")
+_HEAD: Row = ("function", "device", "cycles", "time", "fullest tile", "limited by")
 _MORE = """
 Runs a script, unchanged, and lists every program that it compiled, with `ipu.jit`, Keras or a Poplar engine: cycles of
 a call, the fullest tile, and the line of source that takes most. The table goes to standard error. The exit code is
@@ -62,7 +62,10 @@ def _run(given: argparse.Namespace) -> int:
     with collected_programs() as programs:
         code = _run_script(command)
     names = _distinct([program.name for program in programs])
-    text = "\n".join([f"Programs of {command[command[0] == '-m']}:", *_table(names, programs)])
+    is_module = command[0] == "-m"
+    script = command[is_module]
+    file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
+    text = "\n".join([_heading(script, programs), *_table(names, programs, file)])
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
     if folder is not None:
         for name, program in zip(names, programs, strict=True):
@@ -137,20 +140,33 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _table(names: Sequence[str], programs: Sequence[CompiledProgram]) -> list[str]:
+def _heading(script: str, programs: Sequence[CompiledProgram]) -> str:
+    """The script, and the day it was run."""
+    days = list(dict.fromkeys(program.executable.identity.day for program in programs))
+    return f"{', '.join([f'Programs of {script}', *days])}:"
+
+
+def _table(names: Sequence[str], programs: Sequence[CompiledProgram], file: str) -> list[str]:
     """The lines of the table."""
     if not programs:
         return ["  none: nothing was compiled by ipu.jit, Keras or a Poplar engine in the script's own thread"]
     profiles = [Profile(program.executable) for program in programs]
-    return table([_HEAD, *(_row(name, profile) for name, profile in zip(names, profiles, strict=True))])
+    shown = [_name(name, profile, file) for name, profile in zip(names, profiles, strict=True)]
+    return table([_HEAD, *(_row(name, profile) for name, profile in zip(shown, profiles, strict=True))])
+
+
+def _name(name: str, profile: Profile, script: str) -> str:
+    """The name of a program with its label, and its file if that is not the script."""
+    label, file = profile.identity.label, profile.identity.file
+    return f"{label and f'{label}: '}{name}" + (f" ({file})" if file and file != script else "")
 
 
 def _row(name: str, profile: Profile) -> Row:
-    memory = profile.memory
+    memory, device = profile.memory, profile.device
     tile = f"{size(memory.max_tile_bytes)} of {size(profile.target.bytes_per_tile)}, tile {memory.worst_tile}"
     try:
         cycles, time, most = f"{profile.cycles:,}", duration(profile.seconds), profile.operations(1)
     except ProfileError:  # a loop runs as often as its data says
-        return name, "depend on data", "", tile, "Options(trip_counts=…) makes them known"
+        return name, device, "depend on data", "", tile, "Options(trip_counts=…) makes them known"
     limit = [f"{each.dominant} of {each.names[0]}, {100 * each.share:.0f} %, {each.origin.line}" for each in most]
-    return name, cycles, time, tile, "".join(limit).rstrip(", ")
+    return name, device, cycles, time, tile, "".join(limit).rstrip(", ")

@@ -6,16 +6,18 @@ Input: files that `profile.save` or `ipujax profile --save` wrote. Output: text,
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.terminal import has_colours, say
-from ipujax.runtime.report import Profile, compare
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.report import Profile, compare, runs_table
 
 _REPORT = """
 Shows a saved profile: where cycles and bytes go. `profile.save(path)` and `ipujax profile --save` write such files.
 """
 _COMPARE = """
-Shows what changed from one saved profile to another, by operation and source line.
+Shows what changed from one saved profile to another, by layer, operation and source line; of three or more a table.
 """
 
 
@@ -30,7 +32,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         example="ipujax report step.profile --operations 10",
     )
     report.add_argument("file", metavar="FILE", help="a saved profile")
-    help_operations = "how many of the costliest source lines to list (default 5)"
+    help_operations = "how many of the most expensive source lines to list (default 5)"
     report.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser")
     report.add_argument("--perfetto", metavar="PATH", help="write its timeline for https://ui.perfetto.dev")
     report.add_argument("--summary", action="store_true", help="show it as text, also if a file is written")
@@ -43,8 +45,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         more=_COMPARE,
         example="ipujax compare before.profile after.profile",
     )
-    difference.add_argument("before", metavar="A", help="a saved profile")
-    difference.add_argument("after", metavar="B", help="another")
+    difference.add_argument("first", metavar="A", help="a saved profile")
+    difference.add_argument("others", metavar="B", nargs="+", help="another; of three or more a table is shown")
     difference.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser, not as text")
 
 
@@ -62,10 +64,23 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    comparison = compare(Profile.load(given.before), Profile.load(given.after))
+    paths = [given.first, *given.others]
+    profiles = [Profile.load(path) for path in paths]
+    if len(profiles) > 2:
+        if given.html is not None:
+            what, hint = "a page compares two profiles", "name two files, or leave --html out"
+            raise ArgumentError(what, expected="A B", got=" ".join(paths), hint=hint)
+        say(runs_table(list(zip(map(_label, paths), profiles, strict=True))))
+        return 0
+    comparison = compare(*profiles)
     if given.html is None:
         say(str(comparison))
         return 0
     comparison.to_html(given.html)
     say(f"wrote {given.html}")
     return 0
+
+
+def _label(path: str) -> str:
+    """The label of a run in a table: its file."""
+    return Path(path).stem

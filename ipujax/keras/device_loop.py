@@ -193,7 +193,7 @@ class Execution:
                 out = P(AXIS) if self.kind == "predict" else P()
                 shared = {"replicas": settings.replicas, "in_specs": (P(), P(AXIS)), "out_specs": (out, P())}
             function = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
-            function.may_leave_ipus_idle(self._device)  # `_check` says so in words of Keras
+            function.unused_ipus.may_idle(self._device)  # `_check` says so in words of Keras
             self._functions[settings] = function
         return self._functions[settings]
 

@@ -181,8 +181,8 @@ class IPUModel:
             TargetError: for an unknown version, or an invalid number.
         """
         if self.ipu_version not in _ARCHS:
-            hint = nearest(self.ipu_version, _ARCHS)
-            raise TargetError(f"no IPU {self.ipu_version!r}", expected=f"one of {sorted(_ARCHS)}", hint=hint)
+            what, hint = f"no IPU {self.ipu_version!r}", nearest(self.ipu_version, _ARCHS)
+            raise TargetError(what, expected=f"one of {sorted(_ARCHS)}", got=repr(self.ipu_version), hint=hint)
         wanted = {
             "tiles_per_ipu": self.tiles_per_ipu,
             "bytes_per_tile": self.bytes_per_tile,

@@ -143,7 +143,7 @@ def known(kind: str, table: Mapping[str, Any], what: str) -> Any:
     """
     if kind not in table:
         expected, hint = f"one of {', '.join(table)}", nearest(kind, table)
-        raise GraphError(f"no {what} {kind!r}", where=user_line(), expected=expected, hint=hint)
+        raise GraphError(f"no {what} {kind!r}", where=user_line(), expected=expected, got=repr(kind), hint=hint)
     return table[kind]
 
 

@@ -39,7 +39,7 @@ def settings(options: Options) -> dict[str, Any]:
         else:
             known = ("availableMemoryProportion", "partialsType")
             expected, hint = f"one of {', '.join(known)}", nearest(name, known)
-            raise ArgumentError(f"no option {name!r} of poplin", expected=expected, hint=hint)
+            raise ArgumentError(f"no option {name!r} of poplin", expected=expected, got=repr(name), hint=hint)
     return keywords
 
 

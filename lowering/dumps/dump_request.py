@@ -67,4 +67,4 @@ def _step(part: str) -> str:
 
 def _check(name: str, known: Sequence[str], what: str) -> None:
     if name not in known:
-        raise ArgumentError(what, expected=f"one of {', '.join(known)}", hint=nearest(name, known))
+        raise ArgumentError(what, expected=f"one of {', '.join(known)}", got=repr(name), hint=nearest(name, known))

@@ -22,7 +22,23 @@ from ipujax.runtime.tensor import Blocked, TileMapping, Variable, dtype_name
 Json = dict[str, Any]
 
 
-def tile_map(graph: Graph) -> Json:
+class TileMap(dict[str, Any]):
+    """Which tiles hold which variable, as a dict that JSON can hold; short in a console, whole as `str`."""
+
+    def __repr__(self) -> str:
+        rows = self["variables"]
+        most = max(rows, key=lambda row: len(row["tiles"]), default=None)
+        widest = f", the widest, {most['name']!r}, on {len(most['tiles']):,}" if most else ""
+        return (
+            f"TileMap({len(rows):,} variables on {self['num_tiles']:,} tiles of {self['target']}{widest}; "
+            '["variables"] lists the name, line, tiles, elements and mapping of each, print() shows it all)'
+        )
+
+    def __str__(self) -> str:
+        return dict.__repr__(self)
+
+
+def tile_map(graph: Graph) -> TileMap:
     """Where every variable lies.
 
     Args:
@@ -30,7 +46,7 @@ def tile_map(graph: Graph) -> Json:
     """
     num_tiles = graph.target.num_tiles
     rows = [_row(variable, graph.mappings.get(variable), num_tiles) for variable in graph.variables]
-    return {"target": graph.target.name, "num_tiles": num_tiles, "variables": rows}
+    return TileMap(target=graph.target.name, num_tiles=num_tiles, variables=rows)
 
 
 def _row(variable: Variable, mapping: TileMapping | None, num_tiles: int) -> Json:

@@ -32,7 +32,7 @@ class IpuView(Graph):
         super().__init__(one, whole.replication_factor, whole.byte_price_cycles)
         self.whole, self.ipu = whole, ipu
         self._io_view: IpuView | None = None
-        self.variables, self.groups = whole.variables, whole.groups
+        self.variables, self.groups, self.roles = whole.variables, whole.groups, whole.roles
         self.fallbacks, self.libraries, self.off_chip = whole.fallbacks, whole.libraries, whole.off_chip
         self._first = ipu * there + (there - moving if of_io_tiles else 0)
         self._tiles = frozen(self._first + np.arange(tiles), np.int32)

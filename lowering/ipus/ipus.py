@@ -44,6 +44,10 @@ class LowersEquations(Protocol):
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor: ...
 
+    def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None: ...
+
+    def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None: ...
+
 
 # From a graph, and tensors that may be written at once by the variables whose values go there.
 MakeLowering = Callable[[Graph, Mapping[Var, Tensor]], LowersEquations]
@@ -194,6 +198,7 @@ class Ipus:
 
     def _dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
         copy = self.like(tensor, ipu, f"to IPU {ipu}")
+        self.graph.note_role(copy, self.graph.role_of(tensor))
         prog.add(Copy(tensor, copy, f"to IPU {ipu}", self.graph.origin))
         return copy
 

@@ -1,5 +1,6 @@
 """What is read from a jaxpr: stages of equations, nested jaxprs, and counts of operations."""
 
+from ipujax.lowering.jaxpr.call_sites import CallSite as CallSite, CallSites as CallSites
 from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
 from ipujax.lowering.jaxpr.nested import (
     Rewrite as Rewrite,
@@ -32,6 +33,7 @@ from ipujax.lowering.jaxpr.stage_names import (
     holds_pipeline as holds_pipeline,
     is_pipeline as is_pipeline,
     is_transposed as is_transposed,
+    is_transposed_only as is_transposed_only,
     named_stages as named_stages,
     phase_of as phase_of,
     phase_scope as phase_scope,
@@ -42,4 +44,5 @@ from ipujax.lowering.jaxpr.stage_names import (
     stage_scope as stage_scope,
     stages_inside as stages_inside,
 )
+from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
 from ipujax.lowering.jaxpr.value_types import check_values as check_values

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.nested import equations, equations_inside
-from ipujax.lowering.source_info import name_stack
+from ipujax.lowering.source_info import RECOMPUTED, TRANSPOSED, name_stack
 from ipujax.runtime.cache import remembered_small
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
@@ -21,8 +21,7 @@ _PHASE = "ipu_phase_"
 _NUMBER_OF_PHASE = re.compile(rf"{_PHASE}(\d+)")
 _RECOMPUTE = "ipu_recompute_"
 _MODE = re.compile(rf"{_RECOMPUTE}([a-z]+)")
-_TRANSPOSED = "transpose("
-_RECOMPUTED = "rematted_computation"  # JAX's scope of what a checkpoint computes again
+_WITHOUT_JVP = re.compile(r"(?<!transpose\()transpose\((?:vmap\()*[^()]*\)")  # the transpose of a transpose is forward
 PIPELINE = "ipu_staged_pipeline"  # the primitive of pipelines with stages
 MICRO_BATCHES = "ipu_micro_batches"  # the scope of the loop of a pipeline
 
@@ -53,7 +52,7 @@ def read_name(stack: str) -> StageName:
     found = list(_TOKEN.finditer(stack))
     end = found[-1].start() if found else len(stack)
     stage = int(found[-1][1]) if found else None
-    return StageName(stage, _TRANSPOSED in stack[:end], _RECOMPUTED in stack)
+    return StageName(stage, TRANSPOSED in stack[:end], RECOMPUTED in stack)
 
 
 def stage_name(eqn: JaxprEqn) -> StageName:
@@ -63,7 +62,12 @@ def stage_name(eqn: JaxprEqn) -> StageName:
 
 def is_transposed(stack: str) -> bool:
     """Whether a name stack is that of a transposed equation; one that a checkpoint computes again for it is not."""
-    return _TRANSPOSED in stack.rpartition(_RECOMPUTED)[2]
+    return TRANSPOSED in stack.rpartition(RECOMPUTED)[2]
+
+
+def is_transposed_only(stack: str) -> bool:
+    """Whether a name stack is that of an equation of `jax.linear_transpose`: no `jvp` made what is transposed."""
+    return _WITHOUT_JVP.search(stack.rpartition(RECOMPUTED)[2]) is not None
 
 
 def recompute_scope(mode: str) -> str:

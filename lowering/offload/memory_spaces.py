@@ -32,24 +32,15 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, with_inner
 from ipujax.lowering.offload.primitives import host_put_p
 from ipujax.lowering.replicas import replicated_p
-from ipujax.lowering.source_info import source_line
 from ipujax.runtime.logs import Log, subject
 from ipujax.runtime.tensor import is_key_dtype
 
 _LOG = Log("passes")
 _LEAST_ELEMENTS = 2  # of what is put, as of what is offloaded
-_NOT_STREAMED = "unpinned_host"  # JAX takes it for memory of the device where it computes on CPUs
-_HOST_COMPUTE = "device_host"  # of jax.experimental.compute_on
 
 
 def memory_spaces(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr of values on the device, which puts to streaming memory what was put on the host."""
-    _warn_of_what_has_no_effect(jaxpr)
-    return without_host(jaxpr)
-
-
-def without_host(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same, for who only asks: nothing is named in a warning."""
     return everywhere(_on_device)(jaxpr) if _names_host(jaxpr) else jaxpr
 
 
@@ -177,18 +168,3 @@ def _has_small_rows(eqn: JaxprEqn, var: Var) -> bool:
         return False
     inner = eqn.params["jaxpr"].out_avals[eqn.outvars.index(var)]
     return not is_streamed(inner)
-
-
-def _warn_of_what_has_no_effect(jaxpr: ClosedJaxpr) -> None:
-    """Names what the user asks for that the machine has not: another kind of memory, computing on the host."""
-    said = set[str]()
-    for eqn in equations(jaxpr.jaxpr):
-        kinds = [getattr(place, "memory_kind", None) for place in eqn.params.get("devices", ())]
-        what = ""
-        if _NOT_STREAMED in kinds:
-            what = f"puts a value to {_NOT_STREAMED!r}, and it stays on the chip: 'pinned_host' is streaming memory"
-        elif getattr(eqn.ctx, "compute_type", None) == _HOST_COMPUTE:
-            what = f"asks to compute on {_HOST_COMPUTE!r}, and tiles compute it"
-        if what and what not in said:
-            said.add(what)
-            _LOG.warning("%s %s (%s)", subject(), what, source_line(eqn) or "no known line")

@@ -32,7 +32,7 @@ from ipujax.lowering.passes.fuse import (
     index_space as index_space,
     is_unit_view as is_unit_view,
 )
-from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.inline import inline_and_name
 from ipujax.lowering.passes.merge_collectives import (
     MOST_BYTES as MOST_BYTES,
     all_reduce_p as all_reduce_p,
@@ -53,7 +53,7 @@ Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("discharge", discharge),
-    ("inline", inline),
+    ("inline", inline_and_name),
     ("memory_spaces", memory_spaces),
     ("shard_map", shard_map),
     ("merge_collectives", merge_collectives),

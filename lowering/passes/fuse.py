@@ -50,7 +50,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
-from ipujax.lowering.passes.repeat_cheap import Repeated
+from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.popops import MONOIDS, OP_COSTS
 from ipujax.lowering.source_info import name_stack
 
@@ -135,7 +135,7 @@ class _Body:
         self.groups = grouped(reads, keys)
         group_of = {n: g for g, group in enumerate(self.groups) for n in group}
         self._needed = {atom for atom in whole.outvars if isinstance(atom, Var)}
-        stored = {self.source(var) for var in self._needed}
+        stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):
                 stored.update(eqn.outvars, map(self.source, variables_read(eqn)))

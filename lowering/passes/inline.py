@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipujax.lowering.jax_compat import CALLEES, Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, closed
-from ipujax.lowering.jaxpr import Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import CallSite, CallSites, Rewrite, once, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -32,24 +32,38 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return inside(jaxpr)
 
 
+def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The same, with the layer of each equation noted: later passes change the order, which tells layers apart."""
+
+    @once
+    def inside(body: ClosedJaxpr) -> ClosedJaxpr:
+        return _Inliner(body, inside, CallSites()).run()
+
+    return inside(jaxpr)
+
+
 class _Inliner:
     """Rewrites one jaxpr, those inside it by `inside`; constants of callees become constants of the whole."""
 
-    def __init__(self, jaxpr: ClosedJaxpr, inside: Rewrite) -> None:
-        self._jaxpr, self._consts, self._inside = jaxpr.jaxpr, list(jaxpr.consts), inside
+    def __init__(self, jaxpr: ClosedJaxpr, inside: Rewrite, sites: CallSites | None = None) -> None:
+        self._jaxpr, self._consts, self._inside, self._sites = jaxpr.jaxpr, list(jaxpr.consts), inside, sites
         self._constvars = list(jaxpr.jaxpr.constvars)
         self._eqns: list[JaxprEqn] = []
 
     def run(self) -> ClosedJaxpr:
         same: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
-        outs = self._copy(self._jaxpr, same, None, fresh=False)
-        body = self._jaxpr.replace(constvars=self._constvars, eqns=self._eqns, outvars=outs)
+        outs = self._copy(self._jaxpr, same, None, CallSite(), fresh=False)
+        eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns)
+        body = self._jaxpr.replace(constvars=self._constvars, eqns=eqns, outvars=outs)
         return ClosedJaxpr(body, self._consts)
 
-    def _copy(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, fresh: bool) -> list[Atom]:
+    def _copy(
+        self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, site: CallSite, fresh: bool
+    ) -> list[Atom]:
         """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         for eqn in jaxpr.eqns:
+            here = site if self._sites is None else self._sites.of(eqn, site, of_library)
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [_read(env, atom) for atom in eqn.invars]
             if eqn.primitive.name == "platform_index":
@@ -57,22 +71,25 @@ class _Inliner:
                 continue
             call = _call_of(eqn, operands)
             if call is not None:
-                results = self._call(*call, eqn)
+                results = self._call(*call, eqn, here)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
             self._eqns.append(with_inner(eqn, self._inside).replace(invars=operands, outvars=outvars))
+            if self._sites is not None:
+                self._sites.add(here)
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn) -> list[Atom]:
+    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, here: CallSite) -> list[Atom]:
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
             constant = Var(var.aval)
             env[var] = constant
             self._constvars.append(constant)
             self._consts.append(value)
-        return self._copy(callee.jaxpr, env, caller, fresh=True)
+        site = here if self._sites is None else self._sites.inside(caller, callee.jaxpr, here)
+        return self._copy(callee.jaxpr, env, caller, site, fresh=True)
 
 
 def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:

@@ -10,6 +10,7 @@ Limits: a few equations at most are repeated for one value; nothing is weighed a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -23,8 +24,28 @@ _CHOICES = ("convert_element_type", "eq", "ne", "ge", "gt", "le", "lt", "and", "
 _CHEAP = frozenset((*_ARITHMETIC, *_CHOICES))
 _MOST_STEPS = 3  # assumed: about what a store and a load take, with what the bytes are worth
 
+_COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))  # two values with each other
+_SELECTING = frozenset(("reduce_max", "reduce_min", "argmax", "argmin"))
+
 # Bytes of an element of a value, and for each of what it is computed from how many of its bytes there are to one.
 IsWorthIt = Callable[[Var, int, Mapping[Var, int]], bool]
+
+
+def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> set[Var]:
+    """Values that several equations compare with others, as a maximum and the search for its place do.
+
+    Computed again by each, they may be rounded once in a fused multiply-add here and twice there.
+
+    Args:
+        eqns: all equations.
+        source: what a value is a view of, but for dimensions of size 1.
+    """
+    comparisons = Counter[Var]()
+    for eqn in eqns:
+        name, read = eqn.primitive.name, variables_read(eqn)
+        if name in _SELECTING or (name in _COMPARING and len(read) > 1):
+            comparisons.update(set(map(source, read)))
+    return {var for var, count in comparisons.items() if count > 1}
 
 
 class Repeated:

@@ -66,6 +66,7 @@ def lower_staged(
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
+    ipus.lowering(0).find_roles(body.eqns, body.outvars)
     uses, read_again = last_uses(body), {var for eqn in body.eqns for var in variables(eqn.invars)}
     reads, runs = LastReads(uses, env.items()), list[PipelineRun]()
     for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
@@ -92,6 +93,7 @@ def lower_staged(
                     and reads.may_overwrite(donated[var], read, n)
                 }
                 results = ipus.equation(eqn, env, ipu, prog, into)
+            lowering.note_roles(eqn.outvars, results)
         reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(0).read(env, atom) for atom in body.outvars], tuple(runs)

@@ -1,7 +1,8 @@
 """The parts of a partition as jaxprs of their own: what each reads of others, and what it hands on.
 
 Input: a `Partition`, and for which stages gradients of parameters are tasks of their own. Output: `StagePart`s. Each is
-a jaxpr over the variables of the whole, which evaluates by itself.
+a jaxpr over the variables of the whole, which evaluates by itself. While the function of a part is built, `PartBuilder`
+holds its program, and `Send` and `Arrival` the values that go from part to part.
 
     input gradients   what other parts need of a backward part, and what that needs
     weight gradients  the rest
@@ -13,7 +14,7 @@ that nothing is kept or sent twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ipujax.lowering.ipus import value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
@@ -21,7 +22,8 @@ from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, Function, Sequence as ProgramSequence
+from ipujax.runtime.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,53 @@ class StagePart:
     def stage(self) -> int:
         """Number of its stage."""
         return self.task[0]
+
+
+@dataclass(eq=False)
+class Arrival:
+    """Variables that receive a value of another stage.
+
+    Args:
+        landing: the variables that they are copied to, in turn.
+        read: the variable that the part reads; the landing itself where there is one.
+        receive: what puts what has landed in a ring, where more values can be on their way.
+        ring: that ring.
+    """
+
+    landing: list[Tensor]
+    read: Tensor
+    receive: Function | None = None
+    ring: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """A value that goes to another stage after its part has run."""
+
+    value: Tensor
+    arrival: Arrival
+    source_ipu: int
+    destination_ipu: int
+    reader: TaskKind
+
+
+@dataclass(eq=False)
+class PartBuilder:
+    """One part while its function is built.
+
+    Args:
+        part: the part.
+        ipu: where it runs.
+        body: its program.
+        name: debug name.
+    """
+
+    part: StagePart
+    ipu: int
+    body: ProgramSequence
+    name: str
+    counter: Tensor | None = None
+    slots: dict[int, Tensor] = field(default_factory=dict)
 
 
 def stage_parts(

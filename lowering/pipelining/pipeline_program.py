@@ -19,7 +19,7 @@ Source: PopART's pipeline transform, whose stashes are rings with counters too (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import lcm
 
@@ -32,7 +32,7 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, 
 from ipujax.lowering.layout import map_linearly, mapping_like
 from ipujax.lowering.passes import fuser
 from ipujax.lowering.pipelining.partition import TaskKind
-from ipujax.lowering.pipelining.parts import StagePart
+from ipujax.lowering.pipelining.parts import Arrival, PartBuilder, Send, StagePart
 from ipujax.lowering.pipelining.primitive import combine, fold
 from ipujax.lowering.pipelining.staged import StagedPipeline
 from ipujax.lowering.popops import (
@@ -48,9 +48,10 @@ from ipujax.lowering.popops import (
     slot_of,
 )
 from ipujax.lowering.recomputation import ChainTrade
-from ipujax.lowering.schedules import SchedulePlan, Slot
+from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
 from ipujax.runtime.graph import Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, Variable, concat
+from ipujax.runtime.tensor.roles import GRADIENTS, KEPT
 
 _MOST_ARRIVALS = 3  # variables that values use in turn; where more can be on their way, they wait in a ring
 
@@ -76,52 +77,6 @@ class PipelineRun:
 
 # The number of a result, the place among its terms, and the term.
 Term = tuple[int, int, Atom]
-
-
-@dataclass(eq=False)
-class Arrival:
-    """Variables that receive a value of another stage.
-
-    Args:
-        landing: the variables that they are copied to, in turn.
-        read: the variable that the part reads; the landing itself where there is one.
-        receive: what puts what has landed in a ring, where more values can be on their way.
-        ring: that ring.
-    """
-
-    landing: list[Tensor]
-    read: Tensor
-    receive: Function | None = None
-    ring: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Send:
-    """A value that goes to another stage after its part has run."""
-
-    value: Tensor
-    arrival: Arrival
-    source_ipu: int
-    destination_ipu: int
-
-
-@dataclass(eq=False)
-class PartBuilder:
-    """One part while its function is built.
-
-    Args:
-        part: the part.
-        ipu: where it runs.
-        body: its program.
-        name: debug name.
-    """
-
-    part: StagePart
-    ipu: int
-    body: ProgramSequence
-    name: str
-    counter: Tensor | None = None
-    slots: dict[int, Tensor] = field(default_factory=dict)
 
 
 def lower_pipeline(
@@ -303,8 +258,7 @@ class _PipelineLowering:
             return self._same(self.same[var], builder.ipu)
         if role == "batch":
             if var not in self.stacks:
-                shape = self.operands[var].shape
-                count = self.spec.micro_batches
+                shape, count = self.operands[var].shape, self.spec.micro_batches
                 self.stacks[var] = self.operands[var].reshape((count, shape[0] // count, *shape[1:]))
             stack = self.ipus.bring(self.stacks[var], builder.ipu, self.prog)
             map_for_slicing(view, stack, (0,))
@@ -320,8 +274,9 @@ class _PipelineLowering:
         return arrival.read if arrival.ring is None else self._from_ring(arrival.ring, builder)
 
     def _from_ring(self, ring: Tensor, builder: PartBuilder) -> Tensor:
-        view, depth = self.ipus.view(builder.ipu), ring.shape[0]
-        return slot_of(view, ring, self._slot(builder, depth), builder.body, builder.name)
+        return slot_of(
+            self.ipus.view(builder.ipu), ring, self._slot(builder, ring.shape[0]), builder.body, builder.name
+        )
 
     def _hand_on(self, var: Var, tensor: Tensor, builder: PartBuilder) -> None:
         """Keeps a value for later parts of its stage, and has it sent to other stages, from the first part with it."""
@@ -338,11 +293,17 @@ class _PipelineLowering:
         if later:
             depth = max(self.plan.depth(part.task, q.task) for q in later)
             ring = self.kept[var, part.stage] = new_stack(view, tensor, depth, self.prog, builder.name)
+            self._note_activations(ring, builder)
             push(view, ring, tensor, self._slot(builder, depth), builder.body, builder.name)
         if elsewhere and not self.volatile.isdisjoint(tensor.variables()):
             tensor = set_aside(view, tensor, builder.body, builder.name)
         for stage in elsewhere:
             self._send(var, tensor, builder, self.readers[var, stage][0])
+
+    def _note_activations(self, kept: Tensor, builder: PartBuilder) -> None:
+        """Notes that what the forward part of a stage hands on, in training, is kept for a gradient."""
+        if self.staged.partition.training and builder.part.task[1] == FORWARD:
+            self.ipus.graph.note_role(kept, KEPT)
 
     def _is_after(self, part: StagePart, other: StagePart) -> bool:
         return self.staged.parts.index(part) > self.staged.parts.index(other)
@@ -360,7 +321,6 @@ class _PipelineLowering:
             """As what comes out of a ring, so that parts are lowered alike whatever the schedule."""
             return new_stack(view, like, 1, self.prog, name).reshape(tensor.shape)
 
-        arrival: Arrival
         if count <= _MOST_ARRIVALS:
             landing = [variable() for _ in range(count)]
             arrival = Arrival(landing, landing[0] if count == 1 else variable())
@@ -373,10 +333,12 @@ class _PipelineLowering:
             self._count(receiving)
             function = self.ipus.graph.add_function(receiving.body, receiving.name)
             arrival = Arrival(landing, landing[0], function, ring)
+        for place in (*landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
+            self._note_activations(place, builder)
         self.volatile.update(arrival.read.variables())
         self.arrivals[var, reader.stage] = arrival
         self.arriving.setdefault(read, []).append(arrival)
-        self.sends.setdefault(written, []).append(Send(tensor, arrival, builder.ipu, ipu))
+        self.sends.setdefault(written, []).append(Send(tensor, arrival, builder.ipu, ipu, read))
 
     def _reduce(self, number: int, place: int, value: Tensor, builder: PartBuilder) -> None:
         """Adds the value of a result to what is kept of it."""
@@ -397,6 +359,7 @@ class _PipelineLowering:
             return
         dtype = value.dtype if kind == "last" else self.spec.accumulator_dtype(aval)
         held = self.accumulators[number, place] = self.ipus.like(value, builder.ipu, f"{name}/{kind}", dtype)
+        self.ipus.graph.note_role(held, "" if builder.part.task[1] == FORWARD else GRADIENTS)
         if kind == "last":
             builder.body.add(Copy(value, held, name, self.ipus.graph.origin))
             return
@@ -425,17 +388,15 @@ class _PipelineLowering:
     def _blocks(self) -> None:
         """Calls and copies in the order of the schedule."""
         period = lcm(*(len(arrival.landing) for arrival in self.arrivals.values()))
+        links = [(task, send.reader) for task, sends in self.sends.items() for send in sends]
+        self.marks = self.staged.marks(self.name, self.functions, links)
         for block in self.plan.blocks_by(period):
             steps = ProgramSequence()
             for slot in block.slots:
                 self._add_slot(slot, steps)
             if not steps.children():
                 continue
-            if block.count > 1:
-                self.blocks.add(Repeat(block.count, steps, self.ipus.graph.origin))
-            else:
-                for step in steps.children():
-                    self.blocks.add(step)
+            self.blocks.add(Repeat(block.count, steps, self.ipus.graph.origin) if block.count > 1 else steps)
         self.prog.add(self.blocks)
 
     def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
@@ -444,7 +405,7 @@ class _PipelineLowering:
             for arrival in self.arriving.get(key, ()):
                 if len(arrival.landing) > 1:
                     steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
-            steps.add(Call(self.functions[key]))
+            steps.add(Call(self.functions[key], self.ipus.graph.origin, self.marks[key]))
         self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self.sends.get(key, ())], steps)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
@@ -462,7 +423,7 @@ class _PipelineLowering:
             steps.add(self._copy(pairs))
         for send, _ in sends:
             if send.arrival.receive is not None:
-                steps.add(Call(send.arrival.receive))
+                steps.add(Call(send.arrival.receive, self.ipus.graph.origin))
 
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
         """One copy of several tensors; the same node where the same is copied again."""

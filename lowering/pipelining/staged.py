@@ -5,7 +5,7 @@ Input: an equation of the primitive of pipelines with stages. Output: `StagedPip
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, r
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, SchedulePlan, default_schedule, schedule_plan
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
-from ipujax.runtime.graph import BYTE_PRICE_CYCLES
+from ipujax.runtime.graph import BYTE_PRICE_CYCLES, PipelineLayout, PipelineTask
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable
 
@@ -93,6 +93,22 @@ class StagedPipeline:
                 if len(value.variables()) == 1:
                     views.setdefault((value.variables()[0], self.ipus[part.stage]), {})[value] = None
         return {key for key, seen in views.items() if len(seen) > 1 and sum(x.size for x in seen) >= key[0].size}
+
+    def marks(
+        self, name: str, tasks: Iterable[TaskKind], links: Iterable[tuple[TaskKind, TaskKind]]
+    ) -> dict[TaskKind, PipelineTask]:
+        """What marks the calls of each kind of task in the program, for profiles.
+
+        Args:
+            name: debug name.
+            tasks: the kinds of task that do anything.
+            links: which task hands something on to which, also to such that do nothing.
+        """
+        named = {task: (task[0], task[1].name.lower()) for task in tasks}
+        linked = tuple(dict.fromkeys((named[a], named[b]) for a, b in links if a in named and b in named))
+        names = tuple(named.values())
+        layout = PipelineLayout(name, self.plan.schedule.name, tuple(self.ipus), self.spec.micro_batches, names, linked)
+        return {task: PipelineTask(layout, *mark) for task, mark in named.items()}
 
     def home(self, terms: Sequence[object]) -> int:
         """The IPU on which the parts of a result are added."""

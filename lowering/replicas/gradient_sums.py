@@ -10,20 +10,25 @@ nothing.
 
 A backward rule of `jax.custom_vjp` has the name stack of a transpose too, and may sum what its author wants summed. A
 sum is a transpose if a collective outside of backward parts comes from the same call in the user's code.
-Limits: such a rule counts as a transpose where its forward rule has a collective too and both are under `jax.jit`;
-`jax.linear_transpose` of a function that is not evaluated has no such collective.
+`jax.linear_transpose` leaves no such collective: it does not evaluate its function. Its name stack tells, which has no
+`jvp` in the transpose; sums of authors are there in rules of `linear_call` and `custom_linear_solve` only.
+Limits: a rule of `jax.custom_vjp` counts as a transpose where its forward rule has a collective too and both are under
+`jax.jit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from ipujax.lowering.gcl import axis_of, is_collective
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
-from ipujax.lowering.jaxpr import is_transposed
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, raw_frames
+from ipujax.lowering.jaxpr import is_transposed, is_transposed_only
 from ipujax.lowering.source_info import call_site, name_stack, source_line
+from ipujax.runtime.errors import is_of_user
 
-_SUMS = ("psum", "reduce_scatter")
+_TRANSPOSE_OF: Mapping[str, str] = MappingProxyType({"psum": "psum", "reduce_scatter": "all_gather"})
+_WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their authors say what a transpose is
 
 
 def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
@@ -36,14 +41,23 @@ def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
     Returns:
         The name of the primitive and the user's line of each, "" where JAX does not know it.
     """
-    forward, sums = dict[object, str](), list[JaxprEqn]()
+    forward, backward = dict[object, str](), list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):
         if not is_transposed(stack):
             forward.setdefault(call_site(eqn), eqn.primitive.name)
-        elif eqn.primitive.name in _SUMS:
-            sums.append(eqn)
-    lines = {source_line(eqn): forward[call_site(eqn)] for eqn in sums if call_site(eqn) in forward}
+        elif eqn.primitive.name in _TRANSPOSE_OF:
+            backward.append((eqn, stack))
+    lines = dict[str, str]()
+    for eqn, stack in backward:
+        if name := forward.get(call_site(eqn)) or _linearly_transposed(eqn, stack):
+            lines.setdefault(source_line(eqn), name)
     return [(name, line) for line, name in lines.items()]
+
+
+def _linearly_transposed(eqn: JaxprEqn, stack: str) -> str:
+    """The primitive that `jax.linear_transpose` made a sum of, "" if it is a sum of an author's rule, or of `grad`."""
+    callers = {code.co_qualname.partition(".")[0] for code, _ in raw_frames(eqn) if not is_of_user(code.co_filename)}
+    return _TRANSPOSE_OF[eqn.primitive.name] if is_transposed_only(stack) and not callers & _WITH_RULES else ""
 
 
 def _collectives(jaxpr: Jaxpr, axis_name: str, outer: str = "") -> Iterator[tuple[JaxprEqn, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
-from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.jaxpr import ValueRoles, primitive_names
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
@@ -37,10 +37,18 @@ class Lowering:
         graph: graph to add to.
         into: tensors that may be written at once, by the variables of jaxprs whose values go there.
         options: what the user chose.
+        roles: what values are for.
     """
 
-    def __init__(self, graph: Graph, into: Mapping[Var, Tensor] | None = None, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        into: Mapping[Var, Tensor] | None = None,
+        options: Options | None = None,
+        roles: ValueRoles | None = None,
+    ) -> None:
         self._graph, self._into, self._options = graph, into or {}, options or Options()
+        self._roles = roles or ValueRoles()
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
@@ -57,6 +65,7 @@ class Lowering:
         """
         body = jaxpr.jaxpr
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
+        self.note_roles(body.invars, operands)
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
             env[var] = self._graph.add_constant(value, "constant")
         places = {var: out for var, out in zip(body.outvars, into, strict=False) if isinstance(var, Var)}
@@ -82,6 +91,7 @@ class Lowering:
             after: is called behind each equation; it may read what that has made.
             into: tensors that may be written at once, beside those of all jaxprs.
         """
+        self.find_roles(eqns, results)
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         reads = LastReads(last_read, env.items())
@@ -147,7 +157,17 @@ class Lowering:
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
+        self.note_roles(eqn.outvars, results)
         return results
+
+    def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
+        """Finds what the values of a body are for, before its equations are lowered; `results` are read after them."""
+        self._roles.read(eqns, results)
+
+    def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
+        """Notes in the graph what the values are for that tensors hold."""
+        for var, tensor in zip(values, tensors, strict=True):
+            self._graph.note_role(tensor, self._roles.get(var))
 
     def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
         """A primitive without a rule: what its implementation does where that can be traced, else the primitive."""

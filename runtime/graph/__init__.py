@@ -13,6 +13,11 @@ from ipujax.runtime.graph.graph import (
     check_group as check_group,
     of_replicas as of_replicas,
 )
+from ipujax.runtime.graph.pipeline_task import (
+    TASK_KINDS as TASK_KINDS,
+    PipelineLayout as PipelineLayout,
+    PipelineTask as PipelineTask,
+)
 from ipujax.runtime.graph.program import (
     Call as Call,
     Collective as Collective,
@@ -61,6 +66,7 @@ from ipujax.runtime.graph.vertex_group import (
     Extent as Extent,
     Term as Term,
     VertexGroup as VertexGroup,
+    VertexPart as VertexPart,
     block as block,
     boxes as boxes,
     dim_extent as dim_extent,

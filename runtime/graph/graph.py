@@ -17,7 +17,7 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.program import ComputeSet, Function, HostStream, Program, RemoteBuffer
-from ipujax.runtime.graph.vertex_group import VertexGroup
+from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
@@ -46,6 +46,8 @@ class Graph:
         libraries: op libraries that the user's program says it uses.
         off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
         emissions: what operations have added, by operation and operands: equal ones are planned once.
+        parts: the equations that vertices being added compute, where these come from several places.
+        roles: what variables are for, see `runtime.tensor.roles`; of those of no known role it has none.
     """
 
     next_tile = 0  # where the next small variable starts
@@ -69,7 +71,9 @@ class Graph:
         self.libraries: set[str] = set()
         self.off_chip: dict[Variable, RemoteBuffer] = {}
         self.emissions: dict[Hashable, Any] = {}
+        self.roles: dict[Variable, str] = {}
         self._origin = Origin()
+        self.parts: tuple[VertexPart, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {len(self.variables)} variables and {len(self.groups)} compute sets"
@@ -96,13 +100,14 @@ class Graph:
         return None
 
     @contextmanager
-    def debug_origin(self, origin: Origin) -> Iterator[None]:
-        """Attributes everything added inside to `origin`."""
-        outer, self._origin = self._origin, origin
+    def debug_origin(self, origin: Origin, parts: tuple[VertexPart, ...] = ()) -> Iterator[None]:
+        """Attributes everything added inside to `origin`, and divides the cycles of vertices among `parts` if any."""
+        outer_origin, outer_parts = self._origin, self.parts
+        self._origin, self.parts = origin, parts
         try:
             yield
         finally:
-            self._origin = outer
+            self._origin, self.parts = outer_origin, outer_parts
 
     @contextmanager
     def inside_loop(self, trip_count: int | None) -> Iterator[None]:
@@ -193,6 +198,17 @@ class Graph:
         if mapping is not None:
             self.set_tile_mapping(variable, mapping)
         return Tensor.of(variable)
+
+    def note_role(self, tensor: Tensor, role: str) -> None:
+        """Notes what the variables of a tensor are for; those of which it is known stay what they are."""
+        if role:
+            for variable in tensor.variables():
+                self.roles.setdefault(variable, role)
+
+    def role_of(self, tensor: Tensor) -> str:
+        """What all variables of a tensor are for; "" where that is unknown, or not the same."""
+        roles = {self.roles.get(variable, "") for variable in tensor.variables()}
+        return roles.pop() if len(roles) == 1 else ""
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
         """Maps a whole variable.

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from ipujax.runtime.errors import GraphError, shortened, whole_number
+from ipujax.runtime.graph.pipeline_task import PipelineTask
 from ipujax.runtime.tensor import Origin, Tensor, Variable
 
 SyncKind = Literal["internal", "external"]
@@ -337,9 +338,11 @@ class Function:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call(Program):
-    """Runs a function."""
+    """Runs a function from `origin`, see `runtime.tensor.compose`; `task` is that of a pipeline, if it is one."""
 
     function: Function
+    origin: Origin = Origin()
+    task: PipelineTask | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.function, Function):

@@ -104,6 +104,21 @@ class Access:
         return self is other or (self.dims == other.dims and (a is b or a.node == b.node))
 
 
+@dataclass(frozen=True, slots=True)
+class VertexPart:
+    """One equation among several that each vertex of a group computes.
+
+    Args:
+        origin: where it comes from.
+        name: its operation.
+        cycles: of a tile that computes it alone; its weight among the parts.
+    """
+
+    origin: Origin
+    name: str
+    cycles: int
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexGroup:
     """All vertices of one codelet in one compute set that differ only in tile and region.
@@ -116,6 +131,7 @@ class VertexGroup:
         origins: names of axes whose first index each vertex gets.
         origin: where it comes from.
         name: debug name, where that is not its compute set's.
+        parts: the equations that its vertices compute, where these come from several places.
     """
 
     codelet: Codelet
@@ -125,6 +141,7 @@ class VertexGroup:
     origins: tuple[str, ...] = ()
     origin: Origin = Origin()
     name: str = ""
+    parts: tuple[VertexPart, ...] = ()
 
     @property
     def num_vertices(self) -> int:

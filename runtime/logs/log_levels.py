@@ -33,7 +33,7 @@ MODULES: dict[str, str] = {
     "passes": "each pass over the jaxpr",
     "lowering": "from the jaxpr to a graph, ways to cut it into stages, primitives without a tile-parallel rule",
     "poplin": "products whose plan needs more memory than it may take",
-    "fit": "each price of a byte at which a program is planned, and whether it fits",
+    "fit": "each cost per byte at which a program is planned, and whether it fits",
     "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",
     "keras": "the cycles of each batch that a Keras model compiles",
 }
@@ -102,7 +102,7 @@ def _levels(config: str) -> dict[str, int]:
     for module in given:
         if module not in MODULES:
             what, expected = f"{CONFIG} names no module of ipujax: {module!r}", f"one of {', '.join(MODULES)}"
-            raise ArgumentError(what, expected=expected, hint=nearest(module, MODULES))
+            raise ArgumentError(what, expected=expected, got=repr(module), hint=nearest(module, MODULES))
     return {module: _level(level, f"{CONFIG}, of {module!r},") for module, level in given.items()}
 
 

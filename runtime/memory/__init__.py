@@ -10,13 +10,21 @@ from ipujax.runtime.memory.always_live import (
 from ipujax.runtime.memory.contents import TileContents as TileContents
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, changes as changes
+from ipujax.runtime.memory.live_bytes import LiveBytes as LiveBytes
 from ipujax.runtime.memory.live_item import LiveItem as LiveItem
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
     fits as fits,
+    ways_to_fit as ways_to_fit,
 )
 from ipujax.runtime.memory.report import (
     MemoryReport as MemoryReport,
     memory_report as memory_report,
+)
+from ipujax.runtime.memory.role_bytes import (
+    ALWAYS_ROLES as ALWAYS_ROLES,
+    BUFFERS as BUFFERS,
+    GAPS as GAPS,
+    ROLES as ROLES,
 )
 from ipujax.runtime.memory.saved_report import SavedMemory as SavedMemory, memory_data as memory_data

@@ -3,7 +3,8 @@
 Input: what tiles hold for some of the time, and always. Output: `TileContents`, plain columns, which also make
 JSON-able data and are made of it. All tiles that are fullest at one step are looked at together, so this takes little
 longer than one tile.
-Limits: of targets with very many tiles the fullest are listed, and of each tile the largest things.
+Limits: of targets with very many tiles the fullest are listed, and of each tile the largest things; of the fullest tile
+all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ipujax.runtime.analysis import Step
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import LiveItem, step_name
+from ipujax.runtime.memory.role_bytes import role_of_variable
 from ipujax.runtime.tensor import Variable
+from ipujax.runtime.tensor.roles import CONSTANTS
 
 MOST_TILES = 4_096
 MOST_ITEMS = 8  # of one tile
@@ -89,7 +92,7 @@ def tile_contents(
         always: further bytes that are always there, by category, int64[num_tiles] each.
         tile_bytes: bytes of each tile, int64[num_tiles].
         most_tiles: how many tiles; the fullest.
-        most_items: how many things of each tile.
+        most_items: how many things of each tile but the fullest, of which all are listed.
     """
     tiles = np.sort(np.argsort(-tile_bytes, kind="stable")[:most_tiles])
     items: dict[tuple[str, str, str], int] = {}
@@ -101,7 +104,7 @@ def tile_contents(
     order = np.lexsort((item, -num_bytes, tile))
     tile, item, num_bytes = tile[order], item[order], num_bytes[order]
     first = np.searchsorted(tile, tile)
-    kept = np.arange(len(tile)) - first < most_items
+    kept = (np.arange(len(tile)) - first < most_items) | (tile == tile_bytes.argmax())
     used, item = np.unique(item[kept], return_inverse=True)
     names = tuple(items)
     steps: dict[str, int] = {}
@@ -117,9 +120,9 @@ def _pieces(
     """Everything on some tiles."""
     yield from _live_pieces(occupancy, None, tiles)
     for variable in constants:
-        yield from _piece(LiveItem.of(variable, 0, "constant"), tiles, 0, occupancy.total([variable]))
+        yield from _piece(LiveItem.of(variable, 0, "constant", CONSTANTS), tiles, 0, occupancy.total([variable]))
     for name, sizes in always.items():
-        yield from _piece(LiveItem(name, 0, name), tiles, 0, sizes)
+        yield from _piece(LiveItem.always(0, name), tiles, 0, sizes)
 
 
 def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Iterator[_Piece]:
@@ -128,7 +131,8 @@ def _live_pieces(occupancy: Occupancy, owner: Owner, tiles: np.ndarray) -> Itera
     for position in np.unique(positions).tolist() if frame.steps else ():
         here, step = tiles[positions == position], frame.steps[position]
         for variable in frame.live_at(position):
-            yield from _piece(LiveItem.of(variable, 0, "variable"), here, *occupancy.held(variable))
+            what = LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable))
+            yield from _piece(what, here, *occupancy.held(variable))
         for name, first, sizes in occupancy.buffers(step):
             yield from _piece(LiveItem.buffer(step, 0, name), here, first, sizes)
         for function in occupancy.frames.during(owner, step):

@@ -55,12 +55,9 @@ def check_memory(
     lacking = report.lacking()
     if not lacking:
         return
-    kind = max(lacking, key=lambda name: int(lacking[name].max()))
+    kind, worst = _worst(lacking)
     short, need = lacking[kind], report.needed(kind)
-    worst = int(short.argmax())
-    step, origin, items = report.at_peak(worst)
-    if kind == "memory for code":
-        items = tuple(item for item in items if item.category in CODE)
+    step, origin, items = _at_peak(report, kind, worst)
     when = "" if kind == "memory for code" else f", while running {step}"
     code = int(report.code_bytes[worst])
     lines = [
@@ -81,20 +78,55 @@ def check_memory(
     if prices:
         tried = ", ".join(f"{each:g}" for each in prices)
         lines.append(f"  planned with a byte worth {tried} cycles: its fullest tile is smallest at {price:g}, as shown")
-    helps = _for_code(report) if kind == "memory for code" else _for_memory(report, worst, items, int(short[worst]))
-    settings = [f"{name}={value}" for name, value in _settings(report, lacking)]
-    machine = (
-        f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
-        "planners use more where there is more, so add about a tenth"
-    )
     allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
     raise TileMemoryError(
         "\n".join(lines),
         where=origin if origin != Origin() else None,
         expected=f"at most {int(need[worst] - short[worst]):,} bytes a tile",
         got=f"{need[worst]:,} bytes",
-        ways={**dict(helps), **ways, "machine": machine, "allow": allow},
+        ways={**dict(_helps(report)), **ways, "machine": _larger_machine(report), "allow": allow},
         needed_bytes=int(report.max_tile_bytes),
+    )
+
+
+def ways_to_fit(report: MemoryReport) -> tuple[str, ...]:
+    """What would make a program fit, those ways first whose numbers are enough; nothing where it fits.
+
+    Args:
+        report: what every tile needs.
+    """
+    if not report.lacking():
+        return ()
+    return *dict(_helps(report)).values(), _larger_machine(report)
+
+
+def _worst(lacking: Mapping[str, np.ndarray]) -> tuple[str, int]:
+    """The kind of memory that is short by most, and the tile."""
+    kind = max(lacking, key=lambda name: int(lacking[name].max()))
+    return kind, int(lacking[kind].argmax())
+
+
+def _at_peak(report: MemoryReport, kind: str, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
+    step, origin, items = report.at_peak(tile)
+    if kind == "memory for code":
+        items = tuple(item for item in items if item.category in CODE)
+    return step, origin, items
+
+
+def _helps(report: MemoryReport) -> Iterator[tuple[str, str]]:
+    """What makes what the worst tile lacks smaller, by what it changes."""
+    lacking = report.lacking()
+    kind, worst = _worst(lacking)
+    if kind == "memory for code":
+        return _for_code(report)
+    return _for_memory(report, worst, _at_peak(report, kind, worst)[2], int(lacking[kind][worst]))
+
+
+def _larger_machine(report: MemoryReport) -> str:
+    settings = [f"{name}={value}" for name, value in _settings(report, report.lacking())]
+    return (
+        f"a machine with {' and '.join(settings)}, which would hold the program as it is planned now; "
+        "planners use more where there is more, so add about a tenth"
     )
 
 

@@ -39,16 +39,19 @@ from ipujax.runtime.memory.chip import Arena
 from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
+from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import LiveItem, step_name
 from ipujax.runtime.memory.packing import round_up
+from ipujax.runtime.memory.role_bytes import bytes_by_role, role_of_variable
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable, frozen
+from ipujax.runtime.tensor.roles import CONSTANTS
 
 ALWAYS = FIXED
 CATEGORIES = (*LIVE, "gap", *ALWAYS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MemoryReport:
     """Tile memory of one run of a program, found out as it is asked for.
 
@@ -65,6 +68,12 @@ class MemoryReport:
     constants: tuple[Variable, ...] = field(repr=False)
     fixed: Mapping[str, np.ndarray] = field(repr=False)
     occupancy: Occupancy = field(repr=False)
+
+    def __repr__(self) -> str:
+        used, have = self.max_tile_bytes, self.target.bytes_per_tile
+        fullest = f"tile {self.worst_tile:,} needs {used:,} of {have:,} bytes"
+        tiles = f"{len(self.tile_bytes):,} tiles of {self.target.name} {self.total_bytes:,} bytes"
+        return f"{type(self).__name__}({fullest}, all {tiles}; see .tile_bytes, .by_category, .largest)"
 
     @cached_property
     def _arena(self) -> Arena:
@@ -94,6 +103,22 @@ class MemoryReport:
         return MappingProxyType({name: frozen(layer, np.int64) for name, layer in layers.items()})
 
     @cached_property
+    def by_role(self) -> Mapping[str, np.ndarray]:
+        """Bytes each tile needs by what they are for, each tile at its own peak; they add up to `tile_bytes`.
+
+        Returns:
+            int64[num_tiles] for each of `memory.ROLES` that some tile has.
+        """
+        roles = bytes_by_role(self.occupancy, self.by_category)
+        return MappingProxyType({name: frozen(values, np.int64) for name, values in roles.items()})
+
+    @cached_property
+    def live_bytes(self) -> LiveBytes:
+        """How full the fullest tile is at each step of the program, without gaps."""
+        tile = self.worst_tile
+        return live_bytes(self.occupancy, tile, sum(int(values[tile]) for values in self.fixed.values()))
+
+    @cached_property
     def _worst(self) -> tuple[str, Origin, tuple[LiveItem, ...]]:
         return self.at_peak(self.worst_tile)
 
@@ -104,7 +129,7 @@ class MemoryReport:
 
     @property
     def largest(self) -> tuple[LiveItem, ...]:
-        """What the worst tile holds at its peak, largest first."""
+        """All that the worst tile holds at its peak, largest first; it adds up to `max_tile_bytes`."""
         return self._worst[2]
 
     @cached_property
@@ -213,8 +238,9 @@ class MemoryReport:
             What it holds comes largest first; the bytes add up to `tile_bytes`.
         """
         step, items = _at_peak(None, tile, self.occupancy)
-        items += [LiveItem.of(v, size, "constant") for v in self.constants if (size := self.occupancy.on_tile(v, tile))]
-        items += [LiveItem(name, size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
+        held = ((v, self.occupancy.on_tile(v, tile)) for v in self.constants)
+        items += [LiveItem.of(v, size, "constant", CONSTANTS) for v, size in held if size]
+        items += [LiveItem.always(size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
         return *step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name)))
 
 
@@ -247,7 +273,7 @@ def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None
     frame = occupancy.frames.of[owner]
     step: Step = frame.steps[position]
     held = ((v, occupancy.on_tile(v, tile)) for v in frame.live_at(position))
-    items = [LiveItem.of(v, size, "variable") for v, size in held if size]
+    items = [LiveItem.of(v, size, "variable", role_of_variable(occupancy, v)) for v, size in held if size]
     items += [LiveItem.buffer(step, size, name) for name, size in occupancy.buffers_on(step, tile)]
     for function in reversed(occupancy.frames.during(owner, step)):
         inner, more = _at_peak(function, tile, occupancy)

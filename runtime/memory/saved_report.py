@@ -7,10 +7,10 @@ Limits: of other tiles than the fullest only the largest things are known, by `c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,10 +18,13 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory.always_live import FIXED
 from ipujax.runtime.memory.contents import TileContents
 from ipujax.runtime.memory.live import Borrowed
+from ipujax.runtime.memory.live_bytes import LiveBytes
 from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, frozen
+
+T = TypeVar("T")
 
 
 def memory_data(memory: MemoryReport) -> dict[str, Any]:
@@ -33,9 +36,19 @@ def memory_data(memory: MemoryReport) -> dict[str, Any]:
         "isFromTop": np.flatnonzero(memory.is_from_top).tolist(),
         "peak": {"step": step, "origin": _place(origin)},
         "items": [[item.name, item.num_bytes, item.category, _place(item.origin)] for item in items],
+        "roles": [item.role for item in items],
+        "layers": [item.layer for item in items],
+        "wholeBytes": [item.whole_bytes for item in items],
+        "byRole": {name: values.tolist() for name, values in memory.by_role.items()},
+        "liveBytes": _live_data(memory.live_bytes),
         "contents": memory.contents.data(),
         "borrowed": [[b.name, b.tile, b.num_bytes, b.num_tiles, _place(b.origin)] for b in memory.borrowed],
     }
+
+
+def _live_data(live: LiveBytes) -> dict[str, Any]:
+    columns = {"steps": list(live.steps), "bytes": live.num_bytes.tolist()}
+    return {**columns, "always": live.always_bytes, "shownOf": live.shown_of}
 
 
 def _place(origin: Origin) -> list[str]:
@@ -90,10 +103,26 @@ class SavedMemory(MemoryReport):
         Raises:
             ProfileError: it was saved by an older version.
         """
-        if self._saved.contents is None:
-            what = "the profile was saved by an older ipujax, without what is on each tile"
-            raise ProfileError(what, hint="save the profile again with this ipujax")
-        return self._saved.contents
+        return _recent(self._saved.contents, "what is on each tile")
+
+    @cached_property
+    def by_role(self) -> Mapping[str, np.ndarray]:
+        """As `MemoryReport.by_role`.
+
+        Raises:
+            ProfileError: it was saved by an older version.
+        """
+        return _recent(self._saved.by_role, "the roles of variables")
+
+    @cached_property
+    def live_bytes(self) -> LiveBytes:
+        """As `MemoryReport.live_bytes`.
+
+        Raises:
+            ProfileError: it was saved by an older version.
+        """
+        steps, num_bytes, always, shown_of = _recent(self._saved.live, "the bytes of its fullest tile over time")
+        return LiveBytes(self.worst_tile, steps, num_bytes, always, shown_of)
 
     def _fits_unpacked(self) -> bool:
         return False  # what is packed is known
@@ -113,6 +142,14 @@ class SavedMemory(MemoryReport):
         return f"SavedMemory({self.max_tile_bytes:,} B on tile {self.worst_tile})"
 
 
+def _recent(value: T | None, what: str) -> T:
+    """What files of older versions lack."""
+    if value is None:
+        message = f"the profile was saved by an older ipujax, without {what}"
+        raise ProfileError(message, hint="save the profile again with this ipujax")
+    return value
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Saved:
     """The figures that others follow from."""
@@ -123,17 +160,32 @@ class _Saved:
     borrowed: tuple[Borrowed, ...]
     peak: tuple[str, Origin, tuple[LiveItem, ...]]
     contents: TileContents | None
+    by_role: Mapping[str, np.ndarray] | None
+    live: tuple[tuple[str, ...], np.ndarray, int, int] | None
 
     @classmethod
     def of(cls, target: Target, layers: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
-        items = tuple(LiveItem(name, size, kind, Origin(*place)) for name, size, kind, place in data["items"])
+        count = len(data["items"])
+        roles, names_of_layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
+        rows = zip(data["items"], roles, names_of_layers, data.get("wholeBytes", [0] * count), strict=True)
+        items = tuple(
+            LiveItem(name, size, kind, replace(Origin(*place), layer=layer), None, role, whole)
+            for (name, size, kind, place), role, layer, whole in rows
+        )
         borrowed = tuple(
             Borrowed(name, tile, size, tiles, Origin(*place)) for name, tile, size, tiles, place in data["borrowed"]
         )
         from_top = frozen(np.isin(np.arange(target.num_tiles), data["isFromTop"]), np.bool_)
         peak = data["peak"]["step"], Origin(*data["peak"]["origin"]), items
         contents = TileContents.of_data(data["contents"]) if "contents" in data else None
-        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents)
+        by_role = None
+        if "byRole" in data:
+            by_role = MappingProxyType({name: _by_tile(values, target) for name, values in data["byRole"].items()})
+        live = None
+        if "liveBytes" in data:
+            found = data["liveBytes"]
+            live = tuple(found["steps"]), frozen(found["bytes"], np.int64), found["always"], found["shownOf"]
+        return cls(layers, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, by_role, live)
 
 
 def _by_tile(values: Sequence[int], target: Target) -> np.ndarray:

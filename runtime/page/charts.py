@@ -7,6 +7,8 @@ Source of the palettes: Okabe and Ito, "Color Universal Design", 2008, for phase
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ipujax.runtime.markup import Markup, tag
@@ -22,11 +24,14 @@ PHASE_COLOURS = {
 }
 ACCENT, SECOND = "#2A85C7", "#D55E00"  # blue a little lighter than that of phases, for thin lines on dark pages
 AMOUNTS = "Cividis256"
+OVER = "#D55E00"  # of amounts beyond the scale
+SIZE_OF_TICK = "return window.ipujaxPage.size(tick)"
+_LEAST_SHOWN = 4  # cycles or steps, when zoomed in
 _BINARY = [2**power for power in range(10)]
 
 
 def chart(
-    name: str, x_label: str, y_label: str, height: int, tools: str = "xpan,xwheel_zoom,xbox_zoom", **more: Any
+    name: str, x_label: str, y_label: str, height: int, tools: str = "xbox_zoom,xpan,xwheel_zoom", **more: Any
 ) -> Any:
     """An empty figure; `page.js` gives it the colours of the page.
 
@@ -35,7 +40,7 @@ def chart(
         x_label: of the horizontal axis, with its unit.
         y_label: of the vertical one.
         height: in pixels.
-        tools: of Bokeh.
+        tools: of Bokeh; dragging zooms to a range if that is among them.
         more: further properties.
     """
     figure = bokeh("plotting").figure(
@@ -52,6 +57,8 @@ def chart(
         **more,
     )
     figure.toolbar.logo = None
+    if (box_zoom := figure.select_one(bokeh("models").BoxZoomTool)) is not None:
+        figure.toolbar.active_drag = box_zoom  # Bokeh's own choice is to pan
     return figure
 
 
@@ -72,10 +79,24 @@ def bytes_axis(figure: Any) -> None:
     Args:
         figure: of Bokeh.
     """
-    code = "return window.ipujaxPage.size(tick)"
     for axis in figure.yaxis:
-        axis.formatter = bokeh("models").CustomJSTickFormatter(code=code)
+        axis.formatter = bokeh("models").CustomJSTickFormatter(code=SIZE_OF_TICK)
         axis.ticker = bokeh("models").AdaptiveTicker(base=1024, mantissas=_BINARY, desired_num_ticks=5)
+
+
+def zooms_by_wheel(figure: Any, first: float, last: float) -> None:
+    """Makes the wheel zoom a chart about the pointer along its horizontal axis, and a double click show all of it.
+
+    Args:
+        figure: of Bokeh.
+        first: where its horizontal axis begins.
+        last: where it ends.
+    """
+    models = bokeh("models")
+    figure.x_range = models.Range1d(first, last, bounds=(first, last), min_interval=min(_LEAST_SHOWN, last - first))
+    figure.toolbar.active_scroll = figure.select_one(models.WheelZoomTool)
+    figure.toolbar.active_scroll.maintain_focus = False  # at an end of the axis it goes on at the other
+    figure.js_on_event("doubletap", models.CustomJS(code=f"window.ipujaxPage.showAll('{figure.name}')"))
 
 
 def zoom_buttons(name: str, what: str) -> Markup:
@@ -99,14 +120,28 @@ def zoom_buttons(name: str, what: str) -> Markup:
     return tag("div", *buttons, class_="zoom", role="group", aria_label=f"Zoom: {what}")
 
 
-def legend(colours: dict[str, str]) -> Markup:
+def legend(colours: Mapping[str, str], patterns: Mapping[str, str] = MappingProxyType({})) -> Markup:
     """Names beside their colours.
 
     Args:
         colours: by name.
+        patterns: classes of the style sheet, by name.
     """
     items = (
         tag("li", tag("span", class_="swatch", style=f"background:{colour}"), name.replace("_", " "))
         for name, colour in colours.items()
     )
-    return tag("ul", *items, class_="legend")
+    more = (tag("li", tag("span", class_=f"swatch {kind}"), name) for name, kind in patterns.items())
+    return tag("ul", *items, *more, class_="legend")
+
+
+def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
+    """A horizontal bar, for a cell.
+
+    Args:
+        part: its length.
+        whole: that of a full one.
+        colour: of it.
+    """
+    width = 100 * part / whole if whole else 0
+    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")

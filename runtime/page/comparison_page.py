@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar
 from ipujax.runtime.page.document import Section, document, sentence
-from ipujax.runtime.page.memory_charts import bar
 
 Pairs = Mapping[str, tuple[float, float]]
 MOST_ROWS = 500
@@ -34,44 +33,48 @@ class ComparedFigures:
 
 
 def comparison_page(
-    titles: tuple[str, str], totals: Pairs, phases: Pairs, categories: Pairs, rows: Sequence[ComparedFigures]
+    names: tuple[str, str],
+    titles: tuple[str, str],
+    verdict: str,
+    totals: Pairs,
+    phases: Pairs,
+    categories: Pairs,
+    layers: Pairs,
+    rows: Sequence[ComparedFigures],
 ) -> str:
     """The page.
 
     Args:
+        names: what both profiles are called; empty where they have no name.
         titles: what both profiles are, in a line each.
+        verdict: what changed, in sentences.
         totals: figures of the whole runs.
         phases: cycles of each phase of the limiting IPUs.
         categories: bytes of each category on all tiles.
+        layers: busy cycles of the layers that differ, largest change first.
         rows: the operations that differ, largest change first.
     """
     before, after = titles
     intro = joined([tag("p", tag("strong", "Before: "), before), tag("p", tag("strong", "After: "), after)])
     sections = [
-        Section("summary", "Summary", joined([intro, _verdict(totals, rows), _pairs("Figure", totals)])),
+        Section("summary", "Summary", joined([intro, _verdict(verdict, totals), _pairs("Figure", totals)])),
         Section(
             "phases",
             "Phases",
             joined([sentence("Cycles of the IPU that is busy for most cycles."), _pairs("Phase", phases)]),
         ),
         Section("categories", "Memory", joined([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
+        Section("layers", "Layers", _layers(layers)),
         Section("operations", "Operations", _operations(rows)),
     ]
-    return document("What changed between two profiles", f"{len(rows):,} operations differ", sections)
+    both = " → ".join(dict.fromkeys(names)) if all(names) else "two profiles"
+    return document(f"What changed: {both}", f"{len(rows):,} operations differ", sections)
 
 
-def _verdict(totals: Pairs, rows: Sequence[ComparedFigures]) -> Markup:
+def _verdict(verdict: str, totals: Pairs) -> Markup:
     """The change in sentences."""
-    before, after = totals["cycles"]
-    word = "as long as" if before == after else "shorter than" if after < before else "longer than"
-    text = f"The second run is {word} the first: {before:,.0f} → {after:,.0f} cycles ({_ratio(before, after)})."
     tile = totals["tile_bytes"]
-    text += f" Its fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
-    moved = [row for row in rows if row.figures["cycles"][0] != row.figures["cycles"][1]]
-    if moved:
-        first = moved[0]
-        one, two = first.figures["cycles"]
-        text += f" Most of it is {first.name} at {first.line}: {two - one:+,.0f} cycles."
+    text = f"{verdict} The fullest tile holds {tile[0]:,.0f} → {tile[1]:,.0f} B ({_ratio(*tile)})."
     return tag("div", tag("article", tag("h3", "What changed most?"), tag("p", text)), class_="answers")
 
 
@@ -100,6 +103,13 @@ def _shown(name: str, value: float) -> str:
     return f"{value:,.3e}" if name == "seconds" else f"{value:,g}" if name == "byte_price" else f"{value:,.0f}"
 
 
+def _layers(layers: Pairs) -> Markup:
+    if not layers:
+        return sentence("No layer differs, or one profile was saved without layers.")
+    shown = dict(list(layers.items())[:MOST_ROWS])
+    return joined([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", shown)])
+
+
 def _operations(rows: Sequence[ComparedFigures]) -> Markup:
     """A sortable table of what differs."""
     if not rows:
@@ -120,7 +130,7 @@ def _operations(rows: Sequence[ComparedFigures]) -> Markup:
     rest = f" {len(rows) - MOST_ROWS:,} smaller changes are left out." if len(rows) > MOST_ROWS else ""
     return joined(
         [
-            sentence(f"Second minus first, and both; operations are matched by line and name.{rest}"),
+            sentence(f"Second minus first, and both; operations are matched by line, layer and name.{rest}"),
             tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),
         ]
     )

@@ -69,13 +69,29 @@ def _placeholder(name: str) -> Markup:
     return Markup(f"<!--chart:{name}-->")
 
 
-def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What a reader must know before anything else; it takes the place of the heading.
+
+    Args:
+        kind: in two or three words, which also begin the title of the window.
+        text: the rest of the heading.
+        ways: what to try.
+    """
+
+    kind: str
+    text: str
+    ways: Sequence[str]
+
+
+def document(title: str, subtitle: str, sections: Sequence[Section], alarm: Alarm | None = None) -> str:
     """The text of a page.
 
     Args:
         title: its heading.
         subtitle: a line under it.
         sections: its parts, in order.
+        alarm: what goes before them.
 
     Raises:
         ProfileError: there are charts, and Bokeh is not installed.
@@ -87,14 +103,14 @@ def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     head = joined(
         [
             Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-            tag("title", title),
+            tag("title", f"{alarm.kind}: {title}" if alarm else title),
             tag("style", Markup(_file("page.css"))),
         ]
     )
     body = joined(
         [
             tag("a", "Skip to the report", href="#main", class_="skip"),
-            tag("header", tag("h1", title), _theme_button(), tag("p", subtitle)),
+            tag("header", *_heading(title, alarm), tag("p", subtitle), _ways(alarm)),
             tag("nav", *links, aria_label="Sections"),
             tag("main", *map(_section, sections), id="main"),
             Markup(f'<script type="application/json" id="page-data">{_json(data)}</script>'),
@@ -106,6 +122,20 @@ def document(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     for name, place in places.items():
         body = Markup(body.replace(_placeholder(name), place))
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
+
+
+def _heading(title: str, alarm: Alarm | None) -> tuple[Markup, ...]:
+    if alarm is None:
+        return tag("h1", title), _theme_button()
+    heading = tag("h1", f"{alarm.kind}: {alarm.text}", class_="alarm")
+    return heading, _theme_button(), tag("p", title, class_="title")
+
+
+def _ways(alarm: Alarm | None) -> Markup:
+    """What to try, as a list."""
+    if alarm is None or not alarm.ways:
+        return Markup()
+    return tag("div", tag("p", "Try:"), tag("ul", *(tag("li", way) for way in alarm.ways)), class_="ways")
 
 
 def _theme_button() -> Markup:

@@ -1,4 +1,4 @@
-"""The memory section of a page: chips as heat maps, tiles in order of size, categories, and what is on a tile.
+"""The memory section of a page: chips as heat maps, roles, categories, and what is on a tile.
 
 Input: `MemoryView`, `LivenessView`. Output: sections.
 """
@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.charts import ACCENT, AMOUNTS, SECOND, bytes_axis, chart, with_separators, zoom_buttons
+from ipujax.runtime.page.charts import (
+    ACCENT,
+    AMOUNTS,
+    OVER,
+    SECOND,
+    SIZE_OF_TICK,
+    bytes_axis,
+    chart,
+    with_separators,
+    zoom_buttons,
+    zooms_by_wheel,
+)
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.role_charts import by_role, fullest_tile, parts_table, role_charts
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LivenessView, MemoryView
 
@@ -25,7 +37,7 @@ def memory_section(view: MemoryView) -> Section:
     Args:
         view: of a profile.
     """
-    worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
+    worst, used, over = int(view.tile_bytes.argmax()), int(view.tile_bytes.max()), _tiles_over(view)
     body = joined(
         [
             sentence(
@@ -36,16 +48,45 @@ def memory_section(view: MemoryView) -> Section:
             sentence(
                 "Click a tile, or give its number below. Tile 0 is at the upper left; numbers go on to the right."
             ),
-            chart_place("chip", f"Heat map of the bytes of each tile; the fullest is tile {worst} with {size(used)}"),
-            chart_place("sorted", "Bytes of tiles, the fullest first, and what a tile has"),
+            _chip_legend(view, worst),
+            chart_place(
+                "chip",
+                f"Heat map of the bytes of each tile, from 0 to the {size(view.bytes_per_tile)} that a tile has; "
+                f"{over or 'no'} tile{'s' * (over != 1)} need more; the fullest is tile {worst} with {size(used)}",
+            ),
+            _contrast(view),
+            by_role(view),
+            fullest_tile(view),
             tag("h3", "What is on a tile"),
             _tile_chooser(view, worst),
-            tag("h3", "By category"),
-            _categories(view, worst),
+            tag("details", tag("summary", "By category"), parts_table("Category", view.categories, worst)),
         ]
     )
-    charts = {"chip": _chips(view), "sorted": _sorted(view)}
+    charts = {"chip": _chips(view), **role_charts(view)}
     return Section("memory", "Memory", body, charts, {"memory": _data(view)})
+
+
+def _tiles_over(view: MemoryView) -> int:
+    """Tiles that need more than they have."""
+    return int((view.tile_bytes > view.bytes_per_tile).sum())
+
+
+def _chip_legend(view: MemoryView, worst: int) -> Markup:
+    """What the ring and the colour of tiles that are too full mean."""
+    ring = tag("li", tag("span", class_="ring"), f"fullest tile, {worst:,}")
+    over = _tiles_over(view)
+    swatch = tag("span", class_="swatch", style=f"background:{OVER}")
+    more = tag("li", swatch, f"more than {size(view.bytes_per_tile)}: {over:,} tile{'s' * (over != 1)}")
+    return tag("ul", ring, more if over else "", class_="legend")
+
+
+def _contrast(view: MemoryView) -> Markup:
+    """A switch that ends the scale at the fullest tile, where colours are much alike."""
+    used = int(view.tile_bytes.max())
+    if not 0 < used < view.bytes_per_tile / 2:
+        return Markup()
+    box = tag("input", type="checkbox", id="contrast")
+    return tag("p", tag("label", box, f" End the scale of colours at the fullest tile, {size(used)}"))
 
 
 def _tile_chooser(view: MemoryView, worst: int) -> Markup:
@@ -62,36 +103,15 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
     )
 
 
-def _categories(view: MemoryView, worst: int) -> Markup:
-    head = ("Category", "When", f"Fullest tile ({worst:,})", "", "Most on a tile", "All tiles")
-    most = max((row.fullest for row in view.categories), default=0)
-    rows = (
-        (row.name, row.when, size(row.fullest), bar(row.fullest, most), size(row.most), size(row.total))
-        for row in view.categories
-    )
-    return table(head, rows)
-
-
-def bar(part: float, whole: float, colour: str = ACCENT) -> Markup:
-    """A horizontal bar, for a cell.
-
-    Args:
-        part: its length.
-        whole: that of a full one.
-        colour: of it.
-    """
-    width = 100 * part / whole if whole else 0
-    return tag("span", class_="bar", style=f"width:{width:.1f}%;background:{colour}", aria_hidden="true")
-
-
 def _data(view: MemoryView) -> dict[str, Any]:
     """What `page.js` needs to say what is on a tile."""
     data: dict[str, Any] = {
         "have": view.bytes_per_tile,
         "tileBytes": view.tile_bytes.tolist(),
-        "categories": [[row.name, row.when] for row in view.categories],
+        "kind": "Role" if view.roles else "Category",
+        "parts": [[row.name, row.when] for row in view.roles or view.categories],
         "listed": view.listed.tolist(),
-        "byCategory": view.by_category.tolist(),
+        "byPart": (view.by_role if view.roles else view.by_category).tolist(),
         "chips": [view.chip_origin(ipu) for ipu in range(view.num_ipus)],
         "grid": [view.columns, view.rows],
         "perIpu": len(view.tile_bytes) // view.num_ipus,
@@ -116,7 +136,7 @@ def _chips(view: MemoryView) -> Any:
     models = bokeh("models")
     height = 60 + 11 * max(view.chip_origin(ipu)[1] + view.rows + 3 for ipu in range(view.num_ipus))
     figure = chart("chip", "", "", min(900, max(180, height)), "hover,tap,pan,wheel_zoom")
-    mapper = models.LinearColorMapper(AMOUNTS, low=0, high=max(1, int(view.tile_bytes.max())))
+    mapper = models.LinearColorMapper(AMOUNTS, low=0, high=view.bytes_per_tile, high_color=OVER)
     mapper.nan_color = "rgba(0, 0, 0, 0)"
     grids = [view.chip(ipu) for ipu in range(view.num_ipus)]
     origins = [view.chip_origin(ipu) for ipu in range(view.num_ipus)]
@@ -133,7 +153,22 @@ def _chips(view: MemoryView) -> Any:
             {"x": source["x"], "y": [-row + 0.3 for _, row in origins], "text": [f"IPU {n}" for n in range(len(grids))]}
         )
         figure.text("x", "y", "text", source=names, text_font_size="11px", name="labels")
-    scale = models.ColorBar(color_mapper=mapper, title="bytes", width=12, formatter=_separators())
+    column, row = view.cell(int(view.tile_bytes.argmax()))
+    for colour, width in (("white", 5), ("black", 2)):  # a ring that is seen on every colour
+        figure.scatter(
+            [column],
+            [-row],
+            size=18,
+            marker="circle",
+            fill_color=None,
+            line_color=colour,
+            line_width=width,
+            name="fullest",
+        )
+    quarters = [view.bytes_per_tile * part / 4 for part in range(5)]
+    scale = models.ColorBar(color_mapper=mapper, width=12, ticker=models.FixedTicker(ticks=quarters))
+    scale.formatter = models.CustomJSTickFormatter(code=SIZE_OF_TICK)
+    scale.major_label_overrides = {view.bytes_per_tile: f"{size(view.bytes_per_tile)}: full"}
     scale.background_fill_color = None
     figure.add_layout(scale, "right")
     figure.axis.visible, figure.grid.visible = False, False
@@ -141,32 +176,6 @@ def _chips(view: MemoryView) -> Any:
     figure.y_range = models.Range1d(-lowest - 0.5, _LABEL if view.num_ipus > 1 else 0.5)
     code = "window.ipujaxPage.tileAt(cb_obj.x, cb_obj.y)"
     figure.js_on_event("tap", models.CustomJS(code=code))
-    return figure
-
-
-def _separators() -> Any:
-    return bokeh("models").NumeralTickFormatter(format="0,0")
-
-
-def _sorted(view: MemoryView) -> Any:
-    """Tiles in order of size."""
-    order = np.sort(view.tile_bytes)[::-1]
-    corners = np.flatnonzero(np.diff(order, prepend=-1, append=-1))  # of a staircase: runs of equal tiles
-    points = np.unique(np.concatenate([np.minimum(corners, len(order) - 1), np.maximum(corners - 1, 0)]))
-    points = points[:: max(1, len(points) // 2_000)]
-    figure = chart("sorted", "tiles, fullest first", "bytes of a tile", 240)
-    figure.line(points, order[points], line_width=2, color=ACCENT)
-    figure.line(
-        [0, len(order) - 1],
-        [view.bytes_per_tile] * 2,
-        line_dash="dashed",
-        color=SECOND,
-        legend_label="memory of a tile",
-    )
-    figure.y_range.start = 0
-    figure.legend.location = "center_right"
-    with_separators(figure, "x")
-    bytes_axis(figure)
     return figure
 
 
@@ -213,6 +222,7 @@ def _liveness(view: LivenessView) -> Any:
     models = bokeh("models")
     steps = np.arange(len(view.live_bytes))
     figure = chart("liveness", "step of the program", "live bytes, all tiles", 280)
+    zooms_by_wheel(figure, 0, max(1, len(steps) - 1))
     if len(steps):  # Bokeh 3.9 draws an area without points for ever
         figure.varea_step(
             steps, np.zeros(len(steps)), view.live_bytes, fill_color=ACCENT, fill_alpha=0.45, step_mode="center"

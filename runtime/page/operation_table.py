@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND, chart
+from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow
@@ -47,9 +46,9 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     body = joined(
         [
             sentence(
-                "A row for each operation of each line, on the IPU that spends most on it. Balance is the share of its "
-                "compute time in which a tile computes. Rates and the peaks beside them are those of one IPU; "
-                f"rates count the time of exchanges too.{rest}"
+                "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
+                "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
+                f"time of its exchanges too.{rest}"
             ),
             _table(shown),
             tag("h3", "Roofline"),
@@ -82,7 +81,7 @@ def _table(rows: Sequence[OperationRow]) -> Markup:
 def _row(row: OperationRow, most: int) -> Markup:
     computes = bool(row.flops)
     cells = (
-        (row.name, row.name),
+        (joined([row.name, tag("span", row.layer, class_="line of-layer") if row.layer else ""]), row.name),
         (row.line, row.line),
         (joined([f"{row.cycles:,}", bar(row.cycles, most)]), row.cycles),
         (f"{row.share:.1%}", row.share),

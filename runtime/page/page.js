@@ -62,6 +62,7 @@ window.ipujaxPage = (() => {
         if (drawn.name === "labels") drawn.glyph.setv({ text_color: { value: front } });
       }
     }
+    if (chart("trace")) labelSlices();
   }
 
   function theme(name) {
@@ -76,12 +77,11 @@ window.ipujaxPage = (() => {
     return chosen ? chosen === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
   }
 
-  const whole = new Map(); // the range that a chart shows at first, by its name
+  const whole = (range) => range.bounds; // of charts that zoom
 
   function zoom(name, step) {
     const range = chart(name).x_range;
-    if (!whole.has(name)) whole.set(name, [range.start, range.end]);
-    const [first, last] = whole.get(name);
+    const [first, last] = whole(range);
     const width = range.end - range.start;
     const middle = (range.start + range.end) / 2;
     const moves = {
@@ -92,9 +92,96 @@ window.ipujaxPage = (() => {
       all: [first, last],
     };
     let [start, end] = moves[step];
-    const wanted = Math.min(end - start, last - first);
+    const wanted = Math.min(Math.max(end - start, range.min_interval), last - first);
     start = Math.min(Math.max(start, first), last - wanted);
     range.setv({ start, end: start + wanted });
+  }
+
+  // BokehJS answers a double click by taking back the last zoom; what is shown then is all.
+  function showAll(name) {
+    setTimeout(() => zoom(name, "all"), 0);
+  }
+
+  // Where nothing more is to be seen, the wheel scrolls the page.
+  function passWheel(name) {
+    byId("chart-" + name).addEventListener("wheel", (event) => {
+      const range = chart(name) && chart(name).x_range;
+      const [first, last] = range ? whole(range) : [0, 0];
+      if (event.deltaY > 0 && range && range.end - range.start >= 0.999 * (last - first)) event.stopImmediatePropagation();
+    }, { capture: true, passive: true });
+  }
+
+  // --- names of slices --------------------------------------------------------------------------------------------------
+
+  const LEAST = 4; // characters of a name that is cut short
+  const MOST_NAMES = 600;
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "11px sans-serif"; // as the chart writes them
+
+  const fits = (text, width) => pen.measureText(text).width <= width;
+
+  function fitted(text, width) {
+    if (fits(text, width)) return text;
+    const parts = text.includes(",") ? [] : text.split("/"); // the end of a path says most
+    for (let n = 1; n < parts.length; n++) {
+      const end = "…/" + parts.slice(n).join("/");
+      if (fits(end, width)) return end;
+    }
+    let low = 0;
+    let high = text.length;
+    while (low < high) { // the longest beginning that fits
+      const middle = Math.ceil((low + high) / 2);
+      if (fits(text.slice(0, middle) + "…", width)) low = middle;
+      else high = middle - 1;
+    }
+    return low >= LEAST ? text.slice(0, low) + "…" : "";
+  }
+
+  function isDarkColour(colour) {
+    const [red, green, blue] = [1, 3, 5].map((n) => parseInt(colour.slice(n, n + 2), 16));
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 95;
+  }
+
+  let isLabelling = false;
+
+  function labelSlices() { // once for all changes of a moment
+    if (isLabelling) return;
+    isLabelling = true;
+    requestAnimationFrame(() => {
+      isLabelling = false;
+      writeNames();
+    });
+  }
+
+  function writeNames() {
+    const figure = chart("trace");
+    const { start, end } = figure.x_range;
+    const scale = figure.inner_width / (end - start);
+    byId("trace-range").textContent = `cycles ${number(start)} to ${number(end)} of ${number(figure.x_range.bounds[1])}`;
+    const found = { x: [], y: [], text: [], colour: [], back: [] };
+    const drawn = (name) => figure.renderers.filter((part) => part.name && part.name.startsWith(name));
+    const [folded] = drawn("folded");
+    const isFolded = new Set(folded.data_source.data.label);
+    const { back, front } = colours();
+    for (const part of [folded, ...drawn("slices ")]) {
+      const { left, right, top, bottom, label } = part.data_source.data;
+      const fill = part === folded ? null : part.glyph.fill_color.value;
+      const isIdle = part.name === "slices idle";
+      for (let n = 0; n < left.length && found.x.length < MOST_NAMES; n++) {
+        const from = Math.max(left[n], start);
+        const to = Math.min(right[n], end);
+        const width = (to - from) * scale - 8;
+        if (!(width > 12) || (fill && isFolded.has(label[n]))) continue;
+        const text = fitted(isIdle ? "idle" : data.labels[label[n]], width);
+        if (!text) continue;
+        found.x.push((from + to) / 2);
+        found.y.push((top[n] + bottom[n]) / 2);
+        found.text.push(text);
+        found.colour.push(!fill || isIdle ? front : isDarkColour(fill) ? "#ffffff" : "#000000");
+        found.back.push(fill ? "transparent" : back);
+      }
+    }
+    drawn("slice labels")[0].data_source.data = found;
   }
 
   // --- tables and trees -----------------------------------------------------------------------------------------------
@@ -114,8 +201,23 @@ window.ipujaxPage = (() => {
     list.append(...rows);
   }
 
-  function fold(open) {
-    for (const part of byId("tree").querySelectorAll("details")) part.open = open;
+  // Shows the rows of a table that have all words of a search somewhere.
+  function filter(field) {
+    const place = byId(field.dataset.filter);
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...place.querySelector("table").tBodies[0].rows];
+    let shown = 0;
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      shown += !row.hidden;
+    }
+    byId(field.dataset.filter + "-count").textContent = `${number(shown)} of ${number(rows.length)}`;
+  }
+
+  function fold(button) {
+    const open = button.dataset.fold === "open";
+    for (const part of button.closest("section").querySelectorAll(".tree details")) part.open = open;
   }
 
   // --- what is on a tile ----------------------------------------------------------------------------------------------
@@ -142,17 +244,26 @@ window.ipujaxPage = (() => {
         sum += named.bytes[row];
         rows.push([size(named.bytes[row]), name, category, line === "unknown" ? "" : line]);
       }
-      if (used > sum) rows.push([size(used - sum), "other things", "", ""]);
+      if (used > sum) rows.push([size(used - sum), "smaller things", "", ""]);
       parts.push(paragraph(`Fullest at ${named.steps[named.peak[at]]}. The largest things then:`));
       parts.push(table(["Bytes", "Name", "Category", "Line"], rows));
     }
     if (place >= 0) {
-      const rows = memory.categories.map(([name, when], n) => [name, when, memory.byCategory[n][place]]);
+      const rows = memory.parts.map(([name, when], n) => [name, when, memory.byPart[n][place]]);
       const shown = rows.filter((row) => row[2] > 0).sort((a, b) => b[2] - a[2]);
-      parts.push(table(["Bytes", "Category", "When"], shown.map(([name, when, bytes]) => [size(bytes), name, when])));
+      parts.push(table(["Bytes", memory.kind, "When"], shown.map(([name, when, bytes]) => [size(bytes), name, when])));
     }
     if (!parts.length) parts.push(paragraph("Only the total of this tile is known."));
     byId("tile-contents").replaceChildren(...parts);
+  }
+
+  // Ends the scale of colours at the fullest tile, or at what a tile has.
+  function contrast(isFullest) {
+    const figure = chart("chip");
+    const high = isFullest ? Math.max(...data.memory.tileBytes) : data.memory.have;
+    const scale = [...figure.right].find((part) => part.color_mapper !== undefined);
+    scale.color_mapper.setv({ high });
+    scale.ticker.setv({ ticks: [0, 1, 2, 3, 4].map((part) => (part * high) / 4) });
   }
 
   function paragraph(text) {
@@ -193,8 +304,9 @@ window.ipujaxPage = (() => {
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     for (const button of document.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
+    for (const field of document.querySelectorAll("[data-filter]")) field.addEventListener("input", () => filter(field));
     for (const button of document.querySelectorAll("[data-fold]")) {
-      button.addEventListener("click", () => fold(button.dataset.fold === "open"));
+      button.addEventListener("click", () => fold(button));
     }
     for (const button of document.querySelectorAll("[data-zoom]")) {
       button.addEventListener("click", () => zoom(button.dataset.zoom, button.dataset.step));
@@ -203,6 +315,7 @@ window.ipujaxPage = (() => {
       byId("tile").addEventListener("input", (event) => showTile(event.target.value ? Number(event.target.value) : NaN));
       showTile(Number(byId("tile").value));
     }
+    if (byId("contrast")) byId("contrast").addEventListener("change", (event) => contrast(event.target.checked));
     if (data.liveness && byId("step")) {
       byId("step").addEventListener("input", (event) => showStep(Number(event.target.value)));
       showStep(Number(byId("step").value));
@@ -213,6 +326,7 @@ window.ipujaxPage = (() => {
       region.closest("details").addEventListener("toggle", see);
       see();
     }
+    for (const button of document.querySelectorAll("[data-step='all']")) passWheel(button.dataset.zoom);
     waitForCharts(50);
   }
 
@@ -221,6 +335,7 @@ window.ipujaxPage = (() => {
     const expected = document.querySelectorAll(".chart").length;
     if (charts().length >= expected) {
       paint();
+      if (chart("trace")) labelSlices();
       if (data.liveness && byId("step")) showStep(Number(byId("step").value));
       document.documentElement.dataset.ready = "true";
     } else if (left) {
@@ -229,5 +344,5 @@ window.ipujaxPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return { size, tileAt, label: (n) => data.labels[n], stepAt: (x) => showStep(Math.round(x)), showTile, zoom, chart };
+  return { size, tileAt, label: (n) => data.labels[n], stepAt: (x) => showStep(Math.round(x)), showTile, zoom, showAll, labelSlices, chart };
 })();

@@ -9,17 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.document import Alarm, Section, document, sentence
+from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
 from ipujax.runtime.page.program_tree import program_section
 from ipujax.runtime.page.source_listing import source_section
+from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
-from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.views import Answer, answers, liveness_view, memory_view, operation_rows, source_view, trace_view
+from ipujax.runtime.views import (
+    Answer,
+    answers,
+    liveness_view,
+    memory_view,
+    operation_rows,
+    source_view,
+    task_view,
+    trace_view,
+    tree_of,
+)
 
 
 def profile_page(profile: Figures) -> str:
@@ -31,9 +42,15 @@ def profile_page(profile: Figures) -> str:
     Raises:
         ProfileError: Bokeh is not installed.
     """
-    machine = of_replicas(profile.target, profile.replicas)
-    title = f"Profile: {machine.num_ipus} × {machine.name}"
-    return document(title, profile.brief, [_section(name, make, profile) for name, make in SECTIONS.items()])
+    over = out_of_memory(profile.memory)
+    alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
+    sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
+    return document(profile.title, profile.brief, [section for section in sections if section.body], alarm)
+
+
+def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
+    """What to try when memory lacks; a saved profile of an older version has the hint of its fullest tile alone."""
+    return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
 def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:
@@ -102,6 +119,16 @@ def _phases_by_ipu(profile: Figures) -> Markup:
     return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")
 
 
+def _trace(profile: Figures) -> Section:
+    """The execution trace, with the tasks of pipelines if it is known that there are some."""
+    view = trace_view(profile)
+    try:
+        tasks = task_view(profile)
+    except ProfileError:  # saved by a version that knew none
+        return trace_section(view)
+    return trace_section(view, tasks if len(tasks.start) else None)
+
+
 def _warnings(profile: Figures) -> Section:
     """Fallbacks, foreign dtypes, bounds that are not met, and what does not fit."""
     fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, str(f.origin)) for f in profile.fallbacks]
@@ -116,7 +143,7 @@ def _warnings(profile: Figures) -> Section:
         )
     if len(profile.byte_prices) > 1:
         tried = ", ".join(f"{price:g}" for price in profile.byte_prices)
-        parts.append(sentence(f"It was planned again until it fitted: prices of a byte tried, in cycles: {tried}."))
+        parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {tried}."))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
         parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))
@@ -132,8 +159,10 @@ def _warnings(profile: Figures) -> Section:
 # Id and heading of each section, and what makes it, in the order of the page.
 SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
     ("summary", "Summary"): _summary,
+    ("layers", "Layers"): lambda profile: layer_section(tree_of(profile), profile.limiting_ipu),
     ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
-    ("trace", "Execution trace"): lambda profile: trace_section(trace_view(profile)),
+    ("stages", "Stages"): stages_section,
+    ("trace", "Execution trace"): _trace,
     ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),
     ("liveness", "Liveness"): lambda profile: liveness_section(liveness_view(profile)),
     ("program", "Program"): lambda profile: program_section(profile.program_costs),

@@ -6,8 +6,8 @@ Input: `ProgramNode`. Output: a section.
 from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile import ProgramNode
 
 MOST_CHILDREN = 1_500

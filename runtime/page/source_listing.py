@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
-from ipujax.runtime.page.memory_charts import bar
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import SourceFile
 from ipujax.runtime.views.source_view import LineCost
@@ -38,11 +38,17 @@ def _file(file: SourceFile, most: int, is_open: bool) -> Markup:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     dearest = max(file.costs, key=lambda number: file.costs[number].cycles)
     rows = (_line(file, number, most, number == dearest) for number in file.shown())
-    title = joined([tag("strong", Path(file.path).name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
+    title = joined([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")
-    region = tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label=Path(file.path).name)
-    return tag("details", tag("summary", title, tag("span", file.path, class_="line")), missing, region, open=is_open)
+    region = tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label=file.name)
+    head_line = tag("summary", title, tag("span", _folder(file), class_="line"))
+    return tag("details", head_line, missing, region, open=is_open)
+
+
+def _folder(file: SourceFile) -> str:
+    """The path of a file; nothing for the temporary file of a cell."""
+    return file.path if Path(file.path).name == file.name else ""
 
 
 def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool) -> Markup:

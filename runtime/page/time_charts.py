@@ -9,24 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import joined, table
-from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons
+from ipujax.runtime.markup import joined, table, tag
+from ipujax.runtime.page.charts import PHASE_COLOURS, chart, legend, with_separators, zoom_buttons, zooms_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
-from ipujax.runtime.views import TraceView
+from ipujax.runtime.views import TaskView, TraceView
 
 _HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
 _NOTES = {
-    "is_folded": "Later iterations of long loops are folded: what repeats there has the right shares, in no order.",
+    "is_folded": "Hatched: later iterations of long loops, folded; each phase has its share of them, without an order.",
     "is_cut": "There are too many steps to draw: each part of time shows how much of it every phase takes.",
 }
 
 
-def trace_section(view: TraceView) -> Section:
+def trace_section(view: TraceView, tasks: TaskView | None = None) -> Section:
     """When each IPU does what.
 
     Args:
         view: of a profile.
+        tasks: of its pipelines, if it has some, which are the parents of its slices.
     """
     head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
     rows = (
@@ -34,21 +36,33 @@ def trace_section(view: TraceView) -> Section:
         for ipu, row in enumerate(view.spent.tolist())
     )
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
+    colours = PHASE_COLOURS if tasks is None else PHASE_COLOURS | task_legend(tasks)
+    notes += [] if tasks is None else [f"Above its slices each IPU has its tasks of pipelines. {LINES_NOTE}"]
     body = joined(
         [
             sentence(
-                " ".join(["Drag or use the buttons to zoom; hover to see which step a slice belongs to.", *notes])
+                " ".join(
+                    [
+                        "Drag over a range, turn the wheel or use the buttons to zoom; double click to see all again. "
+                        "Hover to see which step a slice belongs to.",
+                        *notes,
+                    ]
+                )
             ),
-            legend(PHASE_COLOURS),
+            legend(
+                colours,
+                {"folded iterations": "hatched"} if view.is_folded else {},
+            ),
             chart_place("trace", f"Phases of {view.num_ipus} IPUs over {view.cycles:,} cycles"),
             zoom_buttons("trace", "execution trace"),
+            tag("p", "Shown: ", tag("output", id="trace-range", aria_live="polite")),
             table(head, rows, "Cycles of each phase, and their share of the run"),
         ]
     )
-    return Section("trace", "Execution trace", body, {"trace": _trace(view)}, {"labels": list(view.labels)})
+    return Section("trace", "Execution trace", body, {"trace": _trace(view, tasks)}, {"labels": list(view.labels)})
 
 
-def _trace(view: TraceView) -> Any:
+def _trace(view: TraceView, tasks: TaskView | None) -> Any:
     models, height = bokeh("models"), 120 + 44 * view.num_ipus
     hover = models.HoverTool(
         tooltips=[("", "@label{custom}"), ("cycles", "@left{0,0} – @right{0,0}")], point_policy="follow_mouse"
@@ -56,26 +70,59 @@ def _trace(view: TraceView) -> Any:
     hover.formatters = {"@label": models.CustomJSHover(code="return window.ipujaxPage.label(value)")}
     figure = chart("trace", "cycles", "", min(700, height), y_range=(view.num_ipus - 0.5, -0.5))
     figure.add_tools(hover)
+    hovered: list[Any] = []
     for number, (name, colour) in enumerate(PHASE_COLOURS.items()):
         mine = view.phase == number
         columns = {"left": view.start[mine], "right": view.end[mine], "label": view.label[mine].astype(np.int32)}
         rows = view.ipu[mine].astype(np.float32)
         source = models.ColumnDataSource(columns | {"top": rows - _HALF, "bottom": rows + _HALF})
         alpha = 0.35 if name == "idle" else 1.0
-        figure.quad(
-            "left", "right", "top", "bottom", source=source, fill_color=colour, line_color=None, fill_alpha=alpha
-        )
+        style = {"fill_color": colour, "line_color": None, "fill_alpha": alpha}
+        hovered.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"slices {name}", **style))
     if len(view.moved):
         ipu, start, end, label = view.moved.T
         lane = ipu + _HALF + 0.02
         columns = {"left": start, "right": end, "label": label, "top": lane, "bottom": lane + _LANE}
         source = models.ColumnDataSource(columns)
-        figure.quad(
-            "left", "right", "top", "bottom", source=source, fill_color=PHASE_COLOURS["host_exchange"], line_color=None
-        )
+        style = {"fill_color": PHASE_COLOURS["host_exchange"], "line_color": None}
+        hovered.append(figure.quad("left", "right", "top", "bottom", source=source, **style))
+    hover.renderers = hovered
+    if tasks is not None:
+        add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2)
+    _hatch(figure, view)
+    _slice_labels(figure)
     figure.yaxis.ticker = list(range(view.num_ipus))
     figure.yaxis.major_label_overrides = {ipu: f"IPU {ipu}" for ipu in range(view.num_ipus)}
     figure.ygrid.visible = False
-    figure.x_range = models.Range1d(0, max(1, view.cycles), bounds=(0, max(1, view.cycles)))
+    zooms_by_wheel(figure, 0, max(1, view.cycles))
     with_separators(figure, "x")
+    labels = models.CustomJS(code="window.ipujaxPage.labelSlices()")
+    figure.x_range.js_on_change("start", labels)
+    figure.x_range.js_on_change("end", labels)
+    figure.js_on_change("inner_width", labels)
     return figure
+
+
+def _hatch(figure: Any, view: TraceView) -> None:
+    """Hatches what holds several iterations."""
+    ipu, start, end, label = view.folded.T
+    columns = {"left": start, "right": end, "top": ipu - _HALF, "bottom": ipu + _HALF, "label": label}
+    source = bokeh("models").ColumnDataSource(columns)
+    style = {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.75, "hatch_scale": 10}
+    figure.quad(
+        "left", "right", "top", "bottom", source=source, name="folded", fill_alpha=0, line_color="white", **style
+    )
+
+
+def _slice_labels(figure: Any) -> None:
+    """A place for names of the slices that are wide enough, which `page.js` fills as the chart is zoomed."""
+    empty: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "colour": [], "back": []}
+    source = bokeh("models").ColumnDataSource(empty)
+    style = {
+        "text_align": "center",
+        "text_baseline": "middle",
+        "text_font_size": "11px",
+        "text_font": {"value": "sans-serif"},
+    }
+    colours = {"text_color": "colour", "background_fill_color": "back"}
+    figure.text("x", "y", "text", source=source, name="slice labels", padding=2, **style, **colours)

@@ -1,5 +1,10 @@
 """The figures of a run: graph and execution reports under Poplar's names, as data and in files."""
 
+from ipujax.runtime.profile.breakdown import (
+    NO_LAYER as NO_LAYER,
+    LayerCost as LayerCost,
+    Operation as Operation,
+)
 from ipujax.runtime.profile.execution_trace import (
     TRACE_PHASES as TRACE_PHASES,
     ExecutionTrace as ExecutionTrace,
@@ -7,7 +12,8 @@ from ipujax.runtime.profile.execution_trace import (
     phase_cycles_of_ipus as phase_cycles_of_ipus,
     slices as slices,
 )
-from ipujax.runtime.profile.figures import Figures as Figures, Operation as Operation
+from ipujax.runtime.profile.figures import Figures as Figures
+from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
 from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
 from ipujax.runtime.profile.serialise import (
     FilePath as FilePath,
@@ -16,7 +22,13 @@ from ipujax.runtime.profile.serialise import (
     write_file as write_file,
     write_json as write_json,
 )
+from ipujax.runtime.profile.stage_figures import (
+    STAGE_PHASES as STAGE_PHASES,
+    PipelineCost as PipelineCost,
+    StageCost as StageCost,
+)
 from ipujax.runtime.profile.step_costs import StepCost as StepCost
+from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
 from ipujax.runtime.profile.text import (
     coloured as coloured,
     duration as duration,

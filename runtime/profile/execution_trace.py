@@ -16,10 +16,10 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import If, Leaf, Program, Repeat, RepeatWhile, Switch
-from ipujax.runtime.profile.ids import Json
-from ipujax.runtime.profile.liveness import liveness_tree
-from ipujax.runtime.profile.step_costs import place
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.profile.attribution import place
+from ipujax.runtime.sections.ids import Json
+from ipujax.runtime.sections.liveness import liveness_tree
+from ipujax.runtime.tensor import Origin, readable_name
 from ipujax.runtime.timeline import PHASES, Spans
 from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC
 
@@ -77,10 +77,11 @@ class ExecutionTrace:
         Args:
             step: its number.
         """
-        name, times, joined = self.names[self.name[step]], int(self.iterations[step]), int(self.joined[step])
+        name, times = readable_name(self.names[self.name[step]]), int(self.iterations[step])
+        joined = int(self.joined[step])
         if times > 1:
             return f"{times:,} iterations of {name}, folded"
-        return f"{joined:,} steps, folded; the dearest is {name}" if joined > 1 else name
+        return f"{joined:,} steps, folded; the most expensive is {name}" if joined > 1 else name
 
     def data(self) -> Json:
         """The columns as JSON-able data."""

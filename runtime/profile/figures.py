@@ -9,8 +9,7 @@ Limits: memory is that of one replica. A static profile takes the dearer branch 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -18,28 +17,32 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.compile import Executable
+from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
-from ipujax.runtime.memory import MemoryReport
+from ipujax.runtime.memory import MemoryReport, ways_to_fit
+from ipujax.runtime.profile.attribution import Attribution, place
+from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
 from ipujax.runtime.profile.emulated import Emulated, emulated
-from ipujax.runtime.profile.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_trace
-from ipujax.runtime.profile.graph_report import graph_counts, graph_report, optimization_info
-from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.liveness import liveness_section
-from ipujax.runtime.profile.memory import region_bytes, vertex_type_bytes
 from ipujax.runtime.profile.program_costs import ProgramNode, program_costs
-from ipujax.runtime.profile.programs import active_cycles, numbering
-from ipujax.runtime.profile.step_costs import StepCost, place, step_costs
+from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
+from ipujax.runtime.profile.step_costs import StepCost, step_costs
+from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.text import duration, size
-from ipujax.runtime.profile.trace import program_trace
+from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
+from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
+from ipujax.runtime.sections.ids import Numbering
+from ipujax.runtime.sections.liveness import liveness_section
+from ipujax.runtime.sections.memory import region_bytes, vertex_type_bytes
+from ipujax.runtime.sections.programs import active_cycles, numbering
+from ipujax.runtime.sections.trace import program_trace
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import PHASES, Recording, Timeline
+from ipujax.runtime.timeline import Recording, TaskSpans, Timeline
 
 LINES = ("user", "library")  # whose lines of source
 
@@ -63,27 +66,6 @@ class Fallback:
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """All that one line of the user's source costs in one run.
-
-    Args:
-        origin: the line.
-        names: debug names of its steps, most expensive first.
-        cycles: cycles on the IPU that spends most on it, all runs of all its steps together.
-        share: `cycles` over the cycles of the whole run.
-        phases: `cycles` by phase.
-        dominant: the phase that takes most.
-    """
-
-    origin: Origin
-    names: tuple[str, ...]
-    cycles: int
-    share: float
-    phases: dict[str, int]
-    dominant: str
-
-
 @dataclass(frozen=True, eq=False)
 class Figures:
     """What one run of an executable costs.
@@ -93,12 +75,32 @@ class Figures:
         recording: what its data-dependent control did in a run; None for the static profile.
         ran: what ran, of the executable's steps; its program once when None.
         host: what the host took for the batches of calls; None where that was not measured.
+        renamed: what the program is called instead of what it was compiled as; None for that.
     """
 
     executable: Executable
     recording: Recording | None = None
     ran: Program | None = None
     host: HostData | None = None
+    renamed: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Function, file, label and date of the program."""
+        return self.renamed or self.executable.identity
+
+    @property
+    def title(self) -> str:
+        """What was profiled, on how many IPUs, and when it was compiled, in a line."""
+        identity = self.identity
+        subject = f"{identity.name} on " if identity.name else "Profile: "
+        return f"{subject}{self.device}" + (f", {identity.day}" if identity.day else "")
+
+    @property
+    def device(self) -> str:
+        """The IPUs of all replicas, as `16 × mk2`."""
+        machine = of_replicas(self.target, self.replicas)
+        return f"{machine.num_ipus:,} × {machine.name}"
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -165,7 +167,7 @@ class Figures:
         """
         cost = self._byte_price_cost_cycles
         if cost is None:
-            what = "what the price of a byte costs depends on trip counts that are data"
+            what = "the cycles that the cost per byte adds depend on trip counts that are data"
             raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
         return cost
 
@@ -225,6 +227,11 @@ class Figures:
         """What every tile needs."""
         return self.executable.memory
 
+    @cached_property
+    def ways_to_fit(self) -> tuple[str, ...]:
+        """What would make the program fit its tiles; nothing where it does."""
+        return ways_to_fit(self.memory)
+
     @property
     def brief(self) -> str:
         """The cycles, the fullest tile and the machine, in a line."""
@@ -280,44 +287,7 @@ class Figures:
 
     def _operations(self, lines: str) -> tuple[Operation, ...]:
         """All of them."""
-        total, rows = max(1, self.cycles), []
-        for origin, work, names in self._work_by_line(lines == "library").values():
-            if not work.any():
-                continue
-            ipu = int(work.sum(1).argmax())
-            phases = {name: int(c) for name, c in zip(PHASES, work[ipu], strict=True) if c}
-            cycles = sum(phases.values())
-            ordered = tuple(name for name, _ in names.most_common())
-            dominant = max(phases, key=lambda name: phases[name])
-            rows.append(Operation(origin, ordered, cycles, cycles / total, phases, dominant))
-        rows.sort(key=lambda row: -row.cycles)
-        return tuple(rows)
-
-    def _work_by_line(self, of_libraries: bool) -> dict[str, tuple[Origin, np.ndarray, Counter[str]]]:
-        """Work of each phase on each IPU, and cycles by name of the step, for each line of source."""
-        lines: dict[str, tuple[Origin, np.ndarray, Counter[str]]] = {}
-        for node, runs in self.timeline.executions.items():
-            step = self.executable.steps[node]
-            for origin, name, work in self._parts(node, step.work * runs):
-                origin = origin.in_library() if of_libraries else origin
-                if str(origin) not in lines:
-                    lines[str(origin)] = origin, np.zeros_like(work), Counter()
-                lines[str(origin)][1][:] += work
-                lines[str(origin)][2][name] += int(work.sum(1).max())
-        return lines
-
-    def _parts(self, node: Program, work: np.ndarray) -> Iterator[tuple[Origin, str, np.ndarray]]:
-        """The work of a step by where it comes from: vertex groups of several lines share it by their cycles."""
-        groups = self.executable.graph.groups[node.compute_set] if isinstance(node, Execute) else []
-        cost = self.executable.costs[node] if isinstance(node, Execute) else None
-        is_one = len({group.name for group in groups}) <= 1
-        if is_one or not isinstance(cost, ComputeSetCost) or not sum(cost.active_by_group):
-            yield (*place(node), work)
-            return
-        shares = np.cumsum((0, *cost.active_by_group))
-        done = work[..., None] * shares // shares[-1]
-        for number, group in enumerate(groups):
-            yield group.origin, group.name, done[..., number + 1] - done[..., number]
+        return line_costs(self.step_costs, of_libraries=lines == "library")
 
     @cached_property
     def numbering(self) -> Numbering:
@@ -367,8 +337,17 @@ class Figures:
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What each operation of each line of source costs and holds, in program order; what `ipu.compare` compares."""
-        return step_costs(self.executable, self.numbering, self.timeline)
+        """What each operation of each line and layer costs and holds, in program order; other views add these up."""
+        return step_costs(self.executable, self._ran.program, self.numbering, self.timeline, self.limiting_ipu)
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """What each layer costs in each part of training, in program order.
+
+        Raises:
+            ProfileError: as `timeline`; or a profile that was saved by a version that knew no layers.
+        """
+        return layer_costs(self.step_costs)
 
     @cached_property
     def liveness(self) -> dict[str, Any]:
@@ -384,6 +363,43 @@ class Figures:
         """
         spans = self._ran.spans_of(self.recording)
         return execution_trace(self.executable, spans, self.timeline.clocks)
+
+    @cached_property
+    def _task_spans(self) -> TaskSpans:
+        return self._ran.task_spans_of(self.recording)
+
+    @cached_property
+    def tasks(self) -> TaskTrace:
+        """When each task of each pipeline runs, as columns; without rows where there is no pipeline with stages.
+
+        Raises:
+            ProfileError: as `timeline`; or a profile that was saved by a version that knew no tasks.
+        """
+        return task_trace(self._task_spans)
+
+    @cached_property
+    def stages(self) -> tuple[StageCost, ...]:
+        """What each stage of each pipeline costs; the phases of the stages of an IPU add up to `cycles`.
+
+        Raises:
+            ProfileError: as `tasks`.
+        """
+        executable = self.executable
+        if not self._task_spans.pipelines:
+            return ()
+        attribution = Attribution(executable, self._ran.program)
+        works = {node: step.work for node, step in executable.steps.items()}
+        is_buffered = self.target.global_exchange == "buffered"
+        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.inside, works, is_buffered)
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineCost, ...]:
+        """What each pipeline with stages takes, and how long its IPUs wait.
+
+        Raises:
+            ProfileError: as `tasks`.
+        """
+        return pipeline_costs(self._task_spans, self.tasks, self.stages)
 
     @cached_property
     def program_costs(self) -> ProgramNode:

@@ -29,8 +29,8 @@ from ipujax.runtime.graph import (
     Switch,
     WriteUndef,
 )
-from ipujax.runtime.profile.ids import Numbering
-from ipujax.runtime.profile.step_costs import place
+from ipujax.runtime.profile.attribution import place
+from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline
 

@@ -14,17 +14,20 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
-from ipujax.runtime.compile import Executable
+from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
+from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
 from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
-from ipujax.runtime.profile.figures import LINES, Fallback, Figures, Operation
-from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.program_costs import ProgramNode
+from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost
 from ipujax.runtime.profile.step_costs import StepCost
+from ipujax.runtime.profile.task_trace import TaskTrace
+from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline
@@ -37,7 +40,9 @@ def saved_data(figures: Figures) -> Json:
     return {
         "target": figures.target.to_data(),
         "replicas": figures.replicas,
+        "identity": dataclasses.asdict(figures.identity),
         "memory": memory_data(figures.memory),
+        "waysToFit": list(figures.ways_to_fit),
         **{name: _rows(getattr(figures, name)) for name in _LISTS},
         "host": None if figures.host is None else figures.host.to_data(),
         "run": _run(figures),
@@ -67,8 +72,10 @@ def _run(figures: Figures) -> Json:
         return {
             **{name: getattr(figures, name) for name in _RUN},
             "vertex_type_cycles": figures.vertex_type_cycles,
-            "operations": {lines: _rows(figures.operations(lines=lines)) for lines in LINES},
             "step_costs": _rows(figures.step_costs),
+            "tasks": figures.tasks.data(),
+            "stages": _rows(figures.stages),
+            "pipelines": _rows(figures.pipelines),
             "execution": figures.execution(),
             "trace": figures.execution_trace.data(),
             "programs": figures.program_costs.data(),
@@ -81,7 +88,8 @@ def _run(figures: Figures) -> Json:
 def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
     """A row of a profile again: lists are tuples."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return kind(**{**values, "origin": Origin(**data["origin"])})
+    origin = {**data["origin"], "callers": tuple(data["origin"].get("callers", ()))}
+    return kind(**{**values, "origin": Origin(**origin)})
 
 
 class SavedFigures(Figures):
@@ -95,7 +103,9 @@ class SavedFigures(Figures):
 
     def __init__(self, data: Json) -> None:
         host = data.get("host")  # which those saved before it was measured lack
-        self.__dict__.update(_data=data, host=None if host is None else HostData.from_data(host))  # figures are frozen
+        renamed = Identity(**data.get("identity", {}))  # likewise
+        host = None if host is None else HostData.from_data(host)
+        self.__dict__.update(_data=data, host=host, renamed=renamed)  # figures are frozen
 
     @property
     def _known(self) -> Json:
@@ -164,6 +174,11 @@ class SavedFigures(Figures):
         return SavedMemory(self.target, self._data["memory"])
 
     @property
+    def ways_to_fit(self) -> tuple[str, ...]:
+        """As `Figures.ways_to_fit`; none in files of versions that kept none."""
+        return tuple(self._data.get("waysToFit", ()))
+
+    @property
     def byte_prices(self) -> tuple[float, ...]:
         """As `Figures.byte_prices`."""
         return tuple(self._data["graph"]["bytePrice"]["tried"])
@@ -211,6 +226,11 @@ class SavedFigures(Figures):
         return dict(self._known["phase_cycles"]) if self._knows_one_ipu else super().phase_cycles
 
     @property
+    def busy_cycles(self) -> int:
+        """As `Figures.busy_cycles`, of that IPU."""
+        return self.cycles - self.phase_cycles["idle"] if self._knows_one_ipu else super().busy_cycles
+
+    @property
     def _knows_one_ipu(self) -> bool:
         """Whether it was saved by a version that kept the phases of one IPU alone."""
         return "ipu_phase_cycles" not in self._known and "trace" not in self._known
@@ -255,12 +275,26 @@ class SavedFigures(Figures):
         """As `Figures.step_costs`."""
         return tuple(_row(StepCost, row) for row in self._known["step_costs"])
 
-    @cached_property
-    def _lines(self) -> dict[str, tuple[Operation, ...]]:
-        return {lines: tuple(_row(Operation, row) for row in self._known["operations"][lines]) for lines in LINES}
-
     def _operations(self, lines: str) -> tuple[Operation, ...]:
-        return self._lines[lines]
+        if self._knows_layers:
+            return super()._operations(lines)
+        return tuple(_row(Operation, row) for row in self._known["operations"][lines])
+
+    @property
+    def _knows_layers(self) -> bool:
+        """Whether its operations have layers and phases; older files list lines by themselves instead."""
+        return "operations" not in self._known
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """As `Figures.layers`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        if not self._knows_layers:
+            self._recent({}, "layers", "layers")
+        return layer_costs(self.step_costs)
 
     # --- what files of older versions lack ---
 
@@ -272,6 +306,33 @@ class SavedFigures(Figures):
             ProfileError: it was saved by an older version; or as the original.
         """
         return ExecutionTrace.of_data(self._recent(self._known, "trace", "execution trace"))
+
+    @cached_property
+    def tasks(self) -> TaskTrace:
+        """As `Figures.tasks`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return TaskTrace.of_data(self._recent(self._known, "tasks", "tasks of pipelines"))
+
+    @cached_property
+    def stages(self) -> tuple[StageCost, ...]:
+        """As `Figures.stages`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return tuple(StageCost(**row) for row in self._recent(self._known, "stages", "stages of pipelines"))
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineCost, ...]:
+        """As `Figures.pipelines`.
+
+        Raises:
+            ProfileError: it was saved by an older version; or as the original.
+        """
+        return tuple(PipelineCost(**row) for row in self._recent(self._known, "pipelines", "pipelines"))
 
     @cached_property
     def program_costs(self) -> ProgramNode:

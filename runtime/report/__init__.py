@@ -1,4 +1,5 @@
 """Views of profiles: text and files of one, and what changed between two."""
 
 from ipujax.runtime.report.compare import Comparison as Comparison, compare as compare
+from ipujax.runtime.report.many_runs import runs_table as runs_table
 from ipujax.runtime.report.profile import Profile as Profile

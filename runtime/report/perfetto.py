@@ -3,6 +3,7 @@
 Input: `Figures`. Output: data of the trace event format. Every IPU is a process whose threads are its compute tiles
 and, where they move something, its I/O tiles; the host is a process with a thread for each IPU; live bytes are a
 counter. On compute tiles a step is a slice, and its phases are slices inside it; idle time is a slice between steps.
+Around the steps of a task of a pipeline is a slice of the task, and arrows go between tasks (`task_events`).
 Times are microseconds, as the format wants; the cycles of every slice are among its arguments, and those of the phases
 of an IPU add up to the profile's. Iterations of loops beyond the first few are one slice, as its name says.
 Source: Google, "Trace Event Format"; https://ui.perfetto.dev opens such files.
@@ -15,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, phase_cycles_of_ipus, slices
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.profile import (
+    NO_TASKS,
+    TRACE_PHASES,
+    ExecutionTrace,
+    Figures,
+    TaskTrace,
+    phase_cycles_of_ipus,
+    slices,
+)
+from ipujax.runtime.report.task_events import TASKS, task_arrows, task_slices, thread_of_tasks
 
 Event = dict[str, Any]
 COMPUTE_TILES, IO_TILES = 1, 2  # thread ids of an IPU
@@ -37,7 +48,11 @@ def perfetto(profile: Figures) -> dict[str, Any]:
         ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no timeline.
     """
     trace, target = profile.execution_trace, profile.target
-    writer = _Writer(trace, 1e6 / target.clock_hz)
+    try:
+        tasks = profile.tasks
+    except ProfileError:  # saved by a version that knew none; its trace has the steps alone
+        tasks = NO_TASKS
+    writer = _Writer(trace, tasks, 1e6 / target.clock_hz)
     about = {
         "machine": f"{target.num_ipus} × {target.name}",
         "replicas": profile.replicas,
@@ -52,7 +67,8 @@ def perfetto(profile: Figures) -> dict[str, Any]:
 class _Writer:
     """Makes the events of one trace."""
 
-    def __init__(self, trace: ExecutionTrace, microseconds: float) -> None:
+    def __init__(self, trace: ExecutionTrace, tasks: TaskTrace, microseconds: float) -> None:
+        self.tasks, self.task_thread = tasks, thread_of_tasks(trace, tasks, COMPUTE_TILES)
         self.trace, self.microseconds, self.cut = trace, microseconds, slices(trace)
         self.num_ipus, self.end = len(trace.clocks), int(trace.clocks.max(initial=0))
         self.host, self.memory = self.num_ipus + 1, self.num_ipus + 2  # process ids; those of IPUs begin at 1
@@ -60,6 +76,8 @@ class _Writer:
     def events(self) -> Iterator[Event]:
         """All of them; parents before what is inside them."""
         yield from self.tracks()
+        yield from task_slices(self.tasks, self.task_thread, self.slice)
+        yield from task_arrows(self.tasks, self.task_thread, self.microseconds)
         yield from self.steps()
         yield from self.phases()
         yield from self.transfers()
@@ -70,6 +88,8 @@ class _Writer:
         for ipu in range(self.num_ipus):
             yield _meta("process_name", ipu + 1, 0, f"IPU {ipu}")
             yield _meta("thread_name", ipu + 1, COMPUTE_TILES, "compute tiles")
+            if self.task_thread == TASKS and (self.tasks.ipu == ipu).any():
+                yield _meta("thread_name", ipu + 1, TASKS, "tasks of pipelines")
             if trace.moved[trace.ipu == ipu].any():
                 yield _meta("thread_name", ipu + 1, IO_TILES, "I/O tiles")
         yield _meta("process_name", self.host, 0, "Host")

@@ -13,9 +13,10 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from ipujax.runtime.errors import ArgumentError, ProfileError, shortened
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
+from ipujax.runtime.options import check_label
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
@@ -33,9 +34,13 @@ from ipujax.runtime.profile.serialise import (
 )
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
+from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
+from ipujax.runtime.report.stage_summary import stages
 from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
+
+_FEW_LAYERS, _ALL_LAYERS = 8, 1_000  # of a summary
 
 
 class Profile(Figures):
@@ -64,6 +69,21 @@ class Profile(Figures):
         changed.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
         return changed
 
+    @checking_calls("profile.labelled")
+    def labelled(self, label: str) -> Self:
+        """The same profile under a label, which titles, comparisons and saved files have.
+
+        Args:
+            label: a line of text in the place of the label before; "" for none.
+
+        Raises:
+            ArgumentError: for something else.
+        """
+        check_label("the label of profile.labelled", label)
+        changed = copy.copy(self)  # with all that is computed already
+        changed.__dict__["renamed"] = replace(self.identity, label=label)  # figures are frozen
+        return changed
+
     def _repr_html_(self) -> str:
         """A short table for notebooks; `to_html` makes a whole page."""
         memory, rows = self.memory, [("Machine", f"{self.target.num_ipus:,} × {self.target.name}")]
@@ -75,7 +95,7 @@ class Profile(Figures):
         except ProfileError as error:
             rows.append(("Cycles", f"unknown: {error.what}"))
         full = f"{size(memory.max_tile_bytes)} of {size(self.target.bytes_per_tile)}"
-        return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], "Profile")
+        return table((), [*rows, ("Fullest tile", f"{memory.worst_tile:,} with {full}")], self.title)
 
     def save(self, path: FilePath) -> None:
         """Writes all figures to a file, from which `load` makes a profile again, on any machine.
@@ -114,6 +134,10 @@ class Profile(Figures):
         except FieldError as error:
             raise not_a_profile(path, error.path, error.got, error.expected) from error
         return SavedProfile(data)
+
+    def scalars(self) -> dict[str, float]:
+        """The figures of the run as a flat dict, for loggers such as TensorBoard's; see `many_runs.scalars`."""
+        return scalars(self)
 
     def to_json(self, where: Where, *, pretty: bool = False) -> None:
         """Writes both profiles as JSON: {"graphProfile": …, "executionProfile": …}.
@@ -170,6 +194,7 @@ class Profile(Figures):
         self,
         operations: int = 5,
         *,
+        by: str = "line",
         lines: str = "user",
         show_execution_steps: bool = False,
         show_var_storage: bool = False,
@@ -180,7 +205,8 @@ class Profile(Figures):
         """The profile as text for people.
 
         Args:
-            operations: how many of the costliest source lines to list.
+            operations: how many of the most expensive source lines, or layers, to list.
+            by: "line" for a list of source lines and the eight most expensive layers, "layer" for all layers.
             lines: whose source lines they are, "user" or "library"; see `operations`.
             show_execution_steps: whether to list every step of the run.
             show_var_storage: whether to list what is live at every step of the program.
@@ -190,13 +216,19 @@ class Profile(Figures):
                 go before it.
 
         Raises:
-            ArgumentValueError: for other lines, or a number of lines below 0.
+            ArgumentValueError: for another `by` or other lines, or a number of lines below 0.
         """
+        if by not in ("line", "layer"):
+            raise ArgumentValueError("a summary by something else", expected="'line' or 'layer'", got=repr(by))
+        most_layers = _ALL_LAYERS if by == "layer" else _FEW_LAYERS
         shown: list[tuple[Callable[[Figures], str], bool]] = [
+            (sections.headline, True),
+            (sections.first_screen, True),
             (sections.target, True),
             (sections.graph, True),
             (sections.optimizations, show_optimizations),
             (sections.memory_totals, True),
+            (sections.memory_by_role, True),
             (sections.memory_by_category, True),
             (sections.memory_by_type, True),
             (sections.memory_histogram, True),
@@ -204,6 +236,8 @@ class Profile(Figures):
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),
+            (partial(sections.layers, most=most_layers), True),
+            (stages, True),
             (sections.host_data, True),
             (sections.fallbacks, True),
             (sections.emulated, True),

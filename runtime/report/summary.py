@@ -10,15 +10,18 @@ Source: Poplar & PopLibs user guide, "Profile summary output".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile.figures import Figures, Operation
-from ipujax.runtime.profile.ids import Json
+from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.text import duration, share, size, table
+from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import readable_name
+from ipujax.runtime.views import answers, tree_of
+from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: how many of each type, and their active cycles
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}
@@ -32,6 +35,14 @@ _TILE_CYCLES = (
     ("Shared structure copy", "copySharedStructure"),
     ("Sync", "sync"),
 )
+
+
+def headline(profile: Figures) -> str:
+    """What does not fit, and what was profiled; nothing for a program without a function that fits."""
+    identity, over = profile.identity, out_of_memory(profile.memory)
+    title = profile.title if identity.function or identity.label else ""
+    ways = [f"  {'or' if number else 'try'}: {way}" for number, way in enumerate(profile.ways_to_fit)]
+    return "\n".join(filter(None, (f"Out of memory: {over}" if over else "", *ways, title)))
 
 
 def target(profile: Figures) -> str:
@@ -69,7 +80,7 @@ def memory_by_type(profile: Figures) -> str:
 
 
 def _by_type(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
-    """The dearest vertex types, and the others together: name, note, figure."""
+    """The most expensive vertex types, and the others together: name, note, figure."""
     if len(others := rows[_TYPES:]) > 1:
         rows = [*rows[:_TYPES], (f"{len(others)} other types", "", sum(figure for _, _, figure in others))]
     width, notes = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
@@ -87,7 +98,7 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 def execution(profile: Figures, operations: int, lines: str) -> str:
-    """How long a run takes, what tiles do meanwhile, and the costliest vertex types and lines of source."""
+    """How long a run takes, what tiles do meanwhile, and the most expensive vertex types and lines of source."""
     try:
         cycles = profile.cycles
     except ProfileError as unknown:
@@ -109,7 +120,7 @@ def execution(profile: Figures, operations: int, lines: str) -> str:
         _phases_by_ipu(profile),
         _all_tiles(profile),
         _by_type("Active cycles by vertex type, all tiles", by_type, "cycles"),
-        _operations(profile.operations(operations, lines=lines)),
+        _operations(profile.operations(operations, lines=lines), profile),
     )
     return "\n\n".join(filter(None, sections))
 
@@ -149,14 +160,63 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def _operations(rows: tuple[Operation, ...]) -> str:
-    head = [f"{'cycles':>15}  {'share':>6}  {'mostly':<15}  where"] if rows else []
+def _operations(rows: tuple[Operation, ...], profile: Figures) -> str:
+    several = profile.target.num_ipus > 1 and all(row.limiting_cycles is not None for row in rows)
+    of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if several else ""
+    head = [f"{'cycles':>15}{of_limiting}  {'share':>6}  {'mostly':<15}  where"] if rows else []
     lines = (
-        f"{row.cycles:>15,}  {row.share:>6.1%}  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}"
-        f"  [{_first(row.names)}]"
+        f"{row.cycles:>15,}{f'  {row.limiting_cycles:>15,}' if several else ''}  {row.share:>6.1%}"
+        f"  {_LABELS.get(row.dominant, row.dominant):<15}  {row.origin}{_called_from(row)}  [{_first(row.names)}]"
         for row in rows
     )
-    return _listed("Most expensive lines", [*head, *lines])
+    title = "Most expensive lines, busy cycles of all IPUs" if several else "Most expensive lines"
+    return _listed(title, [*head, *lines])
+
+
+def _called_from(row: Operation) -> str:
+    """The line that most of the cycles of a line are called from, if it is called from several."""
+    if len(row.callers) < 2:
+        return ""
+    caller, cycles = next(iter(row.callers.items()))
+    return f", called from {caller}: {share(cycles, row.cycles).strip()}"
+
+
+def layers(profile: Figures, most: int) -> str:
+    """The layers as a tree with their busy cycles by part of training, FLOPs and bytes.
+
+    Args:
+        profile: of a run.
+        most: layers to list, the most expensive.
+    """
+    try:
+        root = tree_of(profile)
+    except ProfileError as error:
+        return table("Layers", [("Not known", error.what)])
+    if root.children.keys() <= {NO_LAYER}:
+        return ""
+    parts = [part for part in PARTS if root.parts[part]]
+    shown = sorted((node for node in root.walk() if node.path), key=lambda node: -node.cycles)[:most]
+    paths, total = {node.path for node in shown}, max(1, root.cycles)
+    columns = [f"{PART_LABELS.get(part, part):>10}" for part in parts] if len(parts) > 1 else []
+    head = "  ".join(
+        [f"{'cycles':>15}", f"{'share':>6}", *columns, f"{'FLOP':>9}", f"{'peak':>10}", f"{'always':>10}", "layer"]
+    )
+    rows = []
+    for node in root.walk():
+        if node.path in paths:
+            by_part = [f"{node.parts[part] / total:>10.1%}" for part in parts] if columns else []
+            sizes = f"{size(node.peak_bytes):>10}", f"{size(node.always_bytes):>10}"
+            indent = "  " * node.path.count("/")
+            figures = (f"{node.cycles:>15,}", f"{node.cycles / total:>6.1%}", *by_part, f"{node.flops:>9.2e}", *sizes)
+            rows.append("  ".join([*figures, f"{indent}{node.name}"]))
+    rest = sum(1 for _ in root.walk()) - 1 - len(rows)
+    tail = [f"… and {rest:,} more layers"] if rest > 0 else []
+    return _listed("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
+
+
+def first_screen(profile: Figures) -> str:
+    """The answers to what limits the program, a line each."""
+    return _listed("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
 
 
 def host_data(profile: Figures) -> str:
@@ -220,22 +280,29 @@ def memory_totals(profile: Figures) -> str:
     rows = [
         ("Fullest tile", f"{worst}, {size(used)} of {size(have)} ({share(used, have).strip()})"),
         ("Free on it", f"{size(free)}" if free >= 0 else f"none, {size(-free)} too much"),
+        *_largest_variable(profile),
         ("Mean", size(float(memory.tile_bytes.mean()))),
         ("All tiles", f"{size(memory.total_bytes)}, {size(memory.total_bytes - gaps)} without gaps"),
         ("Regions", ", ".join(f"{size(int(regions[name].sum()))} {label}" for label, name in _REGIONS.items())),
-        ("Peak at", memory.peak_step),
+        ("Peak at", readable_name(memory.peak_step)),
     ]
     if profile.streaming_memory_bytes:
         have_there = profile.target.streaming_memory_bytes * profile.target.num_ipus
         rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(have_there)}"))
     if len(profile.byte_prices) > 1:
-        rows.append(("Price of a byte", _byte_price(profile)))
+        rows.append(("Cost per byte", _byte_price(profile)))
     lacking = np.flatnonzero(over)
     if len(lacking):
         most = lacking[np.argsort(-over[lacking], kind="stable")][:_WORST]
         fullest = ", ".join(f"tile {tile} by {size(int(over[tile]))}" for tile in most)
         rows.append(("Out of memory", f"{len(lacking):,} tile{'s' if len(lacking) > 1 else ''}, worst {fullest}"))
     return table("Memory", rows)
+
+
+def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
+    """What takes most of the fullest tile among variables; nothing where none is there."""
+    items = (item for item in profile.memory.largest if item.category in ("variable", "constant"))
+    return [("Largest on it", str(item).strip()) for item in islice(items, 1)]
 
 
 def _byte_price(profile: Figures) -> str:
@@ -257,6 +324,18 @@ def memory_by_category(profile: Figures) -> str:
         if layer.any()
     ]
     return table("Memory by category, fullest tile and all tiles", rows)
+
+
+def memory_by_role(profile: Figures) -> str:
+    """What values the bytes hold: weights, gradients, activations, code…"""
+    memory, title = profile.memory, "Memory by role, fullest tile and all tiles"
+    worst = memory.worst_tile
+    try:
+        roles = memory.by_role
+    except ProfileError as error:  # saved by an older version
+        return table(title, [("Not known", error.what)])
+    rows = sorted(((int(values[worst]), int(values.sum()), role) for role, values in roles.items()), reverse=True)
+    return table(title, [(role, f"{size(here):>12}  {size(everywhere):>12}") for here, everywhere, role in rows])
 
 
 def memory_histogram(profile: Figures) -> str:

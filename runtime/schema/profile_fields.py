@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import date
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, get_args
 
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.graph import of_replicas
-from ipujax.runtime.memory import FIXED, LIVE
+from ipujax.runtime.graph import TASK_KINDS, of_replicas
+from ipujax.runtime.memory import FIXED, LIVE, ROLES
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
 from ipujax.runtime.profile.figures import LINES
+from ipujax.runtime.profile.stage_figures import STAGE_PHASES
 from ipujax.runtime.schema.kinds import (
     EXACT,
     Anything,
@@ -76,7 +78,7 @@ TARGET = Record(
     | {"sources": Map(Row((TEXT, TEXT)))}
 )
 PLACE = Row((TEXT, TEXT, TEXT))
-ORIGIN = Record(_records(TEXT, "line", "path", "library"), {"file": TEXT})
+ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})
 _FALLBACK = _records(TEXT, "operation", "name") | {"cycles": WHOLE, "borrowed_tiles": WHOLE, "origin": ORIGIN}
 _UNMET = {"name": TEXT, "bound_bytes": WHOLE, "needed_bytes": WHOLE, "origin": ORIGIN}
 HOST = Record(
@@ -92,12 +94,19 @@ _CONTENTS = Record(
     | {"tile": List(_index("tiles"), "rows of tiles"), "item": List(_index("named items"), "rows of tiles")}
     | {"num_bytes": List(BYTES, "rows of tiles")}
 )
+_LIVE_BYTES = Record(
+    {"steps": List(TEXT, "steps of the fullest tile"), "bytes": List(BYTES, "steps of the fullest tile")}
+    | {"always": BYTES, "shownOf": WHOLE}
+)
 MEMORY = Record(
     {"byCategory": Record(_records(BYTES_BY_TILE, *FIXED, *LIVE, "gap")), "shared": BYTES_BY_TILE}
     | {"isFromTop": List(_index("tiles")), "peak": Record({"step": TEXT, "origin": PLACE})}
-    | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)))}
+    | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)), "items on the fullest tile")}
     | {"borrowed": List(Row((TEXT, _index("tiles"), WHOLE, WHOLE, PLACE)))},
-    {"contents": Since(3, _CONTENTS)},
+    {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), least=1), "liveBytes": _LIVE_BYTES}
+    | _records(List(TEXT, "items on the fullest tile"), "roles", "layers")
+    | {"wholeBytes": List(WHOLE, "items on the fullest tile")},
+    ("byRole", "liveBytes", "roles", "layers", "wholeBytes"),
 )
 
 # --- a run ---
@@ -110,7 +119,8 @@ _OPERATION = Record(
 _STEP_COST = Record(
     {"origin": ORIGIN, "name": TEXT, "cycles": WHOLE, "moved_bytes": LARGE, "variable_bytes": WHOLE}
     | {"exchange_code_bytes": WHOLE},
-    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)},
+    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)}
+    | {"always_bytes": WHOLE, "peak_bytes": WHOLE, "limiting_cycles": Nullable(WHOLE), "phases": Map(WHOLE, _PHASE)},
 )
 _TILE_CYCLES = Record(
     _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
@@ -149,14 +159,40 @@ TRACE = Record(
     | _records(List(WHOLE, _SPANS), "start", "end", "moved")
     | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)}
 )
+_KIND = Text(TASK_KINDS)
+_PIPELINE = Record(
+    {"name": TEXT, "schedule": TEXT, "ipus": List(_index("IPUs"), least=1), "micro_batches": Whole(1)}
+    | {"tasks": List(Row((WHOLE, _KIND))), "links": List(Row((WHOLE, _KIND, WHOLE, _KIND)))}
+)
+TASKS = Record(
+    {"pipelines": List(_PIPELINE, "pipelines")}
+    | _records(List(WHOLE, "pipelines"), "pipeline_start", "pipeline_end")
+    | {"pipeline": List(_index("pipelines"), "tasks"), "kind": List(Whole(most=len(TASK_KINDS) - 1), "tasks")}
+    | _records(List(WHOLE, "tasks"), "stage", "micro_batch", "start", "end", "busy", "waited")
+)
+_STAGE = Record(
+    {"pipeline": _index("pipelines"), "stage": WHOLE, "ipu": _index("IPUs")}
+    | {"phases": Record(_records(WHOLE, *STAGE_PHASES))}
+    | _records(WHOLE, "fill_cycles", "steady_cycles", "drain_cycles", "waits_for_cycles", "slow_excess_cycles")
+    | {"waits_for": Whole(-1), "slow_micro_batch": Whole(-1), "slow_kind": Text(("", *TASK_KINDS)), "slow_ratio": REAL}
+)
+_PIPELINE_COST = Record(
+    {"name": TEXT, "schedule": TEXT, "ideal_share": REAL, "slowest_stage": WHOLE}
+    | _records(Whole(1), "num_stages", "num_ipus", "micro_batches")
+    | _records(WHOLE, "cycles", "bubble_cycles")
+    | {"is_traced": FLAG}
+)
 _PHASES = Record(_records(WHOLE, *TRACE_PHASES))
 _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
     {"cycles": WHOLE}
     | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
-    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "operations": Record(_records(List(_OPERATION), *LINES))}
-    | {"step_costs": List(_STEP_COST), "execution": EXECUTION},
-    {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
+    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "step_costs": List(_STEP_COST), "execution": EXECUTION},
+    # Before rows of operations had phases and layers.
+    {"operations": Record(_records(List(_OPERATION), *LINES))}
+    # Before stages of pipelines were told apart.
+    | {"tasks": TASKS, "stages": List(_STAGE), "pipelines": List(_PIPELINE_COST, "pipelines")}
+    | {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
     # Of the IPU that ended last, in files before version 4.
     | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
     | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MOST_DEPTH))},
@@ -241,15 +277,24 @@ GRAPH = Record(
         "streamingMemory": Record({"bytes": LARGE}),
     }
 )
+IDENTITY = Record(_records(TEXT, "function", "file", "label", "date"))
 PROFILE = Record(
     {"target": TARGET, "replicas": Whole(1), "memory": MEMORY, "fallbacks": List(Record(_FALLBACK)), "run": Anything()}
     | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": WHOLE, "origin": ORIGIN}))}
     | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
-    {"host": Nullable(HOST), "sources": Since(3, Map(TEXTS))},
+    {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Since(3, Map(TEXTS))},
 )
 
 
 # --- how fields hang together ---
+
+
+def _date(data: Any) -> bool:
+    text = data["identity"]["date"]
+    try:
+        return not text or bool(date.fromisoformat(text).isoformat() == text)
+    except ValueError:
+        return False
 
 
 def _phases(data: Any) -> bool:
@@ -273,6 +318,23 @@ def _spans(data: Any) -> bool:
     return is_ordered and bool((cut.cycles > 0).all() and (ends <= trace.clocks[cut.ipu]).all())
 
 
+def _stages(data: Any) -> bool:
+    """The cycles of the stages of each IPU."""
+    run, sums = data["run"], dict[int, int]()
+    for row in run["stages"]:
+        sums[row["ipu"]] = sums.get(row["ipu"], 0) + sum(row["phases"].values())
+    return set(sums.values()) <= {run["cycles"]}
+
+
+def _tasks(data: Any) -> bool:
+    """Tasks are of stages that there are, work no longer than they last, and end no later than the run."""
+    tasks = data["run"]["tasks"]
+    stages = [len(pipeline["ipus"]) for pipeline in tasks["pipelines"]]
+    is_there = all(stage < stages[n] for n, stage in zip(tasks["pipeline"], tasks["stage"], strict=True))
+    columns = zip(*(tasks[name] for name in ("start", "end", "busy")), strict=True)
+    return is_there and all(busy <= end - start and end <= data["run"]["cycles"] for start, end, busy in columns)
+
+
 def _program_ids(data: Any) -> bool:
     programs, functions = data["graph"]["programs"], data["graph"]["functionPrograms"]
     inside = {number: entry.get("children", ()) for number, entry in enumerate(programs)}
@@ -289,6 +351,12 @@ def _rising(data: Any) -> bool:
     return bool((np.diff(tiles) > 0).all() and (np.diff(rows) >= 0).all())
 
 
+def _roles(data: Any) -> bool:
+    memory = data["memory"]
+    by_role, by_category = (np.array(list(memory[name].values()), np.int64) for name in ("byRole", "byCategory"))
+    return bool((by_role.sum(0) == by_category.sum(0)).all())
+
+
 def _machines(data: Any) -> bool:
     try:
         of_replicas(Target.from_data(data["target"]), data["replicas"])
@@ -300,11 +368,15 @@ def _machines(data: Any) -> bool:
 # Field → what it must be besides, and whether it is; of fields that are there.
 RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
+    "identity.date": ("a day, such as 2026-11-25, or nothing", _date),
     "run.ipu_phase_cycles": ("cycles of each IPU that add up to run.cycles", _phases),
     "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
     "run.trace.work": ("phases that pass one after the other inside their spans, by IPU and time", _spans),
+    "run.stages": ("phases of the stages of each IPU that add up to run.cycles", _stages),
+    "run.tasks": ("tasks of stages of their pipelines, as long as their work, in the run", _tasks),
     "graph.programs": ("programs in programs, none inside itself", _program_ids),
+    "memory.byRole": ("bytes that add up on each tile to those of memory.byCategory", _roles),
     "memory.contents.tile": ("tiles in rising order, as those of memory.contents.tiles", _rising),
 }
 

@@ -217,7 +217,8 @@ class Target:
         for name in changes:
             if name not in values:
                 hint = nearest(name, values) or "dataclasses.fields(ipu.Target) lists them with unit and meaning"
-                raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", hint=hint)
+                got = f"{name}={changes[name]!r}"
+                raise TargetError(f"Target has no constant {name!r}", expected="a field of Target", got=got, hint=hint)
             sources[name] = Source("user", f"replaced; was {values[name]!r} ({self.sources[name].kind})")
         result = Target(**(values | changes), sources=sources)
         if result.bytes_per_tile == self.bytes_per_tile or "interleaved_offset_bytes" in changes:
@@ -359,7 +360,8 @@ def _checked_sources(sources: object) -> Mapping[str, Source]:
         raise TargetError("Target.sources is not a mapping", expected="field to Source", got=type(sources).__name__)
     for name in sources:
         if name not in names:
-            raise TargetError(f"Target.sources names no field: {name!r}", hint=nearest(name, names))
+            what, hint = f"Target.sources names no field: {name!r}", nearest(name, names)
+            raise TargetError(what, expected="fields of Target", got=repr(name), hint=hint)
     for name in names:
         if not isinstance(sources.get(name), Source):
             raise TargetError(f"Target.{name} has no source", expected="a Source", got=repr(sources.get(name)))

@@ -19,6 +19,16 @@ from ipujax.runtime.tensor.mapping import (
     owners as owners,
     padded as padded,
 )
+from ipujax.runtime.tensor.origin import (
+    MOST_CALLERS as MOST_CALLERS,
+    OF_CALLER as OF_CALLER,
+    Origin as Origin,
+    compose as compose,
+    joined_layers as joined_layers,
+    part_of as part_of,
+    readable_name as readable_name,
+    shown_layer as shown_layer,
+)
 from ipujax.runtime.tensor.tensor import (
     Tensor as Tensor,
     append as append,
@@ -27,7 +37,6 @@ from ipujax.runtime.tensor.tensor import (
     write as write,
 )
 from ipujax.runtime.tensor.variable import (
-    Origin as Origin,
     Variable as Variable,
     dtype_name as dtype_name,
     element_bytes as element_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -11,42 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.runtime.errors import shown_place
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where in the user's program something comes from.
-
-    Args:
-        line: `file:line (function)` of the user's frame, empty when none is known.
-        path: the JAX name stack or the Poplar debug path, empty when none is known.
-        library: the line inside an installed library that the user's line leads to, empty when there is none.
-        file: path of the file of `line`, whose text reports show; empty when none is known. Two origins that differ in
-            it alone are equal.
-    """
-
-    line: str = ""
-    path: str = ""
-    library: str = ""
-    file: str = field(default="", compare=False, repr=False)
-
-    @classmethod
-    def at(cls, place: tuple[str, int, str] | None) -> Origin:
-        """That of a running line.
-
-        Args:
-            place: file, line and function, as `runtime.errors.user_place` finds them; None for none.
-        """
-        return cls() if place is None else cls(shown_place(place), file=place[0])
-
-    def __str__(self) -> str:
-        return self.line or self.path or "unknown"
-
-    def in_library(self) -> Origin:
-        """With the library's line in the place of the user's, which it names too."""
-        line = f"{self.library}, from {self.line}" if self.line else self.library
-        return replace(self, line=line) if self.library else self
+from ipujax.runtime.tensor.origin import Origin
 
 
 @dataclass(frozen=True, eq=False, slots=True)

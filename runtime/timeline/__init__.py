@@ -2,6 +2,11 @@
 
 from ipujax.runtime.timeline.clocks import PHASES as PHASES, SYNC as SYNC, ClockStep as ClockStep
 from ipujax.runtime.timeline.spans import MOST_STEPS as MOST_STEPS, Spans as Spans
+from ipujax.runtime.timeline.task_spans import (
+    PipelineSpan as PipelineSpan,
+    TaskSpans as TaskSpans,
+    TaskTotal as TaskTotal,
+)
 from ipujax.runtime.timeline.timeline import (
     Recording as Recording,
     Timeline as Timeline,

@@ -9,51 +9,39 @@ Limits: hints are rules of thumb, see `hints`; nothing is tried out (`ipu.advise
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.memory import LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, Operation, slices
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
+from ipujax.runtime.views.layer_answer import LAYER, layer_answer
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows
 from ipujax.runtime.views.situation import (
     allowed_by_exchange,
+    largest_variable,
     memory_situation,
     part_situation,
+    parts_of_tile,
     program_situation,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one question.
-
-    Args:
-        question: what was asked.
-        sentence: the answer.
-        hint: what to try; empty when nothing is to be gained.
-        subject: what it is about: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
-        share: how much of the whole that is, 0 to 1.
-        section: the part of the report that shows more.
-    """
-
-    question: str
-    sentence: str
-    hint: str = ""
-    subject: str = ""
-    share: float = 0.0
-    section: str = ""
+from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
     """All answers, in the order in which they are of use; where something is not known, the answer says what.
 
+    A question that does not arise, as that of the stages of no pipeline, has no answer.
+
     Args:
         profile: of a run.
     """
-    return tuple(_known(question, find, profile) for question, find in QUESTIONS.items())
+    found = (_known(question, find, profile) for question, find in QUESTIONS.items())
+    return tuple(answer for answer in found if answer.sentence)
 
 
 def _known(question: str, find: Callable[[Figures], Answer], profile: Figures) -> Answer:
@@ -70,7 +58,7 @@ LINE = "Which line should change?"
 
 _NAMES = 3  # of a line that are looked at
 _BEGUN = 0.02  # of the computation of an IPU
-_MOST = 0.5  # of the cycles of a line
+_MOST = 0.5  # of the cycles of a line, or of the bytes of a tile
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
 _SHORT = 0.02  # share of a run that is not worth a change
 
@@ -80,22 +68,23 @@ def limiting_operation(profile: Figures) -> Answer:
     rows = operation_rows(profile)
     if not rows or not rows[0].cycles:
         return Answer(LIMITS, "Nothing takes time.")
-    top, cycles = rows[0], profile.cycles
+    top, cycles = rows[0], profile.busy_cycles
     share = top.cycles / max(1, cycles)
     where = f"{top.line}{_dearest_part(top, profile)}"
-    text = f"{top.name} takes {share:.1%} of the run: {top.cycles:,} of {cycles:,} cycles, at {where}."
+    whole = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
+    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {where}."
     if top.peak_share is not None and top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
         text += f" {_roof(top, profile)}"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
-    hint = hints(TIME_HINTS, part_situation(profile, [top], _phase(top, profile)))
+    hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase or _phase(top, profile)))
     return Answer(LIMITS, text, hint, top.name, share, "operations")
 
 
 def _phase(row: OperationRow, profile: Figures) -> str:
-    """The phase that takes most of an operation: that of its line, which has the phases, if the operation leads it."""
+    """The phase that takes most of an operation in files that do not say: that of the line that it leads."""
     line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
     return line.dominant if line is not None else "compute" if row.flops else "exchange"
 
@@ -124,23 +113,35 @@ def _rate(flops_per_second: float) -> str:
 
 
 def fullest_tile(profile: Figures) -> Answer:
-    """The tile that needs most memory, and what takes most of it."""
+    """The tile that needs most memory, what for, and the variable that takes most of it."""
     memory, have = profile.memory, profile.target.bytes_per_tile
     tile, used = memory.worst_tile, memory.max_tile_bytes
-    categories = sorted(((int(x[tile]), name) for name, x in memory.by_category.items() if x[tile]), reverse=True)
     text = f"Tile {tile:,}, with {size(used)} of {size(have)} ({used / have:.1%})"
     if used > have:
         text += f", {size(used - have)} more than it has"
-    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in categories[:3]) + "."
+    parts = parts_of_tile(memory)
+    text += ": " + ", ".join(f"{size(number)} {name}" for number, name in parts[:3]) + "."
     named = [item for item in memory.largest if item.name != item.category]
-    if named:
-        text += f" The largest thing with a name is {named[0].name}, {size(named[0].num_bytes)}, at {named[0].origin}."
+    largest = largest_variable(memory)
+    if named and named[0] is not largest:
+        text += f" The largest thing with a name is {named[0].readable}{_described(named[0])}."
+    if largest is not None:
+        text += f" The largest variable is {largest.readable}{_described(largest)}."
     try:
         situation = program_situation(profile)
     except ProfileError:  # without trip counts memory is known, and not what runs
         situation = memory_situation(profile)
     hint = hints(MEMORY_HINTS, situation)
     return Answer(FULLEST, text, hint, f"tile {tile}", used / have, "memory")
+
+
+def _described(item: LiveItem) -> str:
+    """The role, bytes, line and layer of a variable."""
+    whole = f" of {size(item.whole_bytes)} on all tiles" if item.whole_bytes > item.num_bytes else ""
+    role = f" ({item.role})" if item.role else ""
+    layer = f", in {item.layer}" if item.layer else ""
+    place = f", at {item.origin}" if item.origin.line or item.origin.path else ""
+    return f"{role}, {size(item.num_bytes)}{whole}{place}{layer}"
 
 
 def waiting_ipu(profile: Figures) -> Answer:
@@ -239,10 +240,12 @@ def line_to_change(profile: Figures) -> Answer:
 
 
 def _rows_of(line: Operation, profile: Figures) -> list[OperationRow]:
-    """The steps of a line, most cycles first: those under its own name, and those that run its dearest with others."""
+    """The operations of a line, most cycles first; in older files those that run its costliest with others."""
     names = set(line.names[:_NAMES])
     rows = operation_rows(profile)
-    return [row for row in rows if row.line == str(line.origin) or names.intersection(row.name.split(", "))]
+    return [row for row in rows if row.line == str(line.origin)] or [
+        row for row in rows if names.intersection(row.name.split(", "))
+    ]
 
 
 def _spoken(phase: str) -> str:
@@ -251,6 +254,8 @@ def _spoken(phase: str) -> str:
 
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
+    LAYER: layer_answer,
+    STAGE: stage_answer,
     LINE: line_to_change,
     FULLEST: fullest_tile,
     WAITS: waiting_ipu,

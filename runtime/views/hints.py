@@ -10,6 +10,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from ipujax.runtime.memory import EXCHANGE_CODE
+from ipujax.runtime.tensor.roles import (
+    ARGUMENTS,
+    GRADIENTS,
+    INPUTS,
+    INTERMEDIATES,
+    KEPT,
+    OPTIMISER_STATE,
+    PARTIALS,
+    RECOMPUTED,
+    WEIGHTS,
+)
 from ipujax.runtime.views.situation import Situation
 
 _FEW_TILES = 0.05  # tile balance
@@ -131,8 +142,19 @@ TIME_HINTS = {
 }
 
 
+_OF_BATCH = (KEPT, RECOMPUTED, INPUTS, INTERMEDIATES)
+_OF_CALLS = (WEIGHTS, OPTIMISER_STATE, ARGUMENTS, INPUTS)
+_EXCHANGE = (*EXCHANGE_CODE, "exchange code")
+
+
+def _is_unsaid(at: Situation) -> bool:
+    """Whether most of the tile is of variables whose role no profile says, as in files of older versions."""
+    return at.holding == "variable"
+
+
 def _is_full(at: Situation) -> bool:
-    return at.fullness > _CROWDED
+    """Whether the fullest tile is crowded, and not by one variable that others could share."""
+    return at.fullness > _CROWDED and not at.crowding
 
 
 def _may_cost_more(at: Situation) -> bool:
@@ -142,53 +164,74 @@ def _may_cost_more(at: Situation) -> bool:
 
 # For the fullest tile.
 MEMORY_HINTS = {
+    "spread": Hint(
+        "spread {crowding} over more tiles: {crowding_share:.0%} of it is on this one",
+        lambda at: at.fullness > _CROWDED and bool(at.crowding),
+    ),
     "recompute": Hint(
-        "recompute activations (Options(recompute='auto'))",
-        lambda at: _is_full(at) and at.category == "variable" and at.has_backward and not at.recomputes,
+        "recompute activations (Options(recompute='auto'), jax.checkpoint)",
+        lambda at: (
+            _is_full(at)
+            and at.has_backward
+            and not at.recomputes
+            and (at.keeps_activations or (_is_unsaid(at) and at.always_live_share < _MOSTLY))
+        ),
+    ),
+    "shorter parts": Hint(
+        "shorter parts inside jax.checkpoint",
+        lambda at: _is_full(at) and at.holding == RECOMPUTED,
     ),
     "batch": Hint(
         "a smaller batch, or more micro-batches",
-        lambda at: _is_full(at) and at.category == "variable" and at.always_live_share < _MOSTLY,
+        lambda at: _is_full(at) and (at.holding in _OF_BATCH or (_is_unsaid(at) and at.always_live_share < _MOSTLY)),
     ),
     "offload": Hint(
         "keep arguments in streaming memory (offload_argnums)",
-        lambda at: _is_full(at) and at.category == "variable" and at.always_live_share >= _MOSTLY,
+        lambda at: _is_full(at) and (at.holding in _OF_CALLS or (_is_unsaid(at) and at.always_live_share >= _MOSTLY)),
+    ),
+    "shard": Hint(
+        "a share of the optimiser's state for each replica (ipu.optim.shard)",
+        lambda at: _is_full(at) and at.holding == OPTIMISER_STATE and at.replicas > 1,
     ),
     "stages": Hint(
         "more IPUs, each with a part of the model (ipu.stage)",
-        lambda at: not at.fits and at.category == "variable" and at.num_ipus == 1,
+        lambda at: _is_full(at) and at.holding in (WEIGHTS, GRADIENTS, OPTIMISER_STATE, "variable") and not at.fits,
+    ),
+    "sums": Hint(
+        "a higher cost per byte (Options(byte_price=…)) splits sums less",
+        lambda at: _may_cost_more(at) and at.holding == PARTIALS,
     ),
     "split operands": Hint(
         "a higher cost per byte (Options(byte_price=…)) splits operations finer: operands arrive whole",
-        lambda at: _may_cost_more(at) and at.category == "message",
+        lambda at: _may_cost_more(at) and at.holding == "message",
     ),
     "copies": Hint(
         "a higher cost per byte (Options(byte_price=…)) avoids copies on tiles",
-        lambda at: _may_cost_more(at) and at.category == "rearrangement",
+        lambda at: _may_cost_more(at) and at.holding == "rearrangement",
     ),
     "split results": Hint(
         "a higher cost per byte (Options(byte_price=…)) splits results finer",
-        lambda at: _may_cost_more(at) and at.category == "outputEdge",
+        lambda at: _may_cost_more(at) and at.holding == "outputEdge",
     ),
     "borrowed": Hint(
         "another formulation of the operation that runs on one tile only, see the fallbacks",
-        lambda at: _is_full(at) and at.category == "borrowed",
+        lambda at: _is_full(at) and at.holding == "borrowed",
     ),
     "vertices": Hint(
         "fewer, larger operations need fewer vertices",
-        lambda at: _is_full(at) and at.category == "vertexInstanceState",
+        lambda at: _is_full(at) and at.holding in ("vertexInstanceState", "vertex state"),
     ),
     "kinds": Hint(
         "fewer kinds of operations need less code",
-        lambda at: _is_full(at) and at.category == "vertexCode",
+        lambda at: _is_full(at) and at.holding in ("vertexCode", "vertex code"),
     ),
     "share code": Hint(
         "repeated layers in lax.scan share their code",
-        lambda at: _is_full(at) and at.category in (*EXCHANGE_CODE, "controlCode") and not at.has_loop,
+        lambda at: _is_full(at) and at.holding in (*_EXCHANGE, "controlCode", "control code") and not at.has_loop,
     ),
     "shorter exchanges": Hint(
         "a higher cost per byte (Options(byte_price=…)) favours exchanges of less code",
-        lambda at: _may_cost_more(at) and at.category in EXCHANGE_CODE,
+        lambda at: _may_cost_more(at) and at.holding in _EXCHANGE,
     ),
 }
 

@@ -21,8 +21,8 @@ class OperationRow:
     Args:
         name: debug name.
         line: of source.
-        cycles: on the IPU that spends most on it, all runs together.
-        share: `cycles` over those of the run.
+        cycles: busy cycles of all IPUs, all runs together.
+        share: `cycles` over the busy cycles of all IPUs.
         moved_bytes: bytes that arrive on tiles or the host.
         variable_bytes: size of its variables.
         exchange_code_bytes: code of its exchanges on the tile that has most.
@@ -31,6 +31,8 @@ class OperationRow:
         flops_per_second: of each IPU on which it runs: `flops` over its busy IPU-cycles.
         peak_share: `flops_per_second` over the peak of one IPU in its dtype; None where flops are not known.
         precision: that dtype.
+        layer: the layer and the part of training it belongs to, "" where neither is known.
+        phase: that takes most of it; empty in files of older versions.
     """
 
     name: str
@@ -45,6 +47,8 @@ class OperationRow:
     flops_per_second: float
     peak_share: float | None
     precision: str
+    layer: str = ""
+    phase: str = ""
 
     @property
     def intensity(self) -> float | None:
@@ -82,7 +86,7 @@ def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
-    total = max(1, profile.cycles)
+    total = max(1, profile.busy_cycles)
     rows = [_row(step, total, profile.target) for step in profile.step_costs]
     return tuple(sorted(rows, key=lambda row: (-row.cycles, -row.moved_bytes, -row.variable_bytes)))
 
@@ -101,4 +105,6 @@ def _row(step: StepCost, total: int, target: Target) -> OperationRow:
         flops_rate(step, target),
         share_of_peak(step, target),
         step.precision,
+        ", ".join(filter(None, (step.origin.layer, step.origin.part))),
+        max(step.phases, key=lambda name: step.phases[name], default=""),
     )

@@ -10,11 +10,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.memory import BUFFERS, LIVE, LiveItem, MemoryReport
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.tensor.roles import KEPT
 from ipujax.runtime.views.operation_view import OperationRow, exchange_bandwidth, peaks
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
-_MOST = 0.5  # of the cycles of a part
+_MOST = 0.5  # of the cycles of a part, or of the bytes of a tile
+_KEPT = 0.1  # of the bytes of a tile
+_CROWDED_SHARES = 2  # a tile has this many times its even share of a variable, or more
 _ALIKE_BYTES = 64  # what an argument and a result that could share memory have at least
 _BACKWARD = re.compile(r"transpose\(|stage \d+ backward")
 _RECOMPUTED = re.compile(r"rematted_computation|checkpoint|recompute")
@@ -37,7 +42,10 @@ class Situation:
         has_loop: it has a loop of the user's.
         fits: every tile has the memory that it needs.
         fullness: bytes of the fullest tile over those that it has.
-        category: memory category that takes most of the fullest tile.
+        holding: what most of the fullest tile is for: a role of variables, or a memory category.
+        keeps_activations: at least a tenth of the fullest tile is activations that are kept for gradients.
+        crowding: a variable that takes most of the fullest tile, more than twice its even share; empty if none does.
+        crowding_share: the share of it that is on that tile.
         always_live_share: always-live bytes over the most that is live.
         cycles_per_byte: the cost per byte at which it was planned.
         overlaps_io: tiles move data while others compute.
@@ -65,7 +73,10 @@ class Situation:
     has_loop: bool = False
     fits: bool = True
     fullness: float = 0.0
-    category: str = ""
+    holding: str = ""
+    keeps_activations: bool = False
+    crowding: str = ""
+    crowding_share: float = 0.0
     always_live_share: float = 0.0
     cycles_per_byte: float = 0.0
     overlaps_io: bool = False
@@ -90,11 +101,13 @@ def program_situation(profile: Figures) -> Situation:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
-    names = [step.name for step in profile.step_costs]
+    steps = profile.step_costs
+    names = [f"{step.origin.path}/{step.name}" for step in steps]
+    parts = {step.origin.part for step in steps}
     return replace(
         memory_situation(profile),
-        has_backward=_any(_BACKWARD, names),
-        recomputes=_any(_RECOMPUTED, names),
+        has_backward=bool(parts & {"backward", "recomputed"}) or _any(_BACKWARD, names),
+        recomputes="recomputed" in parts or _any(_RECOMPUTED, names),
         has_stages=_any(_STAGE, names),
         has_pipeline=_any(_PIPELINE, names),
         has_loop=_any(_LOOP, names),
@@ -106,13 +119,17 @@ def program_situation(profile: Figures) -> Situation:
 def memory_situation(profile: Figures) -> Situation:
     """What is known of the situation without a run."""
     memory, live = profile.memory, profile.liveness
-    categories = {name: int(sizes[memory.worst_tile]) for name, sizes in memory.by_category.items()}
+    crowding, crowding_share = _crowding(memory)
+    kept = sum(number for number, name in parts_of_tile(memory) if name == KEPT)
     return Situation(
         num_ipus=profile.target.num_ipus,
         replicas=profile.replicas,
         fits=memory.max_tile_bytes <= profile.target.bytes_per_tile,
         fullness=memory.max_tile_bytes / profile.target.bytes_per_tile,
-        category=max(categories, key=lambda name: categories[name], default=""),
+        holding=_holding(memory),
+        keeps_activations=kept >= _KEPT * memory.max_tile_bytes > 0,
+        crowding=crowding,
+        crowding_share=crowding_share,
         always_live_share=live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]),
         cycles_per_byte=profile.byte_price,
     )
@@ -147,6 +164,40 @@ def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -
         peak_share=(top.peak_share or 0.0) if top else 0.0,
         is_exchange_bound=top is not None and allowed_by_exchange(top, profile) is not None,
     )
+
+
+def parts_of_tile(memory: MemoryReport) -> list[tuple[int, str]]:
+    """What the bytes of the fullest tile are for, most first: by role, or by category where no roles were saved."""
+    try:
+        parts = memory.by_role
+    except ProfileError:
+        parts = memory.by_category
+    tile = memory.worst_tile
+    return sorted(((int(values[tile]), name) for name, values in parts.items() if values[tile]), reverse=True)
+
+
+def largest_variable(memory: MemoryReport) -> LiveItem | None:
+    """The largest variable or constant on the fullest tile."""
+    named = (item for item in memory.largest if item.name != item.category)
+    return next((item for item in named if item.category in ("variable", "constant")), None)
+
+
+def _holding(memory: MemoryReport) -> str:
+    parts = parts_of_tile(memory)
+    name = parts[0][1] if parts else ""
+    if name != BUFFERS:
+        return name
+    buffers = {name: int(memory.by_category[name][memory.worst_tile]) for name in LIVE if name != "variable"}
+    return max(buffers, key=lambda name: buffers[name])
+
+
+def _crowding(memory: MemoryReport) -> tuple[str, float]:
+    """A variable that takes most of the fullest tile while others could hold their parts of it, and its share there."""
+    largest = largest_variable(memory)
+    if largest is None or not largest.whole_bytes or largest.num_bytes <= _MOST * memory.max_tile_bytes:
+        return "", 0.0
+    share = largest.num_bytes / largest.whole_bytes
+    return (largest.readable, share) if share * memory.target.num_tiles > _CROWDED_SHARES else ("", 0.0)
 
 
 def allowed_by_exchange(row: OperationRow, profile: Figures) -> float | None:

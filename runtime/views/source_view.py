@@ -45,11 +45,13 @@ class SourceFile:
         path: of it.
         lines: its text; empty when it could not be read.
         costs: by line number, from 1.
+        name: of the file as lines of source show it, without its folder.
     """
 
     path: str
     lines: tuple[str, ...]
     costs: dict[int, LineCost] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def cycles(self) -> int:
@@ -79,28 +81,30 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown, or a profile saved by a version that kept no texts.
     """
-    texts = profile.sources
+    texts, names = profile.sources, dict[str, str]()
     costs: dict[str, dict[int, LineCost]] = defaultdict(lambda: defaultdict(LineCost))
     for row in profile.operations():
         if (place := _place(row.origin, list(texts))) is not None:
+            names[place[0]] = place[2]
             cost = costs[place[0]][place[1]]
             cost.cycles += row.cycles
             cost.share += row.share
             cost.names += tuple(name for name in row.names if name not in cost.names)
     for step in profile.step_costs:
         if (place := _place(step.origin, list(texts))) is not None:
+            names[place[0]] = place[2]
             cost = costs[place[0]][place[1]]
             cost.moved_bytes += step.moved_bytes
             cost.variable_bytes += step.variable_bytes
-    files = [SourceFile(path, tuple(texts.get(path, ())), dict(found)) for path, found in costs.items()]
+    files = [SourceFile(path, tuple(texts.get(path, ())), dict(found), names[path]) for path, found in costs.items()]
     return tuple(sorted(files, key=lambda file: -file.cycles))
 
 
-def _place(origin: Origin, paths: list[str]) -> tuple[str, int] | None:
-    """The file and the line of an origin."""
+def _place(origin: Origin, paths: list[str]) -> tuple[str, int, str] | None:
+    """The file, the line and the file's name of an origin."""
     found = line_number(origin.line)
     if found is None:
         return None
     name, number = found
     same = [path for path in paths if Path(path).name == name]
-    return origin.file or (same[0] if len(same) == 1 else name), number
+    return origin.file or (same[0] if len(same) == 1 else name), number, name

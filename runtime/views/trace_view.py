@@ -14,6 +14,7 @@ from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, Slices
 
 MOST_SLICES = 30_000
 _MOST_REPEATS = 60
+_MOST_FOLDED = 2_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,8 @@ class TraceView:
         labels: texts.
         spent: cycles of each phase of each IPU, to the cycle; idle time up to the end of the run. int64[ipus, phases].
         moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
+        folded: (IPU, start, end, label) of what holds several iterations or steps, int64[spans, 4]; the longest.
         is_cut: whether slices are shares of equal parts of time.
-        is_folded: whether some iterations of loops are one slice.
     """
 
     num_ipus: int
@@ -45,8 +46,13 @@ class TraceView:
     labels: tuple[str, ...]
     spent: np.ndarray
     moved: np.ndarray
+    folded: np.ndarray
     is_cut: bool
-    is_folded: bool
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether some iterations of loops are one slice."""
+        return bool(len(self.folded))
 
 
 def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
@@ -75,8 +81,16 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
         columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
         labels = (*labels, "several steps")
     ipu, start, end, phase, label = columns
-    is_folded = bool(trace.is_folded.any())
-    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, spent, moved, is_cut, is_folded)
+    folded = _folded(trace)
+    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, spent, moved, folded, is_cut)
+
+
+def _folded(trace: ExecutionTrace) -> np.ndarray:
+    """The longest spans that hold several iterations or steps."""
+    rows = np.flatnonzero(trace.is_folded & (trace.end > trace.start))
+    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:_MOST_FOLDED]
+    rows = np.sort(rows[longest])
+    return np.stack([trace.ipu[rows], trace.start[rows], trace.end[rows], trace.step[rows]], 1)
 
 
 def _repeated(trace: ExecutionTrace, cut: Slices) -> tuple[np.ndarray, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from ipujax.cli import main
 
@@ -48,8 +49,12 @@ def blocks(page: str) -> list[Block]:
 @cache
 def run(page: str) -> tuple[list[Block], dict[str, Any]]:
     """Runs all code of a page; its blocks with what they printed, and the names they defined."""
-    ran, lines = blocks(page), 0
-    space: dict[str, Any] = {"__name__": "page"}
+    with patch("ipujax.runtime.compile.today", lambda: "2026-11-25"):  # titles have the day of a compilation
+        return _run(blocks(page))
+
+
+def _run(ran: list[Block]) -> tuple[list[Block], dict[str, Any]]:
+    lines, space = 0, dict[str, Any]({"__name__": "page"})
     for number, block in enumerate(ran):
         if block.is_command:
             Path("train.py").write_text("".join(b.code for b in ran[:number] if not b.is_command), encoding="utf-8")

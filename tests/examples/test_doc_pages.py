@@ -23,6 +23,7 @@ PAGES = [
             "extending",
             "fitting",
             "frameworks",
+            "ipu_in_ten_minutes",
             "one_gpt_block",
             "pipelines",
             "poplar",

@@ -76,7 +76,7 @@ def test_the_price_climbs_until_the_program_fits() -> None:
     assert profile.byte_prices == BYTE_PRICES[: BYTE_PRICES.index(price) + 1]
     assert profile.cycles == same.cycles and profile.memory.tile_bytes.tolist() == same.memory.tile_bytes.tolist()
     assert profile.byte_price_cost_cycles == profile.cycles - first.cycles != 0
-    assert f"Price of a byte: {price:g} cycles" in " ".join(profile.summary().split())
+    assert f"Cost per byte: {price:g} cycles" in " ".join(profile.summary().split())
     assert lowered.graph.byte_price_cycles == FIRST and compiled.lowered.graph.byte_price_cycles == price
     assert "prices" in compiled.timings
 
@@ -175,7 +175,7 @@ def test_a_given_price_stays() -> None:
     assert "planned with a byte worth" not in str(error.value)
     profile = fitting(byte_price=climb()[1]).lower(*arguments()).compile().profile
     assert profile.byte_prices == (climb()[1],) and profile.byte_price_cost_cycles == 0
-    assert "Price of a byte" not in profile.summary()
+    assert "Cost per byte" not in profile.summary()
 
 
 def test_nothing_climbs_where_nothing_has_to_fit() -> None:
@@ -247,7 +247,7 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
     compiled.profile.save(tmp_path / "saved")
     for profile in (compiled.profile, compiled.profile_call(x)[1], ipu.Profile.load(tmp_path / "saved")):
         assert profile.byte_price == 4 and "costCycles" not in profile.graph()["bytePrice"]
-        with pytest.raises(ipu.ProfileError, match="price of a byte costs depends on trip counts"):
+        with pytest.raises(ipu.ProfileError, match="cost per byte adds depend on trip counts"):
             print(profile.byte_price_cost_cycles)
         assert "cycles depend on trip counts" in profile.summary()
 

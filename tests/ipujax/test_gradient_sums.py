@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import linen
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
@@ -93,6 +94,37 @@ def test_collectives_that_a_gradient_passes_through_are_named(warnings: Callable
     assert ("all_gather" in warning) == (name == "gather")
 
 
+def product(op: Callable[..., Any], w: Any, x: Any) -> Any:
+    """The cotangent of the weights of a collective of a product, of ones."""
+
+    def forward(w: Any) -> Any:
+        return op(x.T @ w)
+
+    return jax.linear_transpose(forward, w)(jnp.ones_like(jax.eval_shape(forward, w)))[0]
+
+
+def in_loop(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda y: lax.scan(lambda h, _: (op(h), None), y, None, length=3)[0]
+
+
+TRANSPOSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "psum": (summed, "psum or pmean"),
+    "psum in jit": (jax.jit(summed), "psum or pmean"),
+    "psum in a loop": (in_loop(summed), "psum or pmean"),
+    "psum under vmap": (jax.vmap(summed), "psum or pmean"),
+    "psum in scopes": (jax.named_scope("dense")(summed), "psum or pmean"),
+    "pmean": (lambda y: lax.pmean(y, "replica"), "psum or pmean"),
+    "all_gather": (lambda y: lax.all_gather(y, "replica"), "all_gather"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_linear_transposes_are_named(warnings: Callable[..., list[str]], name: str):
+    op, collective = TRANSPOSED[name]
+    (warning,) = warnings(lambda w, x: product(op, w, x))
+    assert f"a gradient passes through the {collective} at test_gradient_sums.py:" in warning
+
+
 @jax.custom_vjp
 def sum_forward(x: Any) -> Any:
     return lax.psum(x, "replica")
@@ -127,6 +159,14 @@ def megatron(w: Any, x: Any) -> Any:
     return jnp.mean(sum_forward(jnp.tanh(sum_backward(x).T @ w)) ** 2)
 
 
+def summed_by_a_rule(w: Any) -> Any:
+    return linear_call(lambda _, w: w * 2, lambda _, ct: summed(ct) * 2, (), w)
+
+
+def solved_by_a_rule(w: Any) -> Any:
+    return lax.custom_linear_solve(lambda v: v * 2, w, lambda _, b: b / 2, lambda _, b: summed(b) / 2)
+
+
 SILENT: dict[str, Callable[..., Any]] = {
     "finished gradients": averaged,
     "finished gradients, in jit": jax.jit(averaged),
@@ -143,6 +183,14 @@ SILENT: dict[str, Callable[..., Any]] = {
     "rules of custom_vjp": jax.grad(megatron, (0, 1)),
     "rules of custom_vjp, in jit": jax.grad(jax.jit(megatron), (0, 1)),
     "rules of custom_vjp, computed again": jax.grad(jax.checkpoint(megatron), (0, 1)),
+    "linear transposes of what sums nothing": lambda w, x: (
+        product(lambda y: lax.ppermute(y, "replica", [(0, 1), (1, 0)]), w, x),
+        product(lambda y: lax.psum_scatter(jnp.ones((4, 1)) @ y[:1], "replica"), w, x),
+    ),
+    "linear transposes, summed behind": lambda w, x: summed(product(lambda y: y, w, x)),
+    "rules of linear_call": lambda w, x: product(summed_by_a_rule, w, x),
+    "rules of custom_linear_solve": lambda w, x: product(solved_by_a_rule, w, x),
+    "twice transposed": lambda w, x: jax.linear_transpose(lambda ct: jax.linear_transpose(summed, w)(ct)[0], w)(w),
     "micro-batches": lambda w, x: lax.pmean(
         ipu.pipeline(jax.value_and_grad(lambda w, xt: plain_loss(w, xt.T)), micro_batches=3)(w, x.T), "replica"
     ),

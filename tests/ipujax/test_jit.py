@@ -550,3 +550,42 @@ def test_two_threads_on_one_device() -> None:
     assert len(results) == 4 and len({id(lowered) for _, lowered in results}) == 1
     for out, _ in results:
         np.testing.assert_array_equal(out, X * 2)
+
+
+# --- a warm call ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"donate_argnums": 0}, {"static_argnums": 1}], ids=str)
+def test_a_warm_call_flattens_its_arguments_as_often_as_jax_does(settings: dict[str, Any]) -> None:
+    flattened = []
+
+    class Counted:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    jax.tree_util.register_pytree_node(
+        Counted, lambda node: (flattened.append(node), ((node.x,), None))[1], lambda _, children: Counted(*children)
+    )
+    counts = []
+    for fun in (jax.jit(lambda c, n: c.x + n, **settings), ipu.jit(lambda c, n: c.x + n, device=DEVICE, **settings)):
+        for _ in range(2):
+            fun(Counted(jnp.ones(3)), 1)
+        given = Counted(jnp.ones(3))
+        flattened.clear()
+        fun(given, 1)
+        counts.append(sum(node is given for node in flattened))
+    assert counts == [1, 1]
+
+
+def test_a_call_with_values_that_are_known_while_jax_traces() -> None:
+    fun = ipu.jit(lambda x: 2 * x, device=DEVICE)
+    x = jnp.ones(3)
+
+    def outer(y: jax.Array) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            known = fun(x)
+        assert not isinstance(known, jax.core.Tracer)
+        return y * known + fun(x) + fun(y)
+
+    np.testing.assert_array_equal(jax.jit(outer)(x), jnp.full(3, 6.0))
+    np.testing.assert_array_equal(jax.grad(lambda y: outer(y).sum())(x), jnp.full(3, 4.0))

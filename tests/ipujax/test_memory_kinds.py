@@ -22,6 +22,7 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from tests.ipujax.memory_kind_cases import (
     CASES,
     OFFLOADING,
+    POLICIES,
     SAVING,
     SPLIT,
     array,
@@ -313,19 +314,87 @@ def test_errors_of_jax_about_memories_are_ours_when_lowering() -> None:
         ipu.jit(lambda h, w: h + w, device=device()).lower(on_host(4), shape(4))
 
 
-def test_unpinned_memory_and_computing_on_the_host_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    unpinned = kind("unpinned_host")
-    on_cpu = compute_on("device_host")(jax.jit(lambda x: x * 2))
-    for fun, words in (
-        (lambda x: jax.device_put(x * 2, unpinned), "puts a value to 'unpinned_host'"),
-        (lambda x: on_cpu(x) + 1, "asks to compute on 'device_host'"),
-    ):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            assert_same(ipu.jit(fun, device=device())(array(4, 3)), jax.jit(fun)(array(4, 3)))
-        assert words in caplog.text and "test_memory_kinds.py" in caplog.text
-    given = jax.device_put(array(4, 3), unpinned)
+WITHOUT_EFFECT: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "unpinned": (lambda x: jax.device_put(x * 2, kind("unpinned_host")), "puts a value to 'unpinned_host'"),
+    "computing": (lambda x: compute_on("device_host")(jax.jit(jnp.sin))(x) + 1, "asks to compute on 'device_host'"),
+    "constraint": (
+        lambda x: lax.with_sharding_constraint(x * 2, kind("pinned_host")),
+        "asks for 'pinned_host' by the sharding of sharding_constraint",
+    ),
+    "function inside": (
+        lambda x: jax.jit(jnp.sin, out_shardings=kind("unpinned_host"))(x),
+        "asks for 'unpinned_host' by the sharding of jit",
+    ),
+}
+
+
+@pytest.mark.as_traced
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_what_has_no_effect_is_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    fun, words = WITHOUT_EFFECT[name]
+    with caplog.at_level(logging.WARNING):
+        assert_same(ipu.jit(fun, device=device())(array(4, 3)), jax.jit(fun)(array(4, 3)))
+    assert caplog.text.count(words) == 1 and "test_memory_kinds.py" in caplog.text
+
+
+@pytest.mark.as_traced
+def test_what_has_an_effect_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    def fun(ws: Any, h: jax.Array) -> Any:
+        x = lax.with_sharding_constraint(get(h) * 2, kind("device"))
+        return put(jax.jit(jnp.sin, out_shardings=kind("device"))(x)), jax.grad(layers_loss(OFFLOADING))(ws, x)
+
+    args = [array(4, 4), array(4, 4, seed=1)], held(2, 4)
+    with caplog.at_level(logging.WARNING):
+        assert_same(ipu.jit(fun, device=device())(*args), jax.jit(fun)(*args))
+    assert not caplog.text
+
+
+def test_arguments_in_unpinned_memory() -> None:
+    given = jax.device_put(array(4, 3), kind("unpinned_host"))
     assert_same(ipu.jit(lambda x: x * 2, device=device())(given), jax.jit(lambda x: x * 2)(given))
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def offloading(dst: Any, src: str = "device") -> Any:
+    return POLICIES.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=["pre"], offload_src=src, offload_dst=dst
+    )
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "unpinned": (offloading("unpinned_host"), "offload_dst='unpinned_host'"),
+    "no kind": (offloading("nonsense"), "offload_dst='nonsense'"),
+    "no string": (offloading(None), "offload_dst=None"),
+    "source": (offloading("pinned_host", "tpu_hbm"), "offload_src='tpu_hbm'"),
+    "products": (POLICIES.offload_dot_with_no_batch_dims("device", "unpinned_host"), "offload_dst='unpinned_host'"),
+    "of the user": (lambda *x, **params: offloading("unpinned_host")(*x, **params), "offload_dst='unpinned_host'"),
+}
+LOSSES = {"layers": (layers_loss, [array(4, 4), array(4, 4)]), "loop": (loop_loss, array(3, 4, 4))}
+
+
+@pytest.mark.as_traced
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_policies_that_offload_to_other_memory_are_refused(name: str, loss: str) -> None:
+    policy, got = REFUSED[name]
+    (make, ws), x = LOSSES[loss], array(2, 4)
+    words = rf"policy of jax.checkpoint in .* offloads a (name|dot_general)(.|\n)*at: \w+.py:(.|\n)*got: {got}"
+    fun = ipu.jit(jax.grad(make(policy)), device=device())
+    for run in (fun, fun.lower):
+        with pytest.raises(ipu.ArgumentError, match=words):
+            run(ws, x)
+
+
+@pytest.mark.as_traced
+@pytest.mark.parametrize("policy", [OFFLOADING, SAVING, offloading("device"), POLICIES.everything_saveable, None])
+def test_other_policies_are_not_nor_those_without_a_gradient(policy: Any) -> None:
+    ws, x = LOSSES["layers"][1], array(2, 4)
+    fun = jax.grad(layers_loss(policy))
+    assert_same(ipu.jit(fun, device=device())(ws, x), jax.jit(fun)(ws, x))
+    forward = layers_loss(offloading("unpinned_host"))
+    assert_same(ipu.jit(forward, device=device())(ws, x), jax.jit(forward)(ws, x))
 
 
 # --- beside other things ----------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ FIELDS = {
     "a dtype": ("target.native_dtypes", ["float33"], r"target is damaged(.|\n)*native_dtypes cannot be"),
     "missing": ("graph.vertexTypes.names", None, r"graph.vertexTypes.names (.|\n)*got: nothing: it is missing"),
     "missing since 3": ("run.trace", None, r"run.trace (.|\n)*it is missing"),
-    "unknown": ("run.operations.other", [], r"run.operations.other (.|\n)*a field that this ipujax knows"),
+    "unknown": ("run.tile_cycles.other", 1, r"run.tile_cycles.other (.|\n)*a field that this ipujax knows"),
     "half a character": ("memory.peak.step", "\ud800", r"memory.peak.step (.|\n)*UTF-8"),
     "phases": ("run.ipu_phase_cycles.0.sync", 1, r"run.ipu_phase_cycles (.|\n)*add up to run.cycles"),
     "spans": ("run.trace.start.0", 10**9, r"run.trace.work (.|\n)*inside their spans"),

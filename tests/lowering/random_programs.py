@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -128,7 +129,8 @@ def _kind(x: jax.Array) -> str:
 def _bounded(x: jax.Array) -> jax.Array:
     """A box of at most `_MAX_SIZE` elements and `_MAX_RANK` dimensions."""
     if x.ndim > _MAX_RANK:
-        x = x.reshape((-1, *x.shape[x.ndim - _MAX_RANK + 1 :]))
+        outer = x.ndim - _MAX_RANK + 1
+        x = x.reshape((prod(x.shape[:outer]), *x.shape[outer:]))
     sizes = list(x.shape)
     while np.prod(sizes) > _MAX_SIZE:
         sizes[int(np.argmax(sizes))] //= 2

@@ -68,7 +68,7 @@ def split_large_copies(program: Program, limit_bytes: int) -> Program:
             case Call(function):
                 if function not in functions:
                     functions[function] = replace(function, body=visit(function.body))
-                return Call(functions[function])
+                return Call(functions[function], node.origin)
         return rebuilt(node, visit)
 
     return visit(program)

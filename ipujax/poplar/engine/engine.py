@@ -40,7 +40,7 @@ from ipujax.poplar.types import DataStream
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.engine import StateFunction, remote_memories
-from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
+from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, calling_file
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.graph import (
     Copy,
@@ -150,7 +150,7 @@ class Engine:
             verify_undefined=False,
         )
         with collecting_rarely():
-            executable = compile(self._machine, whole, options=options)
+            executable = compile(self._machine, whole, options=options).named("", calling_file())
         announce("engine", executable)
         return executable
 
@@ -279,9 +279,8 @@ class Engine:
     def _stream(self, handle: str | DataStream) -> DataStream:
         name, known = getattr(handle, "handle", handle), self._graph.streams
         if name not in known:
-            raise EngineError(
-                f"no stream is called {name!r}", expected=f"one of {sorted(known)}", hint=nearest(name, known)
-            )
+            what, expected = f"no stream is called {name!r}", f"one of {sorted(known)}"
+            raise EngineError(what, expected=expected, got=repr(name), hint=nearest(name, known))
         return known[name]
 
     def _check_connections(self, program: Program) -> bool:
@@ -345,7 +344,7 @@ class Engine:
         if handle not in known:
             expected = f"one of {sorted(known)}" if known else f"graph.create_host_{direction} before making the engine"
             what = f"no host {direction} handle is called {handle!r}"
-            raise EngineError(what, expected=expected, hint=nearest(handle, known))
+            raise EngineError(what, expected=expected, got=repr(handle), hint=nearest(handle, known))
         return known[handle]
 
     # --- profiles ---

@@ -56,7 +56,9 @@ class EngineOptions:
         for name, value in asked.items():
             if name not in _KNOWN:
                 expected, hint = f"one of {', '.join(_KNOWN)}", nearest(name, _KNOWN)
-                raise ArgumentError(f"no engine option is called {name!r}", expected=expected, hint=hint)
+                raise ArgumentError(
+                    f"no engine option is called {name!r}", expected=expected, got=repr(name), hint=hint
+                )
             field, parse = _KNOWN[name]
             values[field] = parse(name, value)
         return cls(**values)

@@ -48,8 +48,8 @@ def print_summary(profile: Profile, stream: TextIO | None, options: Mapping[str,
 def _checked(options: Mapping[str, Any]) -> dict[str, bool]:
     for name, value in options.items():
         if name not in _OPTIONS:
-            hint = nearest(name, _OPTIONS)
-            raise ArgumentError(f"no summary option {name!r}", expected=f"one of {', '.join(_OPTIONS)}", hint=hint)
+            expected, hint = f"one of {', '.join(_OPTIONS)}", nearest(name, _OPTIONS)
+            raise ArgumentError(f"no summary option {name!r}", expected=expected, got=repr(name), hint=hint)
         if str(value).lower() not in ("true", "false"):
             raise ArgumentError(f"summary option {name}", expected='"true" or "false"', got=repr(value))
     return {name: str(value).lower() == "true" for name, value in options.items()}

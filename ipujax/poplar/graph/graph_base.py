@@ -302,7 +302,8 @@ class GraphBase(HostSide):
         if isinstance(codelet, str):
             if codelet not in self.codelets:
                 expected = f"one of {sorted(self.codelets)}" if self.codelets else "graph.add_codelets first"
-                raise GraphError(f"no codelet {codelet!r}", expected=expected, hint=nearest(codelet, self.codelets))
+                what, hint = f"no codelet {codelet!r}", nearest(codelet, self.codelets)
+                raise GraphError(what, expected=expected, got=repr(codelet), hint=hint)
             return self.codelets[codelet]
         if self.codelets.get(getattr(codelet, "vertex_name", "")) is not codelet:
             self.add_codelets(codelet)

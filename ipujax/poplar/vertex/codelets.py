@@ -303,7 +303,6 @@ def field_number(cls: type[Vertex], name: str) -> int:
     """
     names = [field.name for field in cls.fields]
     if name not in names:
-        raise GraphError(
-            f"codelet {cls.vertex_name} has no field {name!r}", expected=f"one of {names}", hint=nearest(name, names)
-        )
+        what = f"codelet {cls.vertex_name} has no field {name!r}"
+        raise GraphError(what, expected=f"one of {names}", got=repr(name), hint=nearest(name, names))
     return names.index(name)

@@ -216,6 +216,7 @@ def _parameters(cls: type[Vertex], function: str, of_what: str, known: list[str]
             raise GraphError(
                 f"{function} of codelet {cls.__name__} asks for {name!r}",
                 expected=f"{of_what}: {known}",
+                got=repr(name),
                 hint=f"{function} is a function of the fields and has no self" if is_self else nearest(name, known),
             )
     return parameters

@@ -155,6 +155,7 @@ def slot_of(graph: Graph, stack: Tensor, slot: Tensor | None, prog: ProgramSeque
         return stack.reshape(stack.shape[1:])
     held, own = _as_sliced(graph, stack)
     part = dynamic_slice(graph, own, [slot], (1, *own.shape[1:]), prog, f"{name}/slice", dims=(0,))
+    graph.note_role(part, graph.role_of(stack))
     one = held.without([0])
     return one.of_view(part.reshape(one.variable_shape))
 

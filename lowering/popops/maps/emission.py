@@ -116,4 +116,4 @@ def _recorded(
 
 def _moved(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
     accesses = tuple(replace(access, tensor=substituted(access.tensor, table)) for access in group.accesses)
-    return replace(group, accesses=accesses, origin=graph.origin)
+    return replace(group, accesses=accesses, origin=graph.origin, parts=graph.parts)

@@ -32,6 +32,6 @@ def add_vertices(
         origins: names of the axes whose first index is a scalar field.
     """
     compute_set = graph.add_compute_set(name)
-    group = VertexGroup(codelet, tuple(axes), tuple(accesses), tile, tuple(origins), graph.origin)
+    group = VertexGroup(codelet, tuple(axes), tuple(accesses), tile, tuple(origins), graph.origin, parts=graph.parts)
     graph.add_vertices(compute_set, group)
     prog.add(Execute(compute_set))

@@ -16,7 +16,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Copy, Graph, Sequence as ProgramSequence, substituted
-from ipujax.runtime.tensor import Tensor, Variable, is_key_dtype
+from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype
 
 
 class LaterValues:
@@ -48,7 +48,7 @@ class LaterValues:
         for old in variables:
             if self._reads.last(old) > self._number:
                 name = f"{old.name}/kept"
-                with graph.debug_origin(old.origin):
+                with graph.debug_origin(compose(graph.origin, old.origin)):
                     new = graph.add_variable(old.shape, old.dtype, name, graph.mappings[old])
                     copy_in_vertices(graph, Tensor.of(old), new, prog, name)
                 (moved[old],) = new.variables()

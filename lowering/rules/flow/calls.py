@@ -15,7 +15,7 @@ from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_orde
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.later_values import copy_in_vertices
 from ipujax.runtime.graph import Call, Function, Sequence as ProgramSequence, substituted
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.tensor import OF_CALLER, Tensor, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def function_call_rule(
         if not same:
             map_like(graph, given, own)
             copy_in_vertices(graph, given, own, prog, f"{place}/operand{number}")
-    prog.add(Call(lowered.function))
+    prog.add(Call(lowered.function, graph.origin))
     outs = []
     for number, own in enumerate(lowered.results):
         is_read_there = ctx.later is not None and set(lowered.left).issuperset(own.variables())
@@ -79,7 +79,7 @@ def _lower(
 ) -> LoweredFunction:
     """Lowers a callee on variables of its own, which lie as the operands of this first call do."""
     graph, body = ctx.graph, ProgramSequence()
-    with graph.debug_origin(replace(graph.origin, path=name)):
+    with graph.debug_origin(replace(graph.origin, path=name, layer=OF_CALLER, part="")):
         own = tuple(
             x if same else variable_like(graph, x, f"{name}/operand{n}")
             for n, (x, same) in enumerate(zip(operands, fixed, strict=True))

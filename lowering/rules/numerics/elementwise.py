@@ -16,6 +16,7 @@ from ipujax.lowering.popops.maps.elementwise import apply_steps, elementwise
 from ipujax.lowering.popops.vertices.kernel import Frozen
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.lowering.rules.numerics.fused_parts import fused_parts
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
 
@@ -83,6 +84,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     space = index_space(shape_of(mapped.outvars[0]))
     number: dict[Var, int] = {var: n for n, var in enumerate(body.invars)}
     steps: list[Step] = []
+    computing = [(eqn, MONOIDS[eqn.primitive.name]) for eqn in reduced.values()]
 
     def read(atom: Atom) -> int | Frozen:
         aval: Any = atom.aval
@@ -96,6 +98,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
             number[eqn.outvars[0]] = number[source]
         elif eqn.outvars[0] not in reduced:
             steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
+            computing.append((eqn, steps[-1].op.name))
             number[eqn.outvars[0]] = len(operands) + len(steps) - 1
     tensors = [x.reshape(space) for x in operands]
     outs, title = (
@@ -106,7 +109,9 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
     places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
     values, folded = list(stored.values()), list(reductions.values())
-    made = apply_steps(ctx.graph, steps, values, tensors, space, ctx.prog, title, places, folded)
+    graph = ctx.graph
+    with graph.debug_origin(graph.origin, fused_parts(ctx.equation, computing, graph.origin, graph.target)):
+        made = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
     computed = dict(zip((*stored, *reductions), made, strict=True))
 
     def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:

@@ -84,6 +84,17 @@ def test_compare_is_the_comparison(saved, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"{ipu.compare(*saved.values())}\n"
 
 
+def test_three_profiles_are_compared_in_a_table(saved, tmp_path, capsys: Capture) -> None:
+    first, second = saved
+    assert main(["compare", first, second, first]) == 0
+    text = capsys.readouterr().out
+    for path, profile in saved.items():
+        (row, *_) = [line for line in text.splitlines() if line.strip().startswith(Path(path).stem)]
+        assert f"{profile.cycles:,}" in row
+    assert main(["compare", first, second, first, "--html", str(tmp_path / "page.html")]) == 2
+    assert "a page compares two profiles" in capsys.readouterr().err
+
+
 def test_primitives_are_listed_by_kind(capsys: Capture) -> None:
     assert main(["primitives"]) == 0
     parts = {part.split(":")[0]: part.split("\n")[1:] for part in capsys.readouterr().out.strip().split("\n\n")}

@@ -74,10 +74,11 @@ def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys:
     for name in ("step", "step-2", "engine"):
         profile = ipu.Profile.load(tmp_path / "saved" / f"{name}.profile")
         (top,) = profile.operations(1)
-        assert found[name][0] == f"{profile.cycles:,}"
-        assert found[name][2].endswith(f" KiB, tile {profile.memory.worst_tile}")
-        assert found[name][3].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
-    assert found["lambda"][0] == "depend on data" and "trip_counts" in found["lambda"][2]
+        assert found[name][:2] == ["1 × mk2", f"{profile.cycles:,}"]
+        assert found[name][3].endswith(f" KiB, tile {profile.memory.worst_tile}")
+        assert found[name][4].startswith(f"{top.dominant} of {top.names[0]}, {100 * top.share:.0f} %")
+        assert profile.identity.file == script.name
+    assert found["lambda"][1] == "depend on data" and "trip_counts" in found["lambda"][3]
 
 
 def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
@@ -132,7 +133,11 @@ def test_a_module_is_run(script: Path, monkeypatch, capsys: Capture) -> None:
     monkeypatch.chdir(script.parent)
     assert main(["profile", "-m", "train", "a"]) == 0
     said = capsys.readouterr()
-    assert said.out == "arguments ['a']\n" and "Programs of train:" in said.err and "engine" in rows(said.err)
+    assert (
+        said.out == "arguments ['a']\n"
+        and re.search(r"^Programs of train, \d+ \w+ \d{4}:$", said.err, re.MULTILINE)
+        and "engine" in rows(said.err)
+    )
 
 
 def test_programs_are_collected_inside_alone() -> None:

@@ -17,7 +17,7 @@ from ipujax.lowering.passes import fuse, fuse_equations, fuser, outline, ready
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.runtime.target import preset
-from tests.lowering.helpers import check, lowered, run_tiles, share_all, small_target
+from tests.lowering.helpers import check, lowered, quick_jit, run_tiles, share_all, small_target
 
 RNG = np.random.default_rng(3)
 X, Y = (RNG.normal(size=(6, 10)).astype(np.float32) for _ in range(2))
@@ -288,3 +288,16 @@ def test_what_takes_many_instructions_is_stored() -> None:
         return y / y.sum()
 
     assert sum(group.count("exp") for group in groups(after(fun, X))) == 1
+
+
+def test_what_is_compared_twice_is_computed_once() -> None:
+    """A maximum and the search for its place would round the sum of products each in its own way."""
+
+    def at_the_largest(x: Any) -> Any:
+        y = x + x * -0.618034
+        return jnp.where(y == jnp.max(y), x, 0)
+
+    assert [name for group in groups(after(at_the_largest, X)) for name in group].count("add") == 1
+    x = np.array([-0.125, 0, 1, 1.875, -1.875, -1.5, 1.375], np.float32)
+    got = quick_jit(ipu.jit(at_the_largest, device=ipu.IPUModel(tiles_per_ipu=7)).lower(x).evaluate)(x)
+    np.testing.assert_array_equal(got, np.where(x == x.max(), x, 0))

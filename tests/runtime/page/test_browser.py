@@ -17,6 +17,11 @@ from ipujax.runtime.page.profile_page import SECTIONS
 from ipujax.runtime.report import Profile
 from tests.runtime.page.test_pages import evil_profile
 
+pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed")
@@ -99,7 +104,7 @@ def test_nothing_fails_and_every_section_holds_data(page, tmp_path):
     for key, title in SECTIONS:
         section = find(page, f"#{key}")
         assert section.find_element("css selector", "h2").text == title and len(section.text) > len(title) + 3
-    for name in ("chip", "sorted", "liveness", "trace", "roofline"):
+    for name in ("chip", "roles", "fullest", "liveness", "trace", "roofline"):
         drawn = page.execute_script(f"{INSIDE} return all(document.getElementById('chart-{name}')).some(isDrawn)")
         assert drawn, name
     assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
@@ -131,9 +136,9 @@ def test_the_tree_folds(page):
     def count(state):
         return len(page.find_elements("css selector", f"#tree details{state}"))
 
-    click(page, "[data-fold='closed']")
+    click(page, "#program [data-fold='closed']")
     assert count("[open]") == 0 < count("")
-    click(page, "[data-fold='open']")
+    click(page, "#program [data-fold='open']")
     assert count("[open]") == count("")
     click(page, "#tree summary")
     assert count("[open]") == count("") - 1
@@ -151,6 +156,104 @@ def test_charts_zoom_by_buttons(page, name):
     assert shown()[0] == pytest.approx(start + (end - start) / 8)
     click(page, f"[data-zoom='{name}'][data-step='all']")
     assert shown() == pytest.approx([start, end])
+
+
+def shown(page, name="trace"):
+    """The range of the horizontal axis of a chart."""
+    return page.execute_script("const r = ipujaxPage.chart(arguments[0]).x_range; return [r.start, r.end]", name)
+
+
+def frame(page, name):
+    """The part of the window inside the axes of a chart: left, top, width, height."""
+    page.execute_script("document.getElementById(arguments[0]).scrollIntoView({block: 'center'})", f"chart-{name}")
+    time.sleep(0.3)
+    script = f"""{INSIDE}
+    const drawn = all(document.getElementById("chart-" + arguments[0])).find((part) => part.tagName === "CANVAS");
+    const box = drawn.getBoundingClientRect();
+    const inner = Bokeh.index.find_one_by_id(ipujaxPage.chart(arguments[0]).id).frame.bbox;
+    return [box.left + inner.left, box.top + inner.top, inner.width, inner.height];
+    """
+    return page.execute_script(script, name)
+
+
+def pointer(page):
+    return ActionBuilder(page, duration=20)
+
+
+def at(box, part):
+    """A point of a chart, so far from its left side."""
+    left, top, width, height = box
+    return round(left + part * width), round(top + height / 2)
+
+
+@pytest.mark.parametrize("name", ["trace", "liveness"])
+def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
+    whole, box = shown(page, name), frame(page, name)
+    moves = pointer(page)
+    moves.pointer_action.move_to_location(*at(box, 0.25)).pointer_down()
+    for part in (0.3, 0.4, 0.5):
+        moves.pointer_action.move_to_location(*at(box, part))
+    moves.pointer_action.pointer_up()
+    moves.perform()
+    length = whole[1] - whole[0]
+    wanted = [whole[0] + 0.25 * length, whole[0] + 0.5 * length]
+    until(lambda: shown(page, name) == pytest.approx(wanted, abs=0.02 * length), 5)
+    moves = pointer(page)
+    moves.pointer_action.move_to_location(*at(box, 0.5)).click()
+    moves.pointer_action.click()
+    moves.perform()
+    until(lambda: shown(page, name) == pytest.approx(whole), 5)
+
+
+def test_the_wheel_zooms_about_the_pointer_and_scrolls_what_is_whole(page):
+    whole, box = shown(page), frame(page, "trace")
+    length, (x, y) = whole[1] - whole[0], at(box, 0.25)
+
+    def turn(amount):
+        wheel = ScrollOrigin.from_viewport(x, y)
+        ActionChains(page).scroll_from_origin(wheel, 0, amount).perform()
+
+    turn(-400)
+    until(lambda: shown(page)[1] - shown(page)[0] < 0.9 * length, 5)
+    start, end = shown(page)
+    assert start + 0.25 * (end - start) == pytest.approx(whole[0] + 0.25 * length, abs=0.01 * length)
+    for _ in range(20):
+        if shown(page) == pytest.approx(whole):
+            break
+        turn(300)
+        time.sleep(0.1)
+    assert shown(page) == pytest.approx(whole)
+    frame(page, "trace")
+    before = page.execute_script("return window.scrollY")
+    turn(200)
+    until(lambda: page.execute_script("return window.scrollY") > before, 5)
+    assert shown(page) == pytest.approx(whole)
+
+
+LABELS = """
+const source = ipujaxPage.chart("trace").renderers.find((part) => part.name === "slice labels").data_source;
+return [...source.data.text];
+"""
+
+
+def test_wide_slices_have_their_names(page, profile):
+    page.execute_script("ipujaxPage.zoom('trace', 'all')")
+    time.sleep(0.3)
+    at_first = page.execute_script(LABELS)
+    for _ in range(5):
+        page.execute_script("ipujaxPage.zoom('trace', 'in')")
+    time.sleep(0.3)
+    names = {profile.execution_trace.label(step) for step in range(len(profile.execution_trace.name))} | {"idle"}
+    labels = page.execute_script(LABELS)
+    assert labels and labels != at_first
+    for text in (*at_first, *labels):
+        begins = text.endswith("…") and any(name.startswith(text[:-1]) for name in names)
+        ends = text.startswith("…") and any(name.endswith(text[1:]) for name in names)
+        assert text in names or begins or ends
+    start, end = shown(page)
+    text = find(page, "#trace-range").text
+    assert text == f"cycles {round(start):,} to {round(end):,} of {profile.cycles:,}"
+    page.execute_script("ipujaxPage.zoom('trace', 'all')")
 
 
 def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
@@ -171,6 +274,27 @@ def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
             "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", field, wrong
         )
         assert total() == "There is no such tile: 0 to 127" and not find(page, "#tile-contents").text
+
+
+def test_all_that_is_on_the_fullest_tile_is_listed_and_found(page, profile):
+    items = profile.memory.largest
+    rows = "return [...document.querySelectorAll('#fullest-items tbody tr')].filter((row) => !row.hidden)"
+    numbers = page.execute_script(f"{rows}.map((row) => Number(row.cells[0].textContent.replaceAll(',', '')))")
+    assert numbers == [item.num_bytes for item in items] and sum(numbers) == profile.memory.max_tile_bytes
+    page.execute_script("ipujaxPage.showTile(arguments[0])", profile.memory.worst_tile)
+    assert "things" not in find(page, "#tile-contents").text.split("The largest things then:")[1]
+    wanted = next(item for item in items if item.category == "variable")
+    field = find(page, "[data-filter='fullest-items']")
+    field.send_keys(wanted.readable.upper()[:30])
+    shown = page.execute_script(f"{rows}.map((row) => row.cells[2].textContent)")
+    assert wanted.readable in shown and len(shown) < len(items)
+    assert find(page, "#fullest-items-count").text == f"{len(shown):,} of {len(items):,}"
+    field.clear()
+    field.send_keys("nothing has this name")
+    assert page.execute_script(rows) == []
+    field.clear()
+    field.send_keys(" ")
+    assert find(page, "#fullest-items-count").text == f"{len(items):,} of {len(items):,}"
 
 
 def test_a_step_is_chosen_by_keys(page):
@@ -198,7 +322,7 @@ def test_light_and_dark(page):
 def test_all_of_it_is_reached_by_the_keyboard(page):
     page.execute_script("document.querySelector('.skip').focus()")
     seen = []
-    for _ in range(10):
+    for _ in range(len(SECTIONS) + 2):
         find(page, "body").send_keys("\ue004")  # tabulator
         seen.append(page.execute_script("return document.activeElement.textContent || document.activeElement.id"))
     wanted = ["Dark", *(title for _, title in SECTIONS)]
@@ -227,7 +351,7 @@ def test_comparisons_open_and_sort(browser, profile, tmp_path):
     ipu.compare(evil_profile(), profile).to_html(tmp_path / "compared.html")
     browser.get((tmp_path / "compared.html").as_uri())
     click(browser, "[data-sort='3']")
-    assert errors(browser) == [] and "longer than" in find(browser, "#summary").text
+    assert errors(browser) == [] and "The largest part is" in find(browser, "#summary").text
     assert find(browser, "#operations-table th[aria-sort]").text.startswith("moved bytes")
 
 
@@ -242,3 +366,58 @@ def test_a_program_without_steps_has_a_page(browser, tmp_path):
     ipu.jit(lambda: (), device=ipu.IPUModel(tiles_per_ipu=4)).lower().compile().profile.to_html(tmp_path / "page.html")
     opened(browser, tmp_path / "page.html")
     assert errors(browser) == [] and "0 steps of the program" in find(browser, "#liveness").text
+
+
+def test_folded_iterations_are_hatched(browser, tmp_path):
+    def run(w, x):
+        return jax.lax.fori_loop(0, 5000, lambda _, h: jnp.tanh(h @ w), x)
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 16), (4, 16))]
+    profile = ipu.jit(run, device=ipu.IPUModel(tiles_per_ipu=4)).lower(*shapes).compile().profile
+    profile.to_html(tmp_path / "page.html")
+    opened(browser, tmp_path / "page.html")
+    time.sleep(0.3)
+    drawn = browser.execute_script("""
+        const part = ipujaxPage.chart("trace").renderers.find((part) => part.name === "folded");
+        return [part.glyph.hatch_pattern.value, [...part.data_source.data.left], [...part.data_source.data.right]];
+    """)
+    pattern, left, right = drawn
+    trace = profile.execution_trace
+    folded = trace.is_folded
+    assert pattern and left == trace.start[folded].tolist() and right == trace.end[folded].tolist() and left
+    assert any(text.endswith("folded") for text in browser.execute_script(LABELS))
+    assert find(browser, "#trace .legend .hatched") and errors(browser) == []
+
+
+def test_the_scale_of_the_chip_ends_at_the_memory_of_a_tile(browser, profile, tmp_path):
+    def scale():
+        return browser.execute_script("""
+            const parts = ipujaxPage.chart("chip").renderers;
+            const { low, high, high_color } = parts[0].glyph.color_mapper;
+            const { x, y } = parts.find((part) => part.name === "fullest").data_source.data;
+            return [low, high, high_color, x[0], y[0]];
+        """)
+
+    def over(x):
+        return jnp.sort(jnp.broadcast_to(x, (16384, 16, 16)), 0) * 2
+
+    options = ipu.Options(allow_out_of_memory=True)
+    lowered = ipu.jit(over, device=ipu.IPUModel(tiles_per_ipu=8), options=options).lower(jnp.ones((16, 16)))
+    large, have = lowered.compile().profile, 638_976
+    ends = []
+    for each in (profile, large):
+        each.to_html(tmp_path / "page.html")
+        opened(browser, tmp_path / "page.html")
+        low, high, colour, x, y = scale()
+        ends.append((low, high, colour))
+        if each is profile:
+            click(browser, "#contrast")
+            assert scale()[1] == each.memory.max_tile_bytes
+            click(browser, "#contrast")
+            assert scale()[1] == have
+        browser.execute_script("ipujaxPage.showTile(1); ipujaxPage.tileAt(arguments[0], arguments[1])", x, y)
+        assert find(browser, "#tile").get_attribute("value") == str(each.memory.worst_tile)
+    assert ends[0] == ends[1] and ends[0][:2] == (0, have)
+    assert find(browser, "#chart-chip").get_attribute("aria-label").count("624.0 KiB that a tile has")
+    assert f"{(large.memory.tile_bytes > have).sum()} tiles" in find(browser, "#memory .legend").text
+    assert find(browser, "h1").text.startswith("Out of memory: ") and errors(browser) == []

@@ -17,6 +17,8 @@ from ipujax.runtime.graph.program import Repeat, Sequence
 from ipujax.runtime.markup import Markup, escaped, table, tag
 from ipujax.runtime.page.profile_page import SECTIONS
 from ipujax.runtime.report import Profile
+from ipujax.runtime.tensor.mapping import on_one_tile
+from ipujax.runtime.tensor.roles import UNKNOWN
 from tests.runtime.profile.profile_helpers import (
     F32,
     TARGET,
@@ -92,7 +94,7 @@ PROFILES = {
 def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
     page = Page(page_of(PROFILES[name](), tmp_path))
     sections = [found["id"] for kind, found in page.tags if kind == "section"]
-    assert sections == [key for key, _ in SECTIONS]
+    assert sections == [key for key, _ in SECTIONS if key != "stages"]  # there are no pipelines
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert "Not known" not in page.text
@@ -106,6 +108,19 @@ def test_figures_of_the_page_are_those_of_the_profile(tmp_path):
     assert f"{profile.cycles:,}" in text and f"Tile {profile.memory.worst_tile}" in text
     for name, cycles in profile.phase_cycles.items():
         assert f"{cycles:,} ({cycles / profile.cycles:.1%})" in text, name
+
+
+def test_a_full_tile_is_named_with_its_variable_and_role(tmp_path):
+    graph = Graph(TARGET.replace(bytes_per_tile=64 * 1024))
+    table = graph.add_variable((12_800,), F32, "planted table", on_one_tile(12_800, 2))
+    profile = Profile(compile(graph, Sequence(*inputs(table), output(table))))
+    page = page_of(profile, tmp_path)
+    text, said = Page(page).text, "The largest variable is Variable(planted table: float32[12800])"
+    assert said in text and f"({UNKNOWN}), 50.0 KiB" in text and text.index(said) < text.index("In figures")
+    assert "All that is on tile 2 at its peak" in text and "51,200" in text
+    assert (
+        'aria-label="Bytes of tiles by role' in page and 'aria-label="Bytes of the fullest tile at each step.' in page
+    )
 
 
 def test_names_are_never_markup(tmp_path):
@@ -127,7 +142,7 @@ def test_a_saved_profile_has_the_same_page(tmp_path):
 def test_sections_that_an_older_file_lacks_are_said_to_be_missing(tmp_path):
     text = page_of(Profile.load(OLD), tmp_path)
     missing = re.findall(r'<section id="(\w+)".{0,120}<p class="missing">Not known: ([^.]*)', text)
-    assert dict(missing).keys() == {"trace", "program", "source"}
+    assert dict(missing).keys() == {"layers", "stages", "trace", "program", "source"}
     assert all("saved by an older ipujax" in why for _, why in missing)
     assert "without what is on each tile" in text and "27,480" in text
 
@@ -186,4 +201,4 @@ def test_comparisons_have_pages(tmp_path):
     for change in found.changes:
         assert change.name in text and str(change.origin) in text
     same = Page(page_of(ipu.compare(before, before), tmp_path)).text
-    assert "No operation differs." in same and "as long as" in same
+    assert "No operation differs." in same and "Both runs take" in same

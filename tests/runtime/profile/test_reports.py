@@ -286,7 +286,7 @@ def test_what_does_not_fit_overflows():
     assert np.flatnonzero(by_tile["overflowedIncludingGaps"]).tolist() == [1]
     assert by_tile["overflowedIncludingGaps"][1] == profile.memory.tile_bytes[1] - 4096
     assert by_tile["nonInterleavedIncludingGaps"][1] == 4096
-    assert "Out of memory:  1 tile, worst tile 1 by" in profile.summary()
+    assert "Out of memory: 1 of 4 tiles needs more than 4.0 KiB; tile 1 needs most" in profile.summary()
 
 
 def test_memory_of_vertex_types_and_compute_sets(trained):

@@ -83,7 +83,7 @@ def test_the_largest_change_comes_first_and_the_text_is_cut():
     sizes = [abs(change.difference("cycles")) for change in found.changes]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) > 3
     assert found.text(1).endswith(f"… and {len(sizes) - 1} more")
-    assert len(found.text(None).splitlines()) == len(found.totals) + 3 + len(sizes)
+    assert len(found.text(None).splitlines()) == len(found.totals) + 6 + len(sizes)
 
 
 def test_step_costs_add_up():

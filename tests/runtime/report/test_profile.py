@@ -223,3 +223,11 @@ def test_two_ipus_add_up():
     assert profile.busy_cycles == 2 * profile.cycles - sum(phases["idle"] for phases in profile.ipu_phase_cycles)
     ends = profile.timeline.clocks
     assert profile.ipu_phase_cycles[0]["idle"] == 4 * (2000 + SYNC) + profile.cycles - ends[0]
+
+
+def test_scalars_are_flat_numbers(profile):
+    scalars = profile.scalars()
+    assert all(type(value) is float for value in scalars.values())
+    assert scalars["cycles"] == profile.cycles and scalars["memory/max_tile_bytes"] == profile.memory.max_tile_bytes
+    assert sum(value for name, value in scalars.items() if name.startswith("phases/")) == profile.cycles
+    assert sum(value for name, value in scalars.items() if name.startswith("layers/")) == profile.busy_cycles

@@ -47,10 +47,12 @@ def test_sections_come_in_the_guides_order(profile):
         ("show_execution_steps", "show_var_storage", "show_optimizations", "show_per_ipu_memory_usage"), True
     )
     assert headings(profile.summary(**everything)) == [
+        "What limits this program",
         "Target",
         "Graph",
         "Compilation",
         "Memory",
+        "Memory by role",
         "Memory by category",
         "Memory by vertex type",
         "Memory by tile",

@@ -14,6 +14,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.tensor.roles import KEPT, OPTIMISER_STATE, PARTIALS, RECOMPUTED, WEIGHTS
 from ipujax.runtime.views.answers import fullest_tile, limiting_operation, line_to_change, waiting_ipu
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
 from ipujax.runtime.views.situation import Situation, part_situation, program_situation
@@ -55,23 +56,27 @@ HOLDS: dict[tuple[str, str], tuple[Situation, dict[str, Any]]] = {
     ("time", "scan"): (Situation(phase="host_exchange"), {"has_loop": True}),
     ("time", "overlap"): (Situation(phase="host_exchange", has_loop=True), {"has_loop": False, "overlaps_io": True}),
     ("time", "sync"): (Situation(phase="sync"), {"phase": "exchange"}),
+    ("memory", "spread"): (replace(FULL, crowding="w", crowding_share=0.5), {"crowding": "", "fullness": 0.3}),
+    ("memory", "shorter parts"): (replace(FULL, holding=RECOMPUTED), {"holding": KEPT, "crowding": "w"}),
+    ("memory", "shard"): (replace(FULL, holding=OPTIMISER_STATE, replicas=2), {"replicas": 1, "holding": WEIGHTS}),
+    ("memory", "sums"): (replace(FULL, holding=PARTIALS), {"cycles_per_byte": 16.0, "holding": KEPT}),
     ("memory", "recompute"): (
-        replace(FULL, category="variable", has_backward=True),
-        {"has_backward": False, "recomputes": True, "fullness": 0.3},
+        replace(FULL, keeps_activations=True, has_backward=True),
+        {"has_backward": False, "recomputes": True, "fullness": 0.3, "crowding": "w", "keeps_activations": False},
     ),
-    ("memory", "batch"): (replace(FULL, category="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
-    ("memory", "offload"): (replace(FULL, category="variable", always_live_share=0.9), {"always_live_share": 0.1}),
-    ("memory", "stages"): (replace(OVER, category="variable"), {"fits": True, "num_ipus": 4}),
-    ("memory", "split operands"): (replace(FULL, category="message"), {"category": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "copies"): (replace(FULL, category="rearrangement"), {"category": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "split results"): (replace(FULL, category="outputEdge"), {"category": "stack", "cycles_per_byte": 16.0}),
-    ("memory", "borrowed"): (replace(FULL, category="borrowed"), {"category": "stack", "fullness": 0.3}),
-    ("memory", "vertices"): (replace(FULL, category="vertexInstanceState"), {"fullness": 0.3}),
-    ("memory", "kinds"): (replace(FULL, category="vertexCode"), {"fullness": 0.3}),
-    ("memory", "share code"): (replace(FULL, category="controlCode"), {"has_loop": True, "category": "vertexCode"}),
+    ("memory", "batch"): (replace(FULL, holding="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
+    ("memory", "offload"): (replace(FULL, holding="variable", always_live_share=0.9), {"always_live_share": 0.1}),
+    ("memory", "stages"): (replace(OVER, holding=WEIGHTS), {"fits": True, "holding": KEPT}),
+    ("memory", "split operands"): (replace(FULL, holding="message"), {"holding": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "copies"): (replace(FULL, holding="rearrangement"), {"holding": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "split results"): (replace(FULL, holding="outputEdge"), {"holding": "stack", "cycles_per_byte": 16.0}),
+    ("memory", "borrowed"): (replace(FULL, holding="borrowed"), {"holding": "stack", "fullness": 0.3}),
+    ("memory", "vertices"): (replace(FULL, holding="vertexInstanceState"), {"fullness": 0.3}),
+    ("memory", "kinds"): (replace(FULL, holding="vertexCode"), {"fullness": 0.3}),
+    ("memory", "share code"): (replace(FULL, holding="controlCode"), {"has_loop": True, "holding": "vertexCode"}),
     ("memory", "shorter exchanges"): (
-        replace(FULL, category="internalExchangeCode"),
-        {"cycles_per_byte": 16.0, "category": "controlCode"},
+        replace(FULL, holding="internalExchangeCode"),
+        {"cycles_per_byte": 16.0, "holding": "controlCode"},
     ),
     ("wait", "fill"): (Situation(wait="filling", has_pipeline=True), {"has_pipeline": False, "wait": "steady"}),
     ("wait", "pipeline"): (
@@ -179,8 +184,8 @@ def test_recomputation_is_for_gradients_that_keep_values() -> None:
     assert not program_situation(forward).has_backward and program_situation(training).has_backward
     assert "recompute" not in fullest_tile(forward).hint
     assert program_situation(training).fullness > 0.75
-    if program_situation(training).category == "variable":
-        assert "recompute" in fullest_tile(training).hint
+    assert program_situation(training).keeps_activations and not program_situation(forward).keeps_activations
+    assert "recompute" in fullest_tile(training).hint
 
 
 def test_a_fallback_is_no_learning_rate() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from ipujax.runtime.graph import Call, If, Program, Repeat, RepeatWhile, Sequence, Switch, distinct, while_names
-from ipujax.runtime.profile.ids import Numbering
+from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.timeline import Recording, Timeline
 
 TRACE_LIMIT = 100_000  # ids; what is longer is cut off

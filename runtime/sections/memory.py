@@ -19,8 +19,8 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import NO_TILE, VertexGroup
 from ipujax.runtime.memory import FIXED, LIVE, MemoryReport
-from ipujax.runtime.profile.ids import Json, Numbering
-from ipujax.runtime.profile.liveness import items_section, liveness_section
+from ipujax.runtime.sections.ids import Json, Numbering
+from ipujax.runtime.sections.liveness import items_section, liveness_section
 from ipujax.runtime.target import Target
 
 
@@ -83,10 +83,10 @@ def _by_category(memory: MemoryReport) -> Json:
         kinds = ("nonOverlapped", "overlapped") if name in FIXED else ("overlapped", "nonOverlapped")
         entry: Json = {}
         low = np.zeros_like(start)
-        for region, size in sizes.items():
-            inside = np.maximum(np.minimum(start + layer, low + size) - np.maximum(start, low), 0)
+        for region, length in sizes.items():
+            inside = np.maximum(np.minimum(start + layer, low + length) - np.maximum(start, low), 0)
             entry[region] = dict(zip(kinds, (inside.tolist(), [0] * len(layer)), strict=True))
-            low = low + size
+            low = low + length
         found[name] = entry | {"total": layer.tolist()}
         start = start + layer
     return found

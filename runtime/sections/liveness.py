@@ -17,7 +17,7 @@ from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import Call, Leaf, Program, Repeat, RepeatWhile, Sequence, is_free, leaf_name
 from ipujax.runtime.memory import LiveItem, Occupancy, Owner, changes
-from ipujax.runtime.profile.ids import Json, Numbering
+from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.tensor import Variable
 
 Items = tuple[LiveItem, ...]
@@ -66,9 +66,23 @@ class LivenessTree:
         return sum(item.num_bytes for item in self.always)
 
     @property
+    def at_peak(self) -> Items:
+        """What is live at the step at which most is, what is always live left out, that of callers included."""
+        return _peak(self.root)[1]
+
+    @property
     def max_bytes(self) -> int:
         """The most that is live at any step, what is always live included."""
         return self.always_bytes + max(node.live_bytes or 0 for node in self.root.walk())
+
+
+def _peak(node: LiveNode) -> tuple[int, Items]:
+    """The most that is live at any step inside a node, and what that is."""
+    within = max(map(_peak, node.children), key=lambda peak: peak[0], default=(0, ()))
+    own_bytes = node.live_bytes or 0
+    if isinstance(node.program, Call) and within[0] >= own_bytes:
+        return within[0], node.live + within[1]
+    return (own_bytes, node.live) if own_bytes > within[0] else within
 
 
 def liveness_tree(executable: Executable) -> LivenessTree:
@@ -77,7 +91,7 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     through = _always_live(memory.occupancy.frames.of[None])
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in through]
-    always += [LiveItem(name, int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
+    always += [LiveItem.always(int(each.sum()), name) for name, each in memory.fixed.items() if name != "constant"]
     root = _Frame(memory.occupancy, None, through, 0).node(executable.program)
     return LivenessTree(_largest_first(always), root)
 

@@ -43,7 +43,7 @@ from ipujax.runtime.graph import (
     leaf_name,
 )
 from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
-from ipujax.runtime.profile.ids import Activity, ComputeSetRow, Json, Numbering
+from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
 from ipujax.runtime.target import Target
 
 COPY_VERTEX = "poplar_rt::StridedCopy"

@@ -1,6 +1,6 @@
 """The ids of everything in a profile: compute sets, exchanges, programs, vertex types, as positions in lists.
 
-`profile.programs` fills a `Numbering`; the sections of a profile, and its text, read it.
+`sections.programs` fills a `Numbering`; the sections of a profile, and its text, read it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import CopyCost, StreamCost, SyncCost
 from ipujax.runtime.graph import If, Leaf, Program, RepeatWhile, Switch
-from ipujax.runtime.profile.ids import Activity, Json, Numbering
-from ipujax.runtime.profile.programs import decision_sync
+from ipujax.runtime.sections.ids import Activity, Json, Numbering
+from ipujax.runtime.sections.programs import decision_sync
 from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import SYNC, Timeline, TimelineStep
 

@@ -18,9 +18,9 @@ import numpy as np
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ExchangeCost
 from ipujax.runtime.graph import RemoteIn, StreamIn
-from ipujax.runtime.profile.ids import Json, Numbering
-from ipujax.runtime.profile.memory import memory_section
-from ipujax.runtime.profile.programs import external_cycles, stream_cycles
+from ipujax.runtime.sections.ids import Json, Numbering
+from ipujax.runtime.sections.memory import memory_section
+from ipujax.runtime.sections.programs import external_cycles, stream_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import padded
 

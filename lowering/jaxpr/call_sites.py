@@ -1,0 +1,101 @@
+"""Where each equation was traced, noted while calls are inlined: frames of the whole call stack, lines of the callers.
+
+Input: equations in the order in which `inline` copies them, and the calls it inlines. Output: the equations with notes
+of their layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames
+from ipujax.lowering.jaxpr.activations import Call, Frames
+from ipujax.lowering.jaxpr.layer_names import Root, Traced, layer_names
+from ipujax.lowering.jaxpr.stage_names import is_transposed
+from ipujax.lowering.source_info import name_stack, noted, shown_calls, traced_from
+from ipujax.runtime.errors import is_installed, is_of_user
+
+_CHECKPOINTS = ("remat2", "checkpoint")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CallSite:
+    """Where an equation is; equal only to itself.
+
+    Args:
+        frames: those it was traced in, those of the calls it is inlined from before its own.
+        lines: the user's lines that called what it is inlined from, innermost first.
+        repetition: number of the call that computes again what a checkpoint has not kept; None outside of such.
+    """
+
+    frames: Frames = Frames()
+    lines: tuple[str, ...] = ()
+    repetition: int | None = None
+
+
+class CallSites:
+    """The places of the equations of one jaxpr, in order."""
+
+    def __init__(self) -> None:
+        self._sites: list[CallSite] = []
+        self._known: dict[tuple[CallSite, Any, bool], CallSite] = {}
+        self._callers: dict[Root, list[Frames]] = {}
+        self._repetitions = 0
+
+    def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool) -> CallSite:
+        """The place of an equation of a function that is called at `site`.
+
+        Args:
+            eqn: as the function has it.
+            site: of what it calls the function; of nothing for the outermost.
+            of_library: whether lines of the function are left out, see `inline`.
+        """
+        key = site, eqn.source_info.traceback, of_library
+        if key not in self._known:
+            self._known[key] = self._inside(eqn, site, of_library)
+        return self._known[key]
+
+    def _inside(self, eqn: JaxprEqn, site: CallSite, of_library: bool) -> CallSite:
+        calls, between = list(site.frames.calls), list(site.frames.tail)
+        for place in reversed(raw_frames(eqn)):
+            if not of_library and is_of_user(place[0].co_filename):
+                calls.append(Call(place, tuple(between)))
+                between = []
+            else:
+                between.append(place)
+        return replace(site, frames=Frames(tuple(calls), tuple(between)))
+
+    def inside(self, call: JaxprEqn, callee: Jaxpr, here: CallSite) -> CallSite:
+        """The place that a callee is called at.
+
+        Args:
+            call: the equation that calls, with its line and name stack after inlining.
+            callee: what it calls.
+            here: its place.
+        """
+        self._callers.setdefault(traced_from(callee), []).append(here.frames)
+        if not is_installed(traced_from(callee)[1].rpartition(":")[0]):
+            here = replace(here, lines=(*shown_calls(call), *here.lines))
+        if call.primitive.name in _CHECKPOINTS and is_transposed(name_stack(call)):
+            self._repetitions += 1
+            here = replace(here, repetition=self._repetitions)
+        return here
+
+    def add(self, site: CallSite) -> None:
+        """Notes the place of the next equation that is kept."""
+        self._sites.append(site)
+
+    def with_layers(self, eqns: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+        """All equations that are kept, with their layers."""
+        pairs = list(zip(eqns, self._sites, strict=True))
+        layers = layer_names([Traced(eqn, site.frames, site.repetition) for eqn, site in pairs], self._callers)
+        notes = dict[tuple[Any, str, tuple[str, ...]], Any]()  # equal ones are one object, which is soon compared
+        done = []
+        for (eqn, site), layer in zip(pairs, layers, strict=True):
+            key = eqn.source_info.name_stack, layer, site.lines
+            if key not in notes:
+                notes[key] = noted(*key)
+            done.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
+        return done

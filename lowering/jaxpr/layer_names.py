@@ -1,0 +1,328 @@
+"""The layer of each equation, as one path of names: scopes, or the functions of the call stack, numbered in loops.
+
+Input: the equations of a jaxpr after inlining, in the order of tracing, with the frames each was traced in. Output: a
+path for each, `encoder/block[3]/dense`.
+
+A path has the scopes of the name stack; without any the user's functions, outermost first, then a library's. Functions
+that a Python loop calls several times are numbered, and named where there are scopes too, at the place among them that
+all equations of a call agree on. Forward equations are in the order of tracing, see `activations`. Those of a gradient,
+and those that a checkpoint computes again, have the frames of the forward equations they are made of: they belong to
+what reads or makes the same values at the same place; if none does, the order decides, which is the reverse.
+Limits: where neither tells, a function has no number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from ipujax.lowering.jax_compat import JaxprEqn, Var
+from ipujax.lowering.jaxpr.activations import Activation, Call, Frames, Moments, Place, follow
+from ipujax.lowering.jaxpr.loops_of_code import Loop
+from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
+from ipujax.lowering.source_info import name_stack, scopes_of
+from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.errors import is_installed
+
+_MOST_READERS = 64  # of a value, beyond which it tells no iterations apart: a mask of all layers, a constant
+_UPDATE = re.compile(r"\.<locals>\.update\w*$")  # the function of an optimiser that its maker returns
+_NUMBER = re.compile(r"(\[\d+\])+$")
+
+Root = tuple[str, str]  # the function a jaxpr was traced from: name, `file:line`
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """An equation with what is known of its tracing.
+
+    Args:
+        eqn: the equation, inlined.
+        frames: those it was traced in.
+        repetition: number of the call that computes again what a checkpoint has not kept; None outside of such.
+    """
+
+    eqn: JaxprEqn
+    frames: Frames
+    repetition: int | None = None
+
+    @property
+    def variables(self) -> Iterable[Var]:
+        """What it reads and makes."""
+        return (x for x in (*self.eqn.invars, *self.eqn.outvars) if isinstance(x, Var))
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """Forward equations of one place in one iteration: the path of their layer, and where the last of them is."""
+
+    layer: str
+    order: int
+
+
+_Key = tuple[tuple[Place, ...], tuple[str, ...]]  # what forward and backward equations share: frames and scopes
+
+
+def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> list[str]:
+    """The layer of each equation.
+
+    Args:
+        equations: those of one jaxpr.
+        callers: where functions are called whose own equations JAX has put in the jaxpr without the frames of the call.
+    """
+    return _Names(equations, callers).layers
+
+
+class _Names:
+    def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
+        whole = {x: _with_callers(x, callers) for x in dict.fromkeys(item.frames for item in equations)}
+        self._equations = [replace(x, frames=whole[x.frames]) for x in equations]
+        self._scopes = [_scopes_of(x) for x in equations]
+        self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
+        self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)
+        self._makers: dict[Var, tuple[_Key, _Place]] = {}  # of what is made of forward equations
+        self._forward: list[tuple[int, list[tuple[int, ...]], list[int]]] = []  # number, see `_path`
+        self.layers = [""] * len(equations)
+        forward, again, backward = self._parts()
+        self._name_forward(forward)
+        self._name_made_of_forward(again)
+        for var, place in self._makers.items():  # a gradient reads them as it does forward values
+            self._users[var].append(place)
+        self._name_made_of_forward(backward)
+
+    def _parts(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of equations that are forward, computed again, or backward; the last two from the last layer on."""
+        forward, again, backward = list[int](), dict[int | None, list[int]](), list[int]()
+        for n, item in enumerate(self._equations):
+            stack = name_stack(item.eqn)
+            if is_transposed(stack):
+                backward.append(n)
+            elif read_name(stack).is_recomputed:
+                again.setdefault(item.repetition, []).append(n)
+            else:
+                forward.append(n)
+        return forward, [n for group in again.values() for n in reversed(group)], backward
+
+    def _key(self, number: int) -> _Key:
+        return self._equations[number].frames.places, self._scopes[number]
+
+    # --- forward ---
+
+    def _name_forward(self, numbers: Sequence[int]) -> None:
+        items = [self._equations[n] for n in numbers]
+        all_moments = follow([item.frames for item in items], lambda n: _does(items[n].eqn))
+        pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
+        common = _CommonScopes(dict.fromkeys(pairs))
+        known: dict[tuple[Moments, tuple[str, ...]], tuple[str, list[tuple[int, ...]], list[int]]] = {}
+        for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
+            if pair not in known:
+                indices, depths = common.of(pair[0])
+                known[pair] = _path(items[order].frames.calls, indices, depths, pair[1]), indices, depths
+            self.layers[n], indices, depths = known[pair]
+            self._forward.append((n, indices, depths))
+            self._add(self._key(n), self.layers[n], n, order)
+
+    def _add(self, key: _Key, layer: str, number: int, order: int) -> None:
+        """Adds a forward equation to those of a place."""
+        place = self._places[key].setdefault(layer, _Place(layer, order))
+        place.order = order
+        for var in self._equations[number].variables:
+            self._users[var].append((key, place))
+
+    def _know_inside(self, key: _Key) -> None:
+        """Where nothing forward has the frames of a gradient, as in those by `custom_vjp`: what has more frames."""
+        calls, scopes = key
+        count, around = len(calls), dict[int, tuple[str, str]]()
+        for order, (n, indices, depths) in enumerate(self._forward):
+            if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
+                outer = _path(self._equations[n].frames.calls[:count], indices[:count], depths[:count], scopes)
+                around[order] = outer, self.layers[n]
+        inner: dict[str, set[str]] = defaultdict(set)
+        for outer, layer in around.values():
+            inner[outer].add(layer)
+        for order, (outer, layer) in around.items():
+            self._add(key, layer if len(inner[outer]) == 1 else outer, self._forward[order][0], order)
+
+    # --- what is made of forward equations ---
+
+    def _name_made_of_forward(self, numbers: Sequence[int]) -> None:
+        """Names equations that follow the forward ones in reverse order."""
+        for key in {self._key(n) for n in numbers}.difference(self._places):
+            self._know_inside(key)
+        users = [self._with_same_values(n) for n in numbers]
+        least, after = -1, list[int]()  # the place of the next equation that is known
+        for known in reversed(users):
+            after.append(least)
+            least = next(iter(known.values())).order if len(known) == 1 else least
+        most = len(self._equations)
+        for n, known, least in zip(numbers, users, reversed(after), strict=True):
+            options = list((known or self._places.get(self._key(n), {})).values())
+            if len(options) > 1:
+                options = [x for x in options if least <= x.order <= most] or options
+            if len(options) > 1:
+                made = {place for key, place in self._operands_makers(n) if key == self._key(n)}
+                options = [x for x in options if x in made] if len(made.intersection(options)) == 1 else options
+            if len(options) == 1:
+                most = options[0].order
+                self._makers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
+            self.layers[n] = _agreed([x.layer for x in options]) if options else self._unnumbered(n)
+
+    def _operands_makers(self, number: int) -> Iterable[tuple[_Key, _Place]]:
+        operands = (x for x in self._equations[number].eqn.invars if isinstance(x, Var))
+        return (self._makers[x] for x in operands if x in self._makers)
+
+    def _with_same_values(self, number: int) -> dict[str, _Place]:
+        """The forward equations at the place of one that read or make what it reads or makes, by layer."""
+        key, known = self._key(number), dict[str, _Place]()
+        for var in self._equations[number].variables:
+            users = self._users.get(var, ())
+            if len(users) > _MOST_READERS:
+                continue
+            found = {place.layer: place for other, place in users if other == key}
+            common = {layer: place for layer, place in found.items() if layer in known}
+            known = common or known or found
+        return known
+
+    def _unnumbered(self, number: int) -> str:
+        calls = self._equations[number].frames.calls
+        return _path(calls, [()] * len(calls), [0] * len(calls), self._scopes[number])
+
+
+def _does(eqn: JaxprEqn) -> Hashable:
+    return eqn.primitive.name, *(var.aval for var in eqn.outvars)
+
+
+def _with_callers(frames: Frames, callers: Mapping[Root, Sequence[Frames]]) -> Frames:
+    """The frames with those of the call, where JAX has left them out: what all calls have in common."""
+    if not frames.calls:
+        return frames
+    code, _ = frames.calls[0].place
+    calls = callers.get((code.co_name, f"{code.co_filename}:{code.co_firstlineno}"))
+    if not calls:
+        return frames
+    common = list(calls[0].calls)
+    for other in calls[1:]:
+        least = min(len(common), len(other.calls))
+        same = next((n for n in range(least) if common[n].place != other.calls[n].place), least)
+        is_one = same < least and common[same].place[0] is other.calls[same].place[0]
+        common[same:] = [Call((common[same].place[0], -1))] if is_one else []  # at no one place of the function
+    first = replace(frames.calls[0], before=calls[0].tail if len(calls) == 1 else ())
+    return Frames((*common, first, *frames.calls[1:]), frames.tail)
+
+
+def _scopes_of(item: Traced) -> tuple[str, ...]:
+    """The scopes of an equation; what a checkpoint repeats may have those around it twice, as Flax's does."""
+    scopes = scopes_of(item.eqn)
+    if item.repetition is None:
+        return scopes
+    twice = (n for n in range(len(scopes) // 2, 0, -1) if scopes[:n] == scopes[n : 2 * n])
+    return scopes[next(twice, 0) :]
+
+
+class _CommonScopes:
+    """The scopes around runs of functions and around iterations: those that all equations in them agree on."""
+
+    def __init__(self, pairs: Iterable[tuple[Moments, tuple[str, ...]]]) -> None:
+        self._around: dict[Activation, tuple[str, ...]] = {}
+        iterations: dict[tuple[Activation, Loop], dict[int, tuple[str, ...]]] = defaultdict(dict)
+        for moments, scopes in pairs:
+            for moment in moments:
+                _narrow(self._around, moment.activation, scopes)
+                for loop in moment.loops:
+                    _narrow(iterations[moment.activation, loop], moment.iterations.get(loop, 0), scopes)
+        self._named = {key for key, known in iterations.items() if len(set(known.values())) == len(known)}
+
+    def of(self, moments: Moments) -> tuple[list[tuple[int, ...]], list[int]]:
+        """For each call the numbers of iterations that no scope tells apart, and the number of scopes around it."""
+        indices = [
+            tuple(x.iterations.get(loop, 0) for loop in x.loops if (x.activation, loop) not in self._named)
+            for x in moments
+        ]
+        return indices, [len(self._around[x.activation]) for x in moments]
+
+
+def _narrow(known: dict[Any, tuple[str, ...]], key: Hashable, scopes: tuple[str, ...]) -> None:
+    """Keeps what scopes have in common with those known."""
+    before = known.setdefault(key, scopes)
+    if before is not scopes and before != scopes[: len(before)]:
+        least = min(len(before), len(scopes))
+        known[key] = before[: next((n for n in range(least) if before[n] != scopes[n]), least)]
+
+
+def _path(
+    calls: Sequence[Call], indices: Sequence[tuple[int, ...]], depths: Sequence[int], scopes: Sequence[str]
+) -> str:
+    """The path of a layer.
+
+    Args:
+        calls: the frames, outermost first.
+        indices: for each frame the numbers of the iterations of its loops, which number what it calls.
+        depths: for each frame the number of scopes around it.
+        scopes: names of the name stack, outermost first.
+    """
+    names, used, pending = list[str](), 0, ""
+    codes = tuple(call.place[0] for call in calls)
+    shown = _shown_functions(codes)
+    called = [n for n in range(1, len(codes)) if not depths[n] and _numbered(codes, indices, n - 1)]
+    last_outside = max(called, default=-1)  # the last numbered function that no scope is around
+    for n, (name, numbers, depth) in enumerate(zip(shown, indices, depths, strict=True)):
+        if name and (pending or not scopes or n <= last_outside):
+            names += scopes[used:depth]
+            used = max(depth, used)
+            if depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
+                name = names.pop()
+            names.append(name + pending)
+        if name:
+            pending = ""
+        if _numbered(codes, indices, n):
+            pending += "".join(f"[{number}]" for number in numbers)
+    names += scopes[used:]
+    if pending and used < len(scopes):
+        names[-1] += pending
+    elif pending:
+        names.append(f"loop{pending}")
+    return "/".join(names)
+
+
+def _numbered(codes: Sequence[CodeType], indices: Sequence[tuple[int, ...]], number: int) -> bool:
+    """Whether loops of a function number what it calls: the user's do, a library's only modules."""
+    if not indices[number]:
+        return False
+    inside = codes[number + 1].co_name if number + 1 < len(codes) else ""
+    return inside == "__call__" or not is_installed(codes[number].co_filename)
+
+
+@remembered_small
+def _shown_functions(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
+    """The names of functions as parts of a path, "" for those left out: nameless ones, helpers of libraries."""
+    users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
+    inside = range(users[-1] + 1 if users else 0, len(codes))
+    kept = {*users, *(n for n in inside if codes[n].co_name == "__call__")}
+    makers = [n for n in inside if _UPDATE.search(codes[n].co_qualname)]
+    named = [n for n in inside if not codes[n].co_name.startswith(("<", "_"))]
+    if not kept.intersection(inside):
+        kept.update(makers[-1:] or named[-1:])
+    return tuple(_function_name(code) if n in kept else "" for n, code in enumerate(codes))
+
+
+def _function_name(code: CodeType) -> str:
+    """`block`, the class of a `__call__`, the maker of an optimiser's update; "" for a lambda or a comprehension."""
+    maker, _, inner = code.co_qualname.rpartition(".<locals>.")
+    if inner.startswith("update") and maker and is_installed(code.co_filename):
+        return maker.rpartition(".")[2]
+    owner, _, name = inner.rpartition(".")
+    if name == "__call__" and owner:
+        return owner.rpartition(".")[2]
+    return "" if name.startswith("<") else name
+
+
+def _agreed(layers: Sequence[str]) -> str:
+    """A layer without the numbers in which several possible ones differ."""
+    paths = [layer.split("/") for layer in layers]
+    if len({len(path) for path in paths}) > 1:
+        return "/".join(_NUMBER.sub("", name) for name in min(paths, key=len))
+    places = zip(*paths, strict=True)
+    return "/".join(names[0] if len(set(names)) == 1 else _NUMBER.sub("", names[0]) for names in places)

@@ -1,0 +1,94 @@
+"""What a user asks of memory that the machine has not: other kinds than `device` and `pinned_host`, work on the host.
+
+Input: a traced jaxpr. Output: a warning for each, or an error for what a policy of `jax.checkpoint` offloads.
+
+Source: jax 0.10, which takes any string for a memory kind in a policy, and on CPUs keeps values on the device but for
+those that `jax.device_put`, or a policy, puts to `pinned_host`. The equations that a policy is asked about are those
+of JAX's own policies that offload: names, and products. Limits: which of them are inside of the checkpoint is not
+told, so that a policy is refused for a name outside of it too; arguments in `unpinned_host` are as those on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.sharding import Sharding
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.logs import Log
+
+_LOG = Log("passes")
+_DEVICE, _HOST = "device", "pinned_host"
+_OFFLOADED = ("name", "dot_general")  # primitives
+_HOST_COMPUTE = "device_host"  # of jax.experimental.compute_on
+
+
+def check_asked_memories(who: str, jaxpr: ClosedJaxpr) -> None:
+    """Names what has no effect in a warning, and refuses policies that offload to what is no streaming memory.
+
+    Args:
+        who: the function, for messages.
+        jaxpr: as it is traced.
+
+    Raises:
+        ArgumentValueError: for such a policy.
+    """
+    eqns = list(equations(jaxpr.jaxpr))
+    _check_policies(who, eqns)
+    said = set[str]()
+    for eqn in eqns:
+        for what in _without_effect(eqn):
+            if what not in said:
+                said.add(what)
+                _LOG.warning("%s %s (%s)", who, what, source_line(eqn) or "no known line")
+
+
+def _check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
+    differentiated = (eqn.params["policy"] for eqn in eqns if eqn.params.get("differentiated"))
+    policies = {id(policy): policy for policy in differentiated if policy is not None}
+    for eqn in eqns if policies else ():
+        if eqn.primitive.name in _OFFLOADED:
+            for policy in policies.values():
+                _check_answer(who, eqn, policy(eqn.primitive, *(x.aval for x in eqn.invars), **eqn.params))
+
+
+def _check_answer(who: str, eqn: JaxprEqn, answer: Any) -> None:
+    """Refuses what a policy says of an equation, if it offloads its result from or to another memory."""
+    for setting, kind, known in (
+        ("offload_src", getattr(answer, "src", _DEVICE), (_DEVICE,)),
+        ("offload_dst", getattr(answer, "dst", _HOST), (_HOST, _DEVICE)),
+    ):
+        if kind not in known:
+            raise ArgumentValueError(
+                f"a policy of jax.checkpoint in {who} offloads a {eqn.primitive.name} with {setting}={kind!r}",
+                where=source_line(eqn) or None,
+                expected=f"{setting}={known[0]!r}" + (", which is streaming memory" if known[0] == _HOST else ""),
+                got=f"{setting}={kind!r}",
+                hint=f"{setting}={known[0]!r}; or save_only_these_names, which keeps values on the chip",
+            )
+
+
+def _without_effect(eqn: JaxprEqn) -> Iterator[str]:
+    """What an equation asks for in vain."""
+    if eqn.primitive.name == "device_put":
+        for kind in sorted({*_kinds(eqn.params["devices"])} - {_DEVICE, _HOST}):
+            yield f"puts a value to {kind!r}, and it stays on the chip: {_HOST!r} is streaming memory"
+    else:
+        for kind in sorted({*_kinds(eqn.params.values())} - {_DEVICE}):
+            way = f"asks for {kind!r} by the sharding of {eqn.primitive.name}"
+            yield f"{way}, and the value stays where it is, as with jax.jit: jax.device_put moves values"
+    if getattr(eqn.ctx, "compute_type", None) == _HOST_COMPUTE:
+        yield f"asks to compute on {_HOST_COMPUTE!r}, and tiles compute it"
+
+
+def _kinds(values: Any) -> Iterator[str]:
+    """Memory kinds of the shardings among values, and among tuples of them."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _kinds(value)
+        elif isinstance(value, Sharding) and value.memory_kind is not None:
+            yield value.memory_kind

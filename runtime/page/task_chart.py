@@ -1,0 +1,64 @@
+"""Tasks of pipelines in a chart over cycles: boxes, and lines between tasks of which one hands a value to the other.
+
+Input: a figure of Bokeh, a `TaskView`, and where the row of each IPU is. Output: what is added to the figure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.graph import TASK_KINDS
+from ipujax.runtime.page.charts import PHASE_COLOURS
+from ipujax.runtime.page.document import bokeh
+from ipujax.runtime.views import TaskView
+
+# Source: Paul Tol, "Colour schemes", muted; light ones, under dark numbers, and none of those of phases.
+KIND_COLOURS = dict(zip(TASK_KINDS, ("#88CCEE", "#DDCC77", "#999933", "#CC6677"), strict=True))
+HANDED_ON = PHASE_COLOURS["global_exchange"]
+LINES_NOTE = "A line goes from a task that hands a value on to the one that reads it."
+_TOOLTIPS = [
+    ("", "stage @stage, @kind, micro-batch @micro_batch"),
+    ("cycles", "@left{0,0} – @right{0,0}"),
+    ("works for", "@busy{0,0}"),
+    ("IPU waited", "@waited{0,0}"),
+]
+
+
+def task_legend(view: TaskView) -> dict[str, str]:
+    """The colours of what is drawn, by name.
+
+    Args:
+        view: tasks.
+    """
+    kinds = [TASK_KINDS[kind] for kind in np.unique(view.kind).tolist()]
+    return {kind.replace("_", " of "): KIND_COLOURS[kind] for kind in kinds} | {"handed on": HANDED_ON}
+
+
+def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float) -> None:
+    """Draws tasks into a figure.
+
+    Args:
+        figure: of Bokeh.
+        view: tasks.
+        middle: where on the vertical axis each task is, float64[tasks].
+        half: half of its height there.
+    """
+    models, boxes = bokeh("models"), []
+    for number in np.unique(view.kind).tolist():
+        mine, kind = view.kind == number, TASK_KINDS[number]
+        columns = {"left": view.start[mine], "right": view.end[mine], "stage": view.stage[mine].astype(np.int32)}
+        columns |= {"micro_batch": view.micro_batch[mine].astype(np.int32)}
+        columns |= {"busy": view.busy[mine].astype(np.float64), "waited": view.waited[mine].astype(np.float64)}
+        columns |= {"top": middle[mine] - half, "bottom": middle[mine] + half}
+        source = models.ColumnDataSource({**columns, "kind": [kind.replace("_", " of ")] * int(mine.sum())})
+        style = {"fill_color": KIND_COLOURS[kind], "line_color": "#ffffff", "line_width": 0.5}
+        boxes.append(figure.quad("left", "right", "top", "bottom", source=source, name=f"tasks {kind}", **style))
+    if len(view.links):
+        writer, reader = view.links.T
+        ends = {"x0": view.end[writer], "y0": middle[writer], "x1": view.start[reader], "y1": middle[reader]}
+        source = models.ColumnDataSource(ends)
+        figure.segment("x0", "y0", "x1", "y1", source=source, name="links", line_color=HANDED_ON, line_alpha=0.7)
+        figure.scatter("x1", "y1", source=source, size=4, color=HANDED_ON, alpha=0.8)
+    figure.add_tools(models.HoverTool(tooltips=_TOOLTIPS, point_policy="follow_mouse", renderers=boxes))

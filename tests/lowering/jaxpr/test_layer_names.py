@@ -1,0 +1,233 @@
+"""The layer of every equation: scopes, functions of the call stack, numbers in Python's loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.passes.inline import inline, inline_and_name
+from ipujax.lowering.source_info import name_stack, origin_of
+from ipujax.runtime.tensor import MOST_CALLERS, Origin
+
+X = jnp.ones((3, 4))
+NOWHERE = Origin()
+
+
+def params(count: int) -> list[dict[str, Any]]:
+    return [{"w": jnp.ones((4, 4)), "b": jnp.ones(4), "heads": [jnp.ones((4, 4)), jnp.zeros((4, 4))]}] * count
+
+
+def dense(p: dict[str, Any], x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ p["w"] + p["b"])
+
+
+def block(p: dict[str, Any], x: jax.Array) -> jax.Array:
+    h = dense(p, x)
+    return x + dense(p, h)
+
+
+def head(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x @ w)
+
+
+def heads(p: dict[str, Any], x: jax.Array) -> jax.Array:
+    return x + sum([head(w, x) for w in p["heads"]])
+
+
+def looped(layer: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def loss(ps: list[dict[str, Any]], x: jax.Array) -> jax.Array:
+        for p in ps:
+            x = layer(p, x)
+        return (x**2).mean()
+
+    return loss
+
+
+def origins(jaxpr: Jaxpr, outer: Origin = NOWHERE) -> Iterator[tuple[JaxprEqn, Origin]]:
+    for eqn in jaxpr.eqns:
+        origin = origin_of(eqn, outer)
+        yield eqn, origin
+        for inner in jaxprs_in_params(eqn.params):
+            yield from origins(getattr(inner, "jaxpr", inner), origin)
+
+
+def named(fun: Callable[..., Any], *args: Any) -> list[tuple[JaxprEqn, Origin]]:
+    return list(origins(inline_and_name(jax.make_jaxpr(fun)(*args)).jaxpr))
+
+
+def layers(fun: Callable[..., Any], *args: Any, part: str = "") -> set[str]:
+    return {origin.layer for _, origin in named(fun, *args) if origin.part == part}
+
+
+def numbered(name: str, count: int, inside: str = "") -> set[str]:
+    return {f"loss/{name}[{n}]{inside}" for n in range(count)}
+
+
+@pytest.mark.parametrize("layer", [block, jax.jit(block), jax.vmap(block, (None, 0))], ids=["plain", "jit", "vmap"])
+def test_layers_of_one_line_are_numbered_in_forward_and_backward(layer: Callable[..., jax.Array]) -> None:
+    grad = jax.grad(looped(layer))
+    forward = layers(grad, params(3), X, part="forward")
+    assert forward == {"loss"} | numbered("block", 3) | numbered("block", 3, "/dense")
+    assert layers(grad, params(3), X, part="backward") == {"loss"} | numbered("block", 3, "/dense")
+
+
+def test_each_layer_of_a_loop_has_the_same_equations() -> None:
+    counts: dict[tuple[str, str], int] = {}
+    for _, origin in named(jax.grad(looped(block)), params(4), X):
+        counts[origin.part, origin.layer] = counts.get((origin.part, origin.layer), 0) + 1
+    assert len({counts["forward", f"loss/block[{n}]/dense"] for n in range(4)}) == 1
+    assert len({counts["backward", f"loss/block[{n}]/dense"] for n in range(1, 4)}) == 1
+    assert counts["backward", "loss/block[0]/dense"] < counts["backward", "loss/block[1]/dense"]  # of no input
+
+
+def test_what_a_checkpoint_computes_again_has_the_forward_layers() -> None:
+    grad = jax.grad(looped(jax.checkpoint(block)))
+    inside = numbered("block", 3, "/dense")
+    assert layers(grad, params(3), X, part="forward") == {"loss"} | numbered("block", 3) | inside
+    assert layers(grad, params(3), X, part="recomputed") == inside
+    assert layers(grad, params(3), X, part="backward") == {"loss"} | inside
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
+def test_nested_loops_have_two_numbers(wrap: Callable[..., Any]) -> None:
+    grad = jax.grad(looped(wrap(heads)))
+    expected = {f"loss/heads[{n}]/head[{k}]" for n in range(2) for k in range(2)}
+    assert expected <= layers(grad, params(2), X, part="forward")
+    assert layers(grad, params(2), X, part="backward") - {"loss", "loss/heads[0]", "loss/heads[1]"} == expected
+
+
+def test_without_a_function_the_loop_is_numbered() -> None:
+    def loss(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in ws:
+            x = x @ w
+        return x.sum()
+
+    expected = {"loss/loop[0]", "loss/loop[1]", "loss/loop[2]"}
+    grad = jax.grad(loss)
+    assert layers(grad, [jnp.ones((4, 4))] * 3, X, part="forward") == {"loss"} | expected
+    assert layers(grad, [jnp.ones((4, 4))] * 3, X, part="backward") == {"loss"} | expected
+
+
+def test_a_layer_that_does_more_belongs_to_its_own_iteration() -> None:
+    def extra(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) * 2
+
+    def loss(ps: list[dict[str, Any]], x: jax.Array) -> jax.Array:
+        for n, p in enumerate(ps):
+            x = extra(x) if n == 2 else x
+            x = dense(p, x)
+        return x.sum()
+
+    for part in ("forward", "backward"):
+        assert layers(jax.grad(loss), params(4), X, part=part) == {"loss", "loss/extra[2]"} | numbered("dense", 4)
+
+
+def test_shared_weights_do_not_mix_layers() -> None:
+    def loss(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = dense(p, x)
+        return x.sum()
+
+    assert layers(jax.grad(loss), params(1)[0], X, part="backward") == {"loss"} | numbered("dense", 3)
+
+
+def test_an_unknown_number_is_left_out() -> None:
+    """Adding a bias leaves nothing that tells the iterations of its gradient apart."""
+    assert "loss/loop" in layers(jax.grad(looped(lambda p, x: x + p["b"])), params(3), X, part="backward")
+
+
+def test_a_gradient_by_custom_vjp_belongs_to_the_function() -> None:
+    @jax.custom_vjp
+    def act(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x)
+
+    def forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(x), x
+
+    def backward(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+        return ((1 - jnp.tanh(x) ** 2) * g,)
+
+    act.defvjp(forward, backward)
+    grad = jax.grad(looped(lambda p, x: act(x @ p["w"])))
+    for part in ("forward", "backward"):
+        assert numbered("forward", 2) <= layers(grad, params(2), X, part=part)
+
+
+def test_scopes_that_tell_layers_apart_need_no_number() -> None:
+    def loss(ps: list[dict[str, Any]], x: jax.Array) -> jax.Array:
+        for n, p in enumerate(ps):
+            with jax.named_scope(f"block_{n}"):
+                x = dense(p, x)
+        return x.sum()
+
+    for part in ("forward", "backward"):
+        assert layers(jax.grad(loss), params(2), X, part=part) == {"loss", "block_0", "block_1"}
+
+
+def test_numbers_are_among_scopes_where_the_function_is_called() -> None:
+    def scoped(p: dict[str, Any], x: jax.Array) -> jax.Array:
+        with jax.named_scope("attention"):
+            x = dense(p, x)
+        with jax.named_scope("mlp"):
+            return dense(p, x)
+
+    def loss(ps: list[dict[str, Any]], x: jax.Array) -> jax.Array:
+        with jax.named_scope("encoder"):
+            for p in ps:
+                x = scoped(p, x)
+        return x.sum()
+
+    expected = {f"encoder/scoped[{n}]/{name}" for n in range(2) for name in ("attention", "mlp")}
+    for part in ("forward", "backward"):
+        assert layers(jax.grad(loss), params(2), X, part=part) == {"loss"} | expected
+
+
+def test_layers_of_a_scan_are_one_row() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, p: (block(p, x), None), x, p)[0].sum()
+
+    stacked = {"w": jnp.ones((3, 4, 4)), "b": jnp.ones((3, 4))}
+    grad = jax.grad(loss)
+    assert layers(grad, stacked, X, part="forward") == {"loss", "loss/block", "loss/block/dense"}
+    assert layers(grad, stacked, X, part="backward") == {"loss", "loss/block/dense"}
+
+
+def test_a_program_without_gradient_has_no_parts() -> None:
+    assert {origin.part for _, origin in named(looped(block), params(2), X)} == {""}
+
+
+def test_the_update_is_outside_of_all_parts() -> None:
+    def step(ps: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda a, b: a - b, ps, jax.grad(looped(block))(ps, x))
+
+    (update,) = {origin.layer for eqn, origin in named(step, params(2), X) if origin.part == ""}
+    assert update == "step"
+
+
+@pytest.mark.parametrize("layer", [block, jax.jit(block)], ids=["plain", "jit"])
+def test_callers_are_the_lines_around(layer: Callable[..., jax.Array]) -> None:
+    products = [origin for eqn, origin in named(looped(layer), params(1), X) if eqn.primitive.name == "dot_general"]
+    for origin in products:
+        assert "(dense)" in origin.line
+        assert [caller.partition(" ")[2] for caller in origin.callers[:2]] == ["(block)", "(loss)"]
+        assert len(origin.callers) <= MOST_CALLERS
+
+
+def test_callers_are_few() -> None:
+    def deep(x: jax.Array, n: int) -> jax.Array:
+        return deep(x, n - 1) if n else jnp.sin(x)
+
+    (origin,) = {origin.callers for _, origin in named(lambda x: deep(x, 20), X)}
+    assert len(origin) == MOST_CALLERS
+
+
+def test_name_stacks_are_as_without_layers() -> None:
+    jaxpr = jax.make_jaxpr(jax.grad(looped(jax.checkpoint(block))))(params(2), X)
+    plain, with_layers = inline(jaxpr), inline_and_name(jaxpr)
+    assert [name_stack(eqn) for eqn in plain.eqns] == [name_stack(eqn) for eqn in with_layers.eqns]
+    assert str(plain) == str(with_layers)

@@ -1,0 +1,59 @@
+"""Where things come from: layers seen from calls, parts, and what equality is about."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipujax.runtime.tensor import OF_CALLER, Origin, compose, part_of, shown_layer
+
+
+@pytest.mark.parametrize(
+    ("call", "inner", "expected"),
+    [
+        ("net/block[3]", f"{OF_CALLER}/attention/dense", "net/block[3]/attention/dense"),
+        ("net/block[3]", OF_CALLER, "net/block[3]"),
+        ("", f"{OF_CALLER}/dense", "dense"),
+        ("net", "net/head", "net/head"),
+        ("net", "", "net"),
+        (f"{OF_CALLER}/mlp", f"{OF_CALLER}/dense", f"{OF_CALLER}/mlp/dense"),
+    ],
+)
+def test_a_layer_as_seen_from_a_call(call: str, inner: str, expected: str) -> None:
+    assert compose(Origin(layer=call), Origin(layer=inner)).layer == expected
+
+
+def test_calls_in_calls_compose_in_any_order() -> None:
+    outer, call, inner = Origin(layer="net"), Origin(layer=f"{OF_CALLER}/mlp"), Origin(layer=f"{OF_CALLER}/dense")
+    assert compose(compose(outer, call), inner).layer == "net/mlp/dense"
+    assert compose(outer, compose(call, inner)).layer == "net/mlp/dense"
+
+
+def test_a_part_is_that_of_the_equation_before_that_of_the_call() -> None:
+    call = Origin(part="backward")
+    assert compose(call, Origin(part="recomputed")).part == "recomputed"
+    assert compose(call, Origin()).part == "backward"
+
+
+def test_line_and_callers_stay() -> None:
+    inner = Origin("a.py:1 (f)", "scope", callers=("a.py:2 (g)",))
+    seen = compose(Origin("a.py:9 (h)"), inner)
+    assert (seen.line, seen.path, seen.callers) == (inner.line, inner.path, inner.callers)
+
+
+def test_a_layer_without_its_caller() -> None:
+    assert shown_layer(f"{OF_CALLER}/attention/dense") == "attention/dense"
+    assert shown_layer(OF_CALLER) == ""
+    assert shown_layer("net/dense") == "net/dense"
+
+
+def test_the_update_is_a_part_of_programs_with_gradients_alone() -> None:
+    assert part_of(Origin(), has_backward=True) == "update"
+    assert part_of(Origin(), has_backward=False) == ""
+    assert part_of(Origin(part="forward"), has_backward=True) == "forward"
+    assert part_of(Origin(part="forward"), has_backward=False) == ""
+
+
+def test_layer_part_and_callers_are_no_part_of_equality() -> None:
+    plain = Origin("a.py:1 (f)")
+    told = Origin("a.py:1 (f)", layer="f", part="forward", callers=("a.py:2 (g)",))
+    assert plain == told and hash(plain) == hash(told) and str(plain) == str(told) and repr(plain) == repr(told)
