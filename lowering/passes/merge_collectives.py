@@ -33,6 +33,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Rewrite, once, with_inner
 from ipujax.lowering.source_info import at_source_of, source_line
+from ipujax.runtime.tensor import MERGED_WITH
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2, and rounds that last far longer than their sync
 _NAMED = 4  # lines that a merged equation names
@@ -172,7 +173,11 @@ def _at_line_with_most_bytes(together: JaxprEqn, sums: Sequence[JaxprEqn]) -> Ja
     for eqn in sums:
         by_line.setdefault(source_line(eqn), []).append(eqn)
     lines = sorted(by_line, key=lambda line: -sum(map(_num_bytes, by_line[line])))
-    others = f"with {', '.join([*lines[1:_NAMED], *(['…'] if len(lines) > _NAMED else [])])}" if len(lines) > 1 else ""
+    others = (
+        f"{MERGED_WITH}{', '.join([*lines[1:_NAMED], *(['…'] if len(lines) > _NAMED else [])])}"
+        if len(lines) > 1
+        else ""
+    )
     return at_source_of(together, by_line[lines[0]][0], sums, others)
 
 

@@ -32,7 +32,7 @@ from ipujax.runtime.graph import (
     leaf_name,
     leaf_origin,
 )
-from ipujax.runtime.tensor import Origin, compose
+from ipujax.runtime.tensor import MERGED_WITH, Origin, compose
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,8 +135,13 @@ def _of_group(group: VertexGroup, number: int, weight: int, outer: Origin, name:
 
 
 def operation(name: str, origin: Origin) -> str:
-    """A debug name without the name stack of its equation, which the layer and the part of training tell."""
-    return name.removeprefix(f"{origin.path}/") if origin.path else name
+    """A debug name without the name stack of its equation, which the layer and the part of training tell.
+
+    What collectives of other lines were merged into it stays in the name.
+    """
+    scope = origin.path.rpartition("/")[2]
+    merged = f", {scope}" if scope.startswith(MERGED_WITH) else ""
+    return (name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
 
 
 def place(node: Program) -> tuple[Origin, str]:

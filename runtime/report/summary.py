@@ -215,7 +215,9 @@ def layers(profile: Figures, most: int) -> str:
 
 
 def first_screen(profile: Figures) -> str:
-    """The answers to what limits the program, a line each."""
+    """The answers to what limits the program, a line each; nothing of a Poplar program, whose text is Poplar's."""
+    if not profile.identity.function:
+        return ""
     return _listed("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
 
 

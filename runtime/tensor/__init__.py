@@ -20,6 +20,7 @@ from ipujax.runtime.tensor.mapping import (
     padded as padded,
 )
 from ipujax.runtime.tensor.origin import (
+    MERGED_WITH as MERGED_WITH,
     MOST_CALLERS as MOST_CALLERS,
     OF_CALLER as OF_CALLER,
     Origin as Origin,

@@ -9,6 +9,7 @@ from ipujax.runtime.errors import shown_place
 
 OF_CALLER = "@caller"  # in a layer, stands for the layer of whoever calls the function
 MOST_CALLERS = 8
+MERGED_WITH = "with "  # begins a scope that names the other lines of a merged collective
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ def test_sections_come_in_the_guides_order(profile):
         ("show_execution_steps", "show_var_storage", "show_optimizations", "show_per_ipu_memory_usage"), True
     )
     assert headings(profile.summary(**everything)) == [
-        "What limits this program",
         "Target",
         "Graph",
         "Compilation",
