@@ -72,6 +72,7 @@ from ipujax.runtime.graph.vertex_group import (
     dim_extent as dim_extent,
     element as element,
     extents as extents,
+    no_parts as no_parts,
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
     whole_axes as whole_axes,

@@ -7,7 +7,7 @@ ever larger bounds when nothing fits (reference machine.md §2).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.program import ComputeSet, Function, HostStream, Program, RemoteBuffer
-from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart
+from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, dtype_name
 
@@ -46,7 +46,7 @@ class Graph:
         libraries: op libraries that the user's program says it uses.
         off_chip: remote buffers that hold arguments of a call, or values between its steps, by their memory.
         emissions: what operations have added, by operation and operands: equal ones are planned once.
-        parts: the equations that vertices being added compute, where these come from several places.
+        parts: gives the equations that vertices being added compute, where these come from several places.
         roles: what variables are for, see `runtime.tensor.roles`; of those of no known role it has none.
     """
 
@@ -73,7 +73,7 @@ class Graph:
         self.emissions: dict[Hashable, Any] = {}
         self.roles: dict[Variable, str] = {}
         self._origin = Origin()
-        self.parts: tuple[VertexPart, ...] = ()
+        self.parts = no_parts
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {len(self.variables)} variables and {len(self.groups)} compute sets"
@@ -100,7 +100,7 @@ class Graph:
         return None
 
     @contextmanager
-    def debug_origin(self, origin: Origin, parts: tuple[VertexPart, ...] = ()) -> Iterator[None]:
+    def debug_origin(self, origin: Origin, parts: Callable[[], tuple[VertexPart, ...]] = no_parts) -> Iterator[None]:
         """Attributes everything added inside to `origin`, and divides the cycles of vertices among `parts` if any."""
         outer_origin, outer_parts = self._origin, self.parts
         self._origin, self.parts = origin, parts

@@ -19,6 +19,7 @@ interpreter and for the verifier where its quick tests decide nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -119,6 +120,11 @@ class VertexPart:
     cycles: int
 
 
+def no_parts() -> tuple[VertexPart, ...]:
+    """The parts of a vertex group that comes from one place."""
+    return ()
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexGroup:
     """All vertices of one codelet in one compute set that differ only in tile and region.
@@ -131,7 +137,7 @@ class VertexGroup:
         origins: names of axes whose first index each vertex gets.
         origin: where it comes from.
         name: debug name, where that is not its compute set's.
-        parts: the equations that its vertices compute, where these come from several places.
+        parts: gives the equations that its vertices compute, where these come from several places; asked by profiles.
     """
 
     codelet: Codelet
@@ -141,7 +147,7 @@ class VertexGroup:
     origins: tuple[str, ...] = ()
     origin: Origin = Origin()
     name: str = ""
-    parts: tuple[VertexPart, ...] = ()
+    parts: Callable[[], tuple[VertexPart, ...]] = no_parts
 
     @property
     def num_vertices(self) -> int:

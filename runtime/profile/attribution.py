@@ -122,15 +122,15 @@ class Attribution:
 
 def _part_cycles(group: VertexGroup) -> int:
     """What the weights of the parts of a group add up to."""
-    return sum(part.cycles for part in group.parts) if group.parts else 1
+    return sum(part.cycles for part in group.parts()) or 1
 
 
 def _of_group(group: VertexGroup, number: int, weight: int, outer: Origin, name: str) -> Iterator[Share]:
     """The shares of a vertex group: its equations, where these come from several places."""
     origin = outer if group.origin == Origin() else group.origin
-    if not group.parts:
+    if not group.parts():
         yield Share(origin, operation(group.name or name, origin), weight, group=number)
-    for part in group.parts:
+    for part in group.parts():
         yield Share(part.origin, part.name, weight * part.cycles, group=number)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,8 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
     values, folded = list(stored.values()), list(reductions.values())
     graph = ctx.graph
-    with graph.debug_origin(graph.origin, fused_parts(ctx.equation, computing, graph.origin, graph.target)):
+    parts = cache(partial(fused_parts, ctx.equation, computing, graph.origin, graph.target))  # for profiles alone
+    with graph.debug_origin(graph.origin, parts):
         made = apply_steps(graph, steps, values, tensors, space, ctx.prog, title, places, folded)
     computed = dict(zip((*stored, *reductions), made, strict=True))
 
