@@ -37,21 +37,29 @@ def source_line(eqn: JaxprEqn) -> str:
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Where an equation comes from: the user's line, or that of `outer`, and the innermost library line inside it."""
-    frames, path = _frames(eqn), name_stack(eqn) or outer.path
-    innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
-    users, library = [frame for frame in frames if not is_installed(frame.file_name)], _shown(innermost)
+    path, traceback = name_stack(eqn) or outer.path, eqn.source_info.traceback
+    users, file, library = _lines_of(traceback) if traceback else ((), "", "")
     layer, *calls = _note(eqn.source_info.name_stack) or ["/".join(scopes_of(eqn))]
     inside = joined_layers(outer.layer, layer)
-    line, *callers = [*map(_shown, users[: MOST_CALLERS + 1]), *calls, *_lines_around(outer)] or [""]
+    line, *callers = [*users, *calls, *_lines_around(outer)] or [""]
     return Origin(
         line=line if users else outer.line,
         path=path,
         library="" if users and library == line else library or ("" if users else outer.library),
-        file=users[0].file_name if users else outer.file,
+        file=file if users else outer.file,
         layer=inside,
         part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
         callers=tuple(callers[:MOST_CALLERS]) if users else outer.callers,
     )
+
+
+@remembered_small
+def _lines_of(traceback: Any) -> tuple[tuple[str, ...], str, str]:
+    """The user's lines in a traceback, innermost first, the file of the first, and the innermost line of a library."""
+    frames = traceback.frames
+    innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
+    users = [frame for frame in frames if not is_installed(frame.file_name)][: MOST_CALLERS + 1]
+    return tuple(map(_shown, users)), users[0].file_name if users else "", _shown(innermost)
 
 
 def _lines_around(outer: Origin) -> tuple[str, ...]:
