@@ -13,7 +13,7 @@ Limits: an array counts once however many answers hold it; of other objects a fi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from ctypes import CDLL
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, wraps
@@ -100,24 +100,28 @@ class Memory:
         return [question for question, _ in sorted(self._entries.items(), key=lambda item: item[1].asked)]
 
 
-def held_arrays(value: object) -> Iterator[np.ndarray]:
+def held_arrays(value: object) -> list[np.ndarray]:
     """The arrays that a value keeps alive; of a view the array whose memory it shows.
 
     Args:
         value: arrays, dataclasses, containers and anything else, nested.
     """
+    arrays: list[np.ndarray] = []
     left: list[Any] = [value]
     while left:
         one = left.pop()
         kind = type(one)
+        if kind in _LEAVES:
+            continue
         if kind is np.ndarray:
             while isinstance(one.base, np.ndarray):
                 one = one.base
-            yield one
+            arrays.append(one)
         elif kind in _CONTAINERS:
-            left.extend(one)
-        elif kind not in _LEAVES:
-            left.extend([getattr(one, name) for name in _array_fields(kind)])  # type: ignore[arg-type]
+            left.extend([item for item in one if type(item) not in _LEAVES])
+        elif names := _array_fields(kind):  # type: ignore[arg-type]
+            left.extend([getattr(one, name) for name in names])
+    return arrays
 
 
 @cache  # by class: there are few, and they stay
