@@ -321,7 +321,7 @@ class Lowered(Stage):
         steps, spent = (*self.timings, *STEPS), sum(self.timings.values())
         with collecting_rarely(), watching(self.name, steps, self._options.progress, spent):
             lowered, executable = compile_fitting(self, self._plan, self._options)
-        executable = executable.named(self.name, self.name.file)
+        executable = executable.named(self.name, self.name.file, lowered.timings)
         announce(self.name, executable)
         return Compiled(lowered, executable)
 
@@ -381,7 +381,7 @@ class Compiled(Stage):
     @property
     def timings(self) -> Mapping[str, float]:
         """Seconds spent in each step from tracing to the executable; XLA's own compilation is not in it."""
-        return MappingProxyType({**self._lowered.timings, **self.executable.timings})
+        return self.executable.timings
 
     @cached_property
     def profile(self) -> Profile:

@@ -118,7 +118,7 @@ class Executable:
         memory: what every tile needs.
         steps: what each leaf and decision does to the clocks of IPUs.
         slots: rows of the clock state that are slots of buffered exchanges.
-        timings: seconds of each pass of this compilation, by name.
+        timings: seconds of each step from tracing on, by name; of a Poplar program those of this compilation.
         byte_prices: prices of a byte at which it was planned, until it fitted; the last is that of the graph.
         byte_price_cost_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
         identity: what it is called, and when it was compiled.
@@ -136,14 +136,16 @@ class Executable:
     byte_price_cost_cycles: int | None = 0
     identity: Identity = Identity()
 
-    def named(self, function: str, file: str) -> Executable:
+    def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
         """The same program with what it was made from.
 
         Args:
             function: the name of its function; empty when there is none.
             file: the name of the file, see `Identity`.
+            timings: seconds of each step before compilation, by name.
         """
-        return replace(self, identity=replace(self.identity, function=str(function), file=file))
+        identity = replace(self.identity, function=str(function), file=file)
+        return replace(self, identity=identity, timings=MappingProxyType({**timings, **self.timings}))
 
     @property
     def target(self) -> Target:

@@ -173,3 +173,11 @@ def sentence(text: object) -> Markup:
         text: of it.
     """
     return tag("p", escaped(text))
+
+
+def fold_buttons() -> Markup:
+    """Buttons that fold and unfold the tree of their section."""
+    buttons = {"open": "Unfold all", "closed": "Fold all"}
+    return tag(
+        "div", *(tag("button", text, type="button", data_fold=to) for to, text in buttons.items()), class_="zoom"
+    )

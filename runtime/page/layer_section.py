@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
 from ipujax.runtime.page.charts import bar
-from ipujax.runtime.page.document import Section, sentence
+from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
@@ -26,12 +26,6 @@ def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
         limiting_ipu: whose cycles have a column of their own.
     """
     parts = [part for part in PARTS if root.parts[part]]
-    buttons = tag(
-        "div",
-        tag("button", "Unfold all", type="button", data_fold="open"),
-        tag("button", "Fold all", type="button", data_fold="closed"),
-        class_="zoom",
-    )
     intro = (
         "Layers are name scopes, or functions where there is none. Cycles are busy cycles of all IPUs, shares are of "
         "the whole program; peak is bytes of variables that are live when most is, always those of the whole run."
@@ -46,7 +40,7 @@ def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
         role="region",
         aria_label="Layers",
     )
-    return Section("layers", "Layers", joined([sentence(intro), _icicle(root), buttons, tree]))
+    return Section("layers", "Layers", joined([sentence(intro), _icicle(root), fold_buttons(), tree]))
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
 from ipujax.runtime.page.charts import bar
-from ipujax.runtime.page.document import Section, sentence
+from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile import ProgramNode
 
 MOST_CHILDREN = 1_500
@@ -20,18 +20,12 @@ def program_section(root: ProgramNode) -> Section:
     Args:
         root: of it.
     """
-    buttons = tag(
-        "div",
-        tag("button", "Unfold all", type="button", data_fold="open"),
-        tag("button", "Fold all", type="button", data_fold="closed"),
-        class_="zoom",
-    )
     intro = (
         "Cycles of each part, their share, its kind, name and line. They are those of all runs, on the IPU that spends "
         "most; idle time is left out."
     )
     tree = tag("div", _node(root, root.cycles, 0), class_="tree scroll", id="tree", tabindex=0, role="region")
-    body = joined([sentence(intro), buttons, tree])
+    body = joined([sentence(intro), fold_buttons(), tree])
     return Section("program", "Program", body)
 
 

@@ -77,13 +77,13 @@ def runs_table(profiles: Sequence[tuple[str, Figures]]) -> str:
         f"{'change':>8}",
         *columns,
         f"{'fullest tile':>12}",
-        f"{'compile':>9}",
+        f"{'compiled in':>11}",
     ]
     lines, first = ["Runs:", "  " + "  ".join(head)], profiles[0][1].cycles
     for label, profile in profiles:
         shares = [f"{cycles / max(1, profile.cycles):>15.1%}" for cycles in profile.phase_cycles.values()]
         change = f"{profile.cycles / max(1, first) - 1:>+8.1%}"
-        seconds = f"{sum(profile.optimization_info.values()):>7.2f} s"
+        seconds = f"{sum(profile.optimization_info.values()):>9.2f} s"
         cells = [f"{label[:width]:<{width}}", f"{profile.cycles:>15,}", change, *shares]
         lines.append("  " + "  ".join([*cells, f"{size(profile.memory.max_tile_bytes):>12}", seconds]))
     return "\n".join([*lines, *_layers(profiles, width)])

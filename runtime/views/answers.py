@@ -70,9 +70,8 @@ def limiting_operation(profile: Figures) -> Answer:
         return Answer(LIMITS, "Nothing takes time.")
     top, cycles = rows[0], profile.busy_cycles
     share = top.cycles / max(1, cycles)
-    where = f"{top.line}{_dearest_part(top, profile)}"
     whole = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
-    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {where}."
+    text = f"{top.name} takes {share:.1%} of {whole}: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
     if top.peak_share is not None and top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
@@ -87,13 +86,6 @@ def _phase(row: OperationRow, profile: Figures) -> str:
     """The phase that takes most of an operation in files that do not say: that of the line that it leads."""
     line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
     return line.dominant if line is not None else "compute" if row.flops else "exchange"
-
-
-def _dearest_part(row: OperationRow, profile: Figures) -> str:
-    """Of a step that runs several operations together, the line that most of its cycles are of, if it is another."""
-    together = (line for line in profile.operations() if any(name in row.name for name in line.names))
-    dearest = next(together, None) if ", " in row.name else None
-    return f", most of it of {dearest.origin}" if dearest and str(dearest.origin) != row.line else ""
 
 
 def _roof(row: OperationRow, profile: Figures) -> str:

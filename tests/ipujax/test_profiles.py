@@ -132,3 +132,12 @@ def test_thread_balance_is_that_of_what_workers_have_to_do(name: str) -> None:
     assert balances == [pytest.approx(expected, abs=0.01)]
     assert f"Thread balance: {round(100 * balances[0])}% of worker" in " ".join(profile.summary().split())
     assert sum(cycles for _, cycles in profile.vertex_type_cycles.values()) == profile.total_worker_cycles
+
+
+def test_a_profile_knows_the_seconds_of_every_step_of_compilation(tmp_path) -> None:
+    compiled = ipu.jit(jnp.tanh, device=ipu.IPUModel(tiles_per_ipu=4)).lower(jnp.ones(8)).compile()
+    seconds = {f"{name}Seconds": value for name, value in compiled.timings.items()}
+    assert {"traceSeconds", "fuseSeconds", "lowerSeconds", "verifySeconds"} <= set(seconds)
+    assert compiled.profile.optimization_info == seconds
+    compiled.profile.save(tmp_path / "saved")
+    assert ipu.Profile.load(tmp_path / "saved").optimization_info == seconds
