@@ -12,6 +12,7 @@ Limits: an array counts once however many answers hold it; of other objects a fi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable
 from ctypes import CDLL
@@ -29,7 +30,8 @@ Answer = TypeVar("Answer")
 MOST_BYTES = 256 << 20  # assumed: during a compilation; a step of a small transformer asks for 120 MB of answers
 KEPT_BYTES = 16 << 20  # assumed: from one compilation to the next
 _ENTRY_BYTES = 2048  # measured: 21,313 more questions and answers took 41 MB, with few arrays
-_SCALARS = frozenset({"int", "float", "bool", "str", "bytes", "None"})
+_PLAIN_TYPES = frozenset({"int", "float", "bool", "str", "bytes", "None", "tuple", "list", "frozenset"})  # no arrays
+_WORD = re.compile(r"\w+")
 _LEAVES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINERS = frozenset({tuple, list, frozenset})
 
@@ -127,8 +129,8 @@ def held_arrays(value: object) -> list[np.ndarray]:
 @cache  # by class: there are few, and they stay
 def _array_fields(kind: Any) -> tuple[str, ...]:
     """The fields of a dataclass that may hold arrays; none of another class."""
-    found = fields(kind) if is_dataclass(kind) else ()
-    return tuple(field.name for field in found if not _SCALARS.issuperset(str(field.type).split(" | ")))
+    own_fields = fields(kind) if is_dataclass(kind) else ()
+    return tuple(field.name for field in own_fields if not _PLAIN_TYPES.issuperset(_WORD.findall(str(field.type))))
 
 
 _memory = Memory(MOST_BYTES)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +40,13 @@ def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 def reduce_signed_add(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The sum along some dimensions, of nothing −0.0; of floats or complex numbers."""
-    zero = complex(-0.0, -0.0) if jnp.issubdtype(x.dtype, jnp.complexfloating) else -0.0
     # JAX takes a reduction by `lax.add` itself for a sum from 0.0.
-    return lax.reduce(x, np.asarray(zero, x.dtype), lambda a, b: lax.add(a, b), tuple(axes))
+    return lax.reduce(x, _negative_zero(x.dtype), lambda a, b: lax.add(a, b), tuple(axes))
+
+
+def _negative_zero(dtype: Any) -> np.ndarray:
+    zero = complex(-0.0, -0.0) if jnp.issubdtype(dtype, jnp.complexfloating) else -0.0
+    return np.asarray(zero).astype(dtype)
 
 
 def nothing(dtype: Any) -> jax.Array:
@@ -78,10 +82,28 @@ MONOIDS = {  # of the primitives of reductions
 }
 
 
+_NEUTRAL_NUMBERS = {"add": 0, "mul": 1, "and": -1, "or": 0, "xor": 0}  # −1 has all bits set
+
+
 def neutral(monoid: str, dtype: Any) -> np.ndarray:
-    """The neutral element of a monoid, a scalar."""
-    with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
-        return np.asarray(REDUCERS[monoid](lax.full((0,), 0, dtype), axes=(0,)))
+    """Neutral element of a monoid, a scalar; by NumPy, as JAX would compile a program for each dtype."""
+    if monoid in SELECTING:
+        return _extreme(dtype, "min" if monoid == "max" else "max")
+    if monoid == "only":
+        return np.zeros((), dtype)  # all bits zero, also of a dtype without the number
+    if monoid == "signed_add":
+        return _negative_zero(dtype)
+    return np.asarray(_NEUTRAL_NUMBERS[monoid]).astype(dtype)
+
+
+def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
+    """Lowest or highest number of a dtype, an infinity where it has them."""
+    if dtype == np.bool_:
+        return np.asarray(side == "max")
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return np.asarray(getattr(jnp.iinfo(dtype), side), dtype)
+    infinity = np.asarray(np.inf if side == "max" else -np.inf).astype(dtype)
+    return infinity if np.isinf(infinity) else np.asarray(getattr(jnp.finfo(dtype), side), dtype)
 
 
 @remembered
