@@ -13,7 +13,6 @@ Limits: an array counts once however many answers hold it; of other objects a fi
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable
 from ctypes import CDLL
 from dataclasses import dataclass, fields, is_dataclass
@@ -56,7 +55,7 @@ class Memory:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self.taken_bytes = most_bytes, 0
         self._entries: dict[Hashable, _Entry] = {}
-        self._holders: Counter[int] = Counter()  # of each array, by its id: entries that hold it
+        self._holders: dict[int, int] = {}  # of each array, by its id: the number of entries that hold it
         self._clock, self._lock = count(), Lock()
 
     def recall(self, question: Hashable, find: Callable[[], Answer]) -> Answer:
@@ -75,9 +74,13 @@ class Memory:
         with self._lock:
             if self._entries.setdefault(question, entry) is not entry:
                 return
-            new = (size for key, size in entry.array_bytes.items() if not self._holders[key])
-            self.taken_bytes += _ENTRY_BYTES + sum(new)
-            self._holders.update(entry.array_bytes.keys())
+            self.taken_bytes += _ENTRY_BYTES
+            holders = self._holders
+            for key, size in entry.array_bytes.items():
+                count = holders.get(key, 0)
+                if count == 0:
+                    self.taken_bytes += size
+                holders[key] = count + 1
             if self.taken_bytes > self._most_bytes:
                 self._shrink(3 * self._most_bytes // 4)
 
@@ -90,12 +93,12 @@ class Memory:
         for question in self.questions() if self.taken_bytes > most_bytes else ():
             if self.taken_bytes <= most_bytes:
                 break
-            array_bytes = self._entries.pop(question).array_bytes
-            self._holders.subtract(array_bytes.keys())
-            freed = [key for key in array_bytes if not self._holders[key]]
-            self.taken_bytes -= _ENTRY_BYTES + sum(array_bytes[key] for key in freed)
-            for key in freed:
-                del self._holders[key]
+            self.taken_bytes -= _ENTRY_BYTES
+            for key, size in self._entries.pop(question).array_bytes.items():
+                self._holders[key] -= 1
+                if self._holders[key] == 0:
+                    del self._holders[key]
+                    self.taken_bytes -= size
 
     def questions(self) -> list[Hashable]:
         """What is remembered, least recently asked for first."""
@@ -109,20 +112,21 @@ def held_arrays(value: object) -> list[np.ndarray]:
         value: arrays, dataclasses, containers and anything else, nested.
     """
     arrays: list[np.ndarray] = []
-    left: list[Any] = [value]
-    while left:
-        one = left.pop()
-        kind = type(one)
-        if kind in _LEAVES:
-            continue
+    pending: list[Any] = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
         if kind is np.ndarray:
-            while isinstance(one.base, np.ndarray):
-                one = one.base
-            arrays.append(one)
+            while isinstance(item.base, np.ndarray):
+                item = item.base
+            arrays.append(item)
         elif kind in _CONTAINERS:
-            left.extend([item for item in one if type(item) not in _LEAVES])
-        elif names := _array_fields(kind):  # type: ignore[arg-type]
-            left.extend([getattr(one, name) for name in names])
+            for part in item:
+                if type(part) not in _LEAVES:  # a leaf is not worth a round of the outer loop
+                    pending.append(part)
+        elif kind not in _LEAVES:
+            for name in _array_fields(kind):
+                pending.append(getattr(item, name))
     return arrays
 
 
