@@ -79,7 +79,7 @@ def layer_names(equations: Sequence[Traced], callers: Mapping[Root, Sequence[Fra
 class _Names:
     def __init__(self, equations: Sequence[Traced], callers: Mapping[Root, Sequence[Frames]]) -> None:
         whole = {x: _with_callers(x, callers) for x in dict.fromkeys(item.frames for item in equations)}
-        self._equations = [replace(x, frames=whole[x.frames]) for x in equations]
+        self._equations = [Traced(x.eqn, whole[x.frames], x.repetition) for x in equations]
         self._scopes = [_scopes_of(x) for x in equations]
         self._places: dict[_Key, dict[str, _Place]] = defaultdict(dict)
         self._users: dict[Var, list[tuple[_Key, _Place]]] = defaultdict(list)

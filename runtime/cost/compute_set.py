@@ -27,7 +27,7 @@ from ipujax.runtime.cache import recall
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
 from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
 from ipujax.runtime.exchange.traffic import traffic
-from ipujax.runtime.graph import NO_TILE, BlockShapes, ComputeSet, Dim, Graph, VertexGroup, dim_extent
+from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Graph, VertexGroup, dim_extent
 from ipujax.runtime.target import Target
 
 
@@ -227,11 +227,13 @@ def _vertices(
     by_codelet = Counter[str]()
     shared: list[tuple[np.ndarray, np.ndarray]] = []
     for group in groups:
-        tile, cycles = _vertex_cycles(group, target)
+        tile, cycles, idle_slots = _vertex_cycles(group, target)
         tile = tile - window.first_tile
         on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
-        busy_slots = np.bincount(tile, cycles - _idle_slots(group, cycles, target), tiles).astype(np.int64)
+        busy_slots = on_tile
+        if idle_slots is not None:
+            busy_slots = np.bincount(tile, cycles - idle_slots, tiles).astype(np.int64)
         active += busy_slots
         by_group.append(int(on_tile.sum()))
         by_codelet[group.codelet.name] += int(busy_slots.sum())
@@ -247,28 +249,30 @@ def _vertices(
     return total, active, tuple(by_group), by_codelet, vertices
 
 
-def _idle_slots(group: VertexGroup, cycles: np.ndarray, target: Target) -> np.ndarray:
-    """Of the cycles of each vertex, those whose issue slot is of a worker that its supervisor gave nothing to do.
+def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Tile, cycles rounded up, and idle slots of each vertex of a group, int64[num_vertices]; None without idle slots."""
+    shapes = block_shapes(group)
+    cycles = np.asarray(group.codelet.cycles(shapes, target))
+    cycles = (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)
+    idle_slots = _idle_slots(group.codelet, shapes, cycles, target)
+    is_vertex = group.tile != NO_TILE
+    tile = group.tile[is_vertex].astype(np.int64)
+    # Shapes, and so cycles, broadcast to the grid: an axis that cuts nothing of the blocks has length 1.
+    cycles = np.broadcast_to(cycles, group.grid)[is_vertex]
+    return tile, cycles, None if idle_slots is None else np.broadcast_to(idle_slots, group.grid)[is_vertex]
 
-    All parts are alike, so the worker with most sets the time: n parts keep six workers busy for n of every
+
+def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, target: Target) -> np.ndarray | None:
+    """Of the cycles of vertices, those whose issue slot is of a worker that its supervisor gave nothing to do.
+
+    All parts take equally long, so the worker with most sets the time: n parts keep six workers busy for n of every
     6 * ceil(n / 6) slots.
 
     Returns:
-        int64[num_vertices]; none for vertices of workers, which are dealt by `slowest_workers`.
+        int64, broadcastable to the grid; None for vertices of workers, which are dealt by `slowest_workers`.
     """
-    codelet, workers = group.codelet, target.worker_contexts
     if not codelet.supervisor or codelet.parts is None:
-        return np.zeros_like(cycles)
-    parts = np.broadcast_to(codelet.parts(block_shapes(group), target), group.grid)[group.tile != NO_TILE]
-    slots = workers * np.maximum(1, -(-parts // workers))
+        return None
+    parts = np.asarray(codelet.parts(shapes, target))
+    slots = target.worker_contexts * np.maximum(1, -(-parts // target.worker_contexts))
     return cycles * (slots - parts) // slots
-
-
-def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """The tile and the cycles of each vertex of a group, int64[num_vertices] each; cycles rounded up."""
-    cycles = np.asarray(group.codelet.cycles(block_shapes(group), target))
-    if cycles.dtype.kind == "f":
-        cycles = np.ceil(cycles)
-    cycles = np.broadcast_to(cycles.astype(np.int64), group.grid)
-    there = group.tile != NO_TILE
-    return group.tile[there].astype(np.int64), cycles[there]
