@@ -6,24 +6,25 @@ Input: a `LayerNode`. Output: a section, of markup alone: the icicle is boxes as
 from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.anchors import Anchors, listed_children
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
-_MOST_CHILDREN = 300  # of a layer that are listed, the most expensive; the others are one row
 _MOST_LEVELS = 6  # of the icicle
 _THINNEST = 0.002  # of the icicle's width; what is less is left out
 _OPEN_LEVELS = 2
 
 
-def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
+def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Section:
     """The section.
 
     Args:
         root: the whole model.
         limiting_ipu: whose cycles have a column of their own.
+        anchors: of the page.
     """
     parts = [part for part in PARTS if root.parts[part]]
     intro = (
@@ -33,14 +34,15 @@ def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
     tree = tag(
         "div",
         _head(parts if len(parts) > 1 else [], limiting_ipu),
-        *(_node(child, root.cycles, parts, 0) for child in _shown(root)),
+        *(_node(child, root.cycles, parts, 0, anchors) for child in listed_children(root)),
         class_="tree scroll layers",
         id="layer-tree",
         tabindex=0,
         role="region",
         aria_label="Layers",
+        data_search="layers",
     )
-    return Section("layers", "Layers", joined([sentence(intro), _icicle(root), fold_buttons(), tree]))
+    return Section("layers", "Layers", joined([sentence(intro), _icicle(root, anchors), fold_buttons(), tree]))
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
@@ -58,29 +60,25 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
     )
 
 
-def _shown(node: LayerNode) -> list[LayerNode]:
-    return sorted(node.children.values(), key=lambda child: -child.cycles)[:_MOST_CHILDREN]
+def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
+    """Boxes as wide as the cycles of layers, those inside a layer under it; each is a link to its row."""
+    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1, anchors) for child in root.children.values()]
+    return tag("div", *boxes, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
 
 
-def _icicle(root: LayerNode) -> Markup:
-    """Boxes as wide as the cycles of layers, those inside a layer under it."""
-    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1) for child in root.children.values()]
-    return tag("div", *boxes, class_="icicle", role="img", aria_label="Cycles of layers, as listed below")
-
-
-def _box(node: LayerNode, outer: int, total: int, level: int) -> Markup:
+def _box(node: LayerNode, outer: int, total: int, level: int, anchors: Anchors) -> Markup:
     share = node.cycles / total
     if share < _THINNEST:
         return Markup()
-    label = tag("span", node.name, title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
+    label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
     inside: list[object] = []
     if level < _MOST_LEVELS and node.children:
-        inside = [_box(child, max(1, node.cycles), total, level + 1) for child in node.children.values()]
+        inside = [_box(child, max(1, node.cycles), total, level + 1, anchors) for child in node.children.values()]
     below = tag("div", *inside, class_="below") if inside else Markup()
     return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / outer:.2f}%")
 
 
-def _node(node: LayerNode, total: int, parts: list[str], level: int) -> Markup:
+def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
     by_part = [tag("span", f"{node.parts[part] / max(1, total):.1%}", class_="share") for part in parts]
     known = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = joined(
@@ -95,13 +93,17 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int) -> Markup:
             tag("span", size(node.always_bytes), class_="share"),
             tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{1 + level}rem"),
             " ",
-            tag("span", ", ".join(node.lines[:2]), class_="line"),
+            anchors.trace("layer", node.path) if node.cycles else "",
+            " ",
+            tag("span", joined(map(anchors.line, node.lines[:2]), ", "), class_="line"),
         ]
     )
+    anchor = anchors.layers.get(node.path)
     if not node.children:
-        return tag("div", label, class_="leaf")
-    inside = [_node(child, total, parts, level + 1) for child in _shown(node)]
+        return tag("div", label, class_="leaf", id=anchor, data_find=node.path)
+    inside = [_node(child, total, parts, level + 1, anchors) for child in listed_children(node)]
     rest = len(node.children) - len(inside)
     if rest:
         inside.append(tag("div", f"… {rest:,} more layers", class_="leaf"))
-    return tag("details", tag("summary", label), *inside, open=level < _OPEN_LEVELS)
+    heading = tag("summary", label, id=anchor)
+    return tag("details", heading, *inside, data_find=node.path, open=level < _OPEN_LEVELS)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar, bytes_axis, chart, legend, with_separators
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
@@ -82,15 +83,16 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
     return table(head, rows)
 
 
-def fullest_tile(view: MemoryView) -> Markup:
+def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
     """The fullest tile at each step, and all that it holds when it is fullest.
 
     Args:
         view: of a profile.
+        anchors: of the page.
     """
     worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
-    return joined([title, _over_time(view), _items(view, worst, used)])
+    return joined([title, _over_time(view), _items(view, worst, used, anchors)])
 
 
 def _over_time(view: MemoryView) -> Markup:
@@ -108,25 +110,23 @@ def _over_time(view: MemoryView) -> Markup:
     return joined([sentence(said), chart_place("fullest", f"Bytes of the fullest tile at each step. {said}")])
 
 
-def _items(view: MemoryView, worst: int, used: int) -> Markup:
-    """All that is on the tile at its peak, with a field to search in."""
+def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
+    """All that is on the tile at its peak, with links to what makes it."""
     head = ("Bytes", "Of it on all tiles", "Name", "Role", "Line", "Layer")
     rows = [
         (
             f"{item.num_bytes:,}",
             size(item.whole_bytes) if item.whole_bytes else "",
-            item.readable,
+            joined([item.readable, " ", anchors.trace_at(str(item.origin), item.layer)]),
             item.role or item.category,
-            str(item.origin) if item.origin.line or item.origin.path else "",
-            item.layer,
+            anchors.line(str(item.origin), item.origin.file) if item.origin.line or item.origin.path else "",
+            anchors.layer(item.layer) if item.layer else "",
         )
         for item in view.fullest
     ]
-    search = tag("input", type="search", data_filter="fullest-items", placeholder="name, role, line or layer")
-    count = tag("output", f"{len(rows):,} of {len(rows):,}", id="fullest-items-count", aria_live="polite")
-    field = tag("p", tag("label", "Search ", search), " ", count)
     what = f"All that is on tile {worst:,} at its peak: {len(rows):,} things of {used:,} bytes together"
-    return tag("div", field, tag("div", table(head, rows, what), id="fullest-items", class_="scroll", tabindex=0))
+    label = {"role": "region", "aria_label": what, "data_search": "memory"}
+    return tag("div", table(head, rows, what), id="fullest-items", class_="scroll", tabindex=0, **label)
 
 
 def role_charts(view: MemoryView) -> dict[str, Any]:
