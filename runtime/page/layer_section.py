@@ -16,6 +16,7 @@ from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 _MOST_LEVELS = 6  # of the icicle
 _THINNEST = 0.002  # of the icicle's width; what is less is left out
 _OPEN_LEVELS = 2
+_SMALL = 0.001  # share of the program of a part of training that has no column
 
 
 def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Section:
@@ -26,7 +27,7 @@ def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Secti
         limiting_ipu: whose cycles have a column of their own.
         anchors: of the page.
     """
-    parts = [part for part in PARTS if root.parts[part]]
+    parts = [part for part in PARTS if root.parts[part] > _SMALL * root.cycles]
     intro = (
         "Layers are name scopes, or functions where there is none. Cycles are busy cycles of all IPUs, shares are of "
         "the whole program; peak is bytes of variables that are live when most is, always those of the whole run."
@@ -49,13 +50,14 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
     """The names of the columns."""
     return tag(
         "div",
+        tag("span", "layer", class_="name"),
+        tag("span", class_="links"),
         tag("span", "cycles", class_="cycles"),
         tag("span", "share", class_="share"),
         tag("span", class_="track"),
-        *(tag("span", PART_LABELS.get(part, part)[:8], class_="share") for part in parts),
+        *(tag("span", PART_LABELS.get(part, part), class_="share") for part in parts),
         tag("span", f"on IPU {limiting_ipu}", class_="cycles"),
         *(tag("span", name, class_="share") for name in ("FLOP", "peak", "always")),
-        tag("span", " layer", class_="name"),
         class_="head",
     )
 
@@ -83,6 +85,8 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
     known = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = joined(
         [
+            tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{level}rem"),
+            tag("span", anchors.trace("layer", node.path) if node.cycles else "", class_="links"),
             tag("span", f"{node.cycles:,}", class_="cycles"),
             tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),
             tag("span", bar(node.cycles, total), class_="track"),
@@ -91,9 +95,6 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
             tag("span", f"{node.flops:.2e}", class_="share"),
             tag("span", size(node.peak_bytes), class_="share"),
             tag("span", size(node.always_bytes), class_="share"),
-            tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{1 + level}rem"),
-            " ",
-            anchors.trace("layer", node.path) if node.cycles else "",
             " ",
             tag("span", joined(map(anchors.line, node.lines[:2]), ", "), class_="line"),
         ]

@@ -114,7 +114,7 @@ def _totals(profile: Figures) -> Markup:
         ),
     ]
     figures = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
-    return joined([figures, _phases_by_ipu(profile)])
+    return tag("div", figures, _phases_by_ipu(profile), class_="figures")
 
 
 def _phases_by_ipu(profile: Figures) -> Markup:

@@ -16,8 +16,8 @@ from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import SourceFile
 from ipujax.runtime.views.source_view import LineCost
 
-_HEADS = ("Cycles", "", "Share", "Line", "", "Moved", "Variables", "Links")
-_CODE = 4  # the column of the text
+_HEADS = ("Cycles", "", "Share", "Links", "Line", "", "Moved", "Variables")
+_CODE = 5  # the column of the text
 
 
 def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
@@ -63,11 +63,11 @@ def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool, anc
         f"{cost.cycles:,}" if cost.cycles else "",
         bar(cost.cycles, most) if cost.cycles else "",
         f"{cost.share:.1%}" if cost.cycles else "",
+        joined(_links(cost, anchor, anchors), " "),
         number,
         tag("code", text),
         size(cost.moved_bytes) if cost.moved_bytes else "",
         size(cost.variable_bytes) if cost.variable_bytes else "",
-        joined(_links(cost, anchor, anchors), " "),
     )
     shown = (tag("td", cell, class_=None if n == _CODE else "number") for n, cell in enumerate(cells))
     is_dear, title = cost.cycles > 0.1 * most > 0, ", ".join(cost.names[:6]) or None

@@ -18,10 +18,12 @@ from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
 from ipujax.runtime.views import OperationRow, TaskView, TraceView
 
+_FAINT = 0.25  # of lines between tasks, which cross slices
 _HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
 SELECTED = "#F0E442"  # yellow of Okabe and Ito, which no phase has
 _NOTES = {
     "is_folded": "Hatched: later iterations of long loops, folded; each phase has its share of them, without an order.",
+    "is_joined": "There are more steps than are drawn one by one: neighbours are one slice; phases have their share.",
     "is_cut": "There are too many steps to draw: each part of time shows how much of it every phase takes.",
 }
 
@@ -73,15 +75,10 @@ def trace_section(
 
 def _selection() -> Markup:
     """A place for the slice that is chosen, which `links.js` fills, and buttons that go from slice to slice."""
-    steps = (("longest", "Longest slice shown"), ("previous", "Previous slice"), ("next", "Next slice"))
-    steps = (*steps, ("none", "Clear"))
-    buttons = tag(
-        "div",
-        *(tag("button", text, type="button", data_pick=step) for step, text in steps),
-        class_="zoom",
-        role="group",
-    )
-    return tag("div", buttons, tag("div", id="picked", aria_live="polite"), class_="picked")
+    steps = {"longest": "Longest slice shown", "previous": "Previous slice", "next": "Next slice", "none": "Clear"}
+    buttons = (tag("button", text, type="button", data_pick=step) for step, text in steps.items())
+    group = tag("div", *buttons, class_="zoom", role="group", aria_label="Choose a slice")
+    return tag("div", group, tag("div", id="picked", aria_live="polite"), class_="picked")
 
 
 def _slices_of_rows(view: TraceView) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def _trace(view: TraceView, tasks: TaskView | None) -> Any:
         hovered.append(figure.quad("left", "right", "top", "bottom", source=source, **style))
     hover.renderers = hovered
     if tasks is not None:
-        add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2)
+        add_tasks(figure, tasks, tasks.ipu - _HALF - 0.02 - _LANE / 2, _LANE / 2, _FAINT)
     _hatch(figure, view)
     _selected(figure)
     _slice_labels(figure)

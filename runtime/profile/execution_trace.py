@@ -86,7 +86,7 @@ class ExecutionTrace:
         joined = int(self.joined[step])
         if times > 1:
             return f"{times:,} iterations of {name}, folded"
-        return f"{joined:,} steps, folded; the most expensive is {name}" if joined > 1 else name
+        return f"{name}, most of {joined:,} steps, folded" if joined > 1 else name
 
     def rows_of(self, step: int) -> tuple[int, ...]:
         """The rows of operations of a step, see `rows`.

@@ -38,8 +38,8 @@ _LAYERS = 20  # that a step names, at most
 _DIGITS = 6  # of microseconds: a thousandth of a cycle
 _HOST_EXCHANGE, _IDLE = TRACE_PHASES.index("host_exchange"), TRACE_PHASES.index("idle")
 FOLDED = (
-    "What is called 'n iterations of …, folded' or 'n steps, folded' is several things as one slice; in it each phase"
-    " is one slice for all of them, in no order of time."
+    "What is called 'n iterations of …, folded' or '…, most of n steps, folded' is several things as one slice; in it"
+    " each phase is one slice for all of them, in no order of time."
 )
 
 

@@ -33,7 +33,8 @@ class TraceView:
         labels: texts.
         spent: cycles of each phase of each IPU, to the cycle; idle time up to the end of the run. int64[ipus, phases].
         moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
-        folded: (IPU, start, end, label) of what holds several iterations or steps, int64[spans, 4]; the longest.
+        folded: (IPU, start, end, label) of what holds several iterations, int64[spans, 4]; the longest.
+        is_joined: whether neighbouring steps are one slice.
         is_cut: whether slices are shares of equal parts of time.
         row_sets: as of `ExecutionTrace`.
         rows: the number in `row_sets` of the rows of operations of each label, int64[steps].
@@ -51,6 +52,7 @@ class TraceView:
     spent: np.ndarray
     moved: np.ndarray
     folded: np.ndarray
+    is_joined: bool
     is_cut: bool
     row_sets: tuple[tuple[int, ...], ...]
     rows: np.ndarray
@@ -90,7 +92,7 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
         columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
         labels = (*labels, "several steps")
     ipu, start, end, phase, label = columns
-    folded = _longest(trace, trace.is_folded & (trace.end > trace.start), _MOST_FOLDED)
+    folded = _longest(trace, (trace.iterations > 1)[trace.step] & (trace.end > trace.start), _MOST_FOLDED)
     spans = _longest(trace, trace.work.any(1) & (trace.end > trace.start), _MOST_SPANS)
     return TraceView(
         num_ipus=num_ipus,
@@ -104,6 +106,7 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
         spent=spent,
         moved=moved,
         folded=folded,
+        is_joined=bool((trace.joined > 1).any()),
         is_cut=is_cut,
         row_sets=trace.row_sets,
         rows=trace.rows,
