@@ -145,7 +145,12 @@ def _search_box() -> Markup:
     """A field that filters all tables and marks slices of the trace; hidden where no script runs."""
     says = "Search operations, lines, layers, variables"
     field = tag(
-        "input", type="search", id="search", placeholder=f"{says}  ( / )", aria_label=says, aria_keyshortcuts="/"
+        "input",
+        type="search",
+        id="search",
+        placeholder="Search all tables  ( / )",
+        aria_label=says,
+        aria_keyshortcuts="/",
     )
     return tag("div", field, tag("output", id="found", aria_live="polite"), class_="search", hidden=True)
 

@@ -173,7 +173,7 @@
     if (step === "none") {
       chosen = null;
       mark([]);
-      byId("picked").replaceChildren();
+      byId("picked").replaceChildren(element("p", "No slice is chosen."));
     } else if (step === "longest" || !chosen?.spans.length) {
       const { start, end } = chart("trace").x_range;
       const shown = (n) => Math.min(trace.end[n], end) - Math.max(trace.start[n], start);

@@ -21,6 +21,7 @@ from ipujax.runtime.views import OperationRow, TaskView, TraceView
 _FAINT = 0.25  # of lines between tasks, which cross slices
 _HALF, _LANE = 0.32, 0.12  # of a row of compute tiles, and that of I/O tiles under it
 SELECTED = "#F0E442"  # yellow of Okabe and Ito, which no phase has
+_NOTHING_CHOSEN = "No slice is chosen."
 _NOTES = {
     "is_folded": "Hatched: later iterations of long loops, folded; each phase has its share of them, without an order.",
     "is_joined": "There are more steps than are drawn one by one: neighbours are one slice; phases have their share.",
@@ -78,7 +79,7 @@ def _selection() -> Markup:
     steps = {"longest": "Longest slice shown", "previous": "Previous slice", "next": "Next slice", "none": "Clear"}
     buttons = (tag("button", text, type="button", data_pick=step) for step, text in steps.items())
     group = tag("div", *buttons, class_="zoom", role="group", aria_label="Choose a slice")
-    return tag("div", group, tag("div", id="picked", aria_live="polite"), class_="picked")
+    return tag("div", group, tag("div", tag("p", _NOTHING_CHOSEN), id="picked", aria_live="polite"), class_="picked")
 
 
 def _slices_of_rows(view: TraceView) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_a_click_on_a_slice_names_its_operation_line_and_layer(page, profile):
     for row in rows[:3]:
         assert row.name in picked(page) and str(row.origin) in picked(page) and row.origin.layer in picked(page)
     page.execute_script("arguments[0].click()", find(page, "[data-pick='none']"))
-    assert picked(page) == "" and page.execute_script(MARKED) == 0
+    assert picked(page) == "No slice is chosen." and page.execute_script(MARKED) == 0
     page.execute_script("arguments[0].click()", find(page, "[data-pick='longest']"))
     assert picked(page).startswith(label)
 
