@@ -5,6 +5,8 @@ Input: a `LayerNode`. Output: a section, of markup alone: the icicle is boxes as
 
 from __future__ import annotations
 
+import re
+
 from ipujax.runtime.markup import Markup, joined, tag
 from ipujax.runtime.page.anchors import Anchors, listed_children
 from ipujax.runtime.page.charts import bar
@@ -13,9 +15,11 @@ from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
+_NUMBER = re.compile(r"\d+")
 _MOST_LEVELS = 6  # of the icicle
 _THINNEST = 0.002  # of the icicle's width; what is less is left out
 _OPEN_LEVELS = 2
+_LARGE = 0.5  # share of the program of a layer that is open at first, however deep
 _SMALL = 0.001  # share of the program of a part of training that has no column
 
 
@@ -64,8 +68,19 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
 
 def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
     """Boxes as wide as the cycles of layers, those inside a layer under it; each is a link to its row."""
-    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1, anchors) for child in root.children.values()]
+    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1, anchors) for child in _by_number(root)]
     return tag("div", *boxes, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
+
+
+def _by_number(node: LayerNode) -> list[LayerNode]:
+    """The layers inside a layer in the order of the program, those of one kind by their numbers."""
+    kinds: dict[str, int] = {}
+
+    def place(child: LayerNode) -> tuple[int, list[int]]:
+        kind = kinds.setdefault(_NUMBER.sub("*", child.name), len(kinds))
+        return kind, list(map(int, _NUMBER.findall(child.name)))
+
+    return sorted(node.children.values(), key=place)
 
 
 def _box(node: LayerNode, outer: int, total: int, level: int, anchors: Anchors) -> Markup:
@@ -75,7 +90,7 @@ def _box(node: LayerNode, outer: int, total: int, level: int, anchors: Anchors) 
     label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
     inside: list[object] = []
     if level < _MOST_LEVELS and node.children:
-        inside = [_box(child, max(1, node.cycles), total, level + 1, anchors) for child in node.children.values()]
+        inside = [_box(child, max(1, node.cycles), total, level + 1, anchors) for child in _by_number(node)]
     below = tag("div", *inside, class_="below") if inside else Markup()
     return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / outer:.2f}%")
 
@@ -100,11 +115,13 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
         ]
     )
     anchor = anchors.layers.get(node.path)
+    words = " ".join([node.path, *(part for part in parts if part and node.parts[part])])
     if not node.children:
-        return tag("div", label, class_="leaf", id=anchor, data_find=node.path)
+        return tag("div", label, class_="leaf", id=anchor, data_find=words)
     inside = [_node(child, total, parts, level + 1, anchors) for child in listed_children(node)]
     rest = len(node.children) - len(inside)
     if rest:
         inside.append(tag("div", f"… {rest:,} more layers", class_="leaf"))
     heading = tag("summary", label, id=anchor)
-    return tag("details", heading, *inside, data_find=node.path, open=level < _OPEN_LEVELS)
+    is_open = level < _OPEN_LEVELS or node.cycles > _LARGE * total
+    return tag("details", heading, *inside, data_find=words, open=is_open)

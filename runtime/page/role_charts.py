@@ -12,7 +12,7 @@ import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import ACCENT, SECOND, bar, bytes_axis, chart, legend, with_separators
+from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, legend, with_separators
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import CategoryRow, MemoryView
@@ -34,9 +34,9 @@ ROLE_COLOURS = {
     "constants": "#6A3D9A",
     "buffers of operations": "#B5651D",
     "vertex state": "#9E9E9E",
-    "vertex code": "#4D4D4D",
-    "control code": "#7A7A7A",
-    "exchange code": "#2B2B2B",
+    "vertex code": "#7F8FA9",
+    "control code": "#A9B6CB",
+    "exchange code": "#54627B",
     "stacks and headers": "#BDBDBD",
     "gaps": "#E0E0E0",
 }
@@ -170,12 +170,14 @@ def _steps(view: MemoryView) -> Any:
 
 
 def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
-    """The chart with a line at what a tile has, which is always in sight, and its axes."""
+    """The chart with its axes, and a line at the memory of a tile, which is always in sight."""
     capacity = view.bytes_per_tile
-    line = bokeh("models").Span(
-        location=capacity, dimension="width", line_dash="dashed", line_color=SECOND, name="capacity"
-    )
-    figure.add_layout(line)
+    models, colour = bokeh("models"), "#1a1a1a"  # `page.js` paints both as the texts of the page
+    style = {"line_dash": "dashed", "line_width": 2, "line_color": colour}
+    figure.add_layout(models.Span(location=capacity, dimension="width", name="capacity", **style))
+    place = {"x": 6, "x_units": "screen", "y": capacity, "y_offset": 3}
+    text = {"text": f"a tile has {size(capacity)}", "text_font_size": "11px", "text_color": colour}
+    figure.add_layout(models.Label(name="capacity", **place, **text))
     figure.y_range.start, figure.y_range.end = 0, 1.05 * max(capacity, int(view.tile_bytes.max()))
     figure.x_range.start, figure.x_range.end = 0, width + 0.5
     with_separators(figure, "x")

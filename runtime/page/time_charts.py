@@ -166,7 +166,7 @@ def _selected(figure: Any) -> None:
     """A frame around the slices that are chosen or searched for, which `links.js` fills."""
     empty: dict[str, list[Any]] = {"left": [], "right": [], "top": [], "bottom": []}
     source = bokeh("models").ColumnDataSource(empty)
-    style = {"fill_color": SELECTED, "fill_alpha": 0.55, "line_color": SELECTED, "line_width": 2}
+    style = {"fill_color": SELECTED, "fill_alpha": 0.3, "line_color": SELECTED, "line_width": 2}
     figure.quad("left", "right", "top", "bottom", source=source, name="selected", **style)
 
 

@@ -25,7 +25,7 @@ return drawn.data_source.data.left.length;
 """
 NODES = """
 const nodes = [...document.querySelectorAll('#layer-tree details, #layer-tree .leaf')];
-return nodes.filter((node) => !node.hidden).map((node) => node.dataset.find);
+return nodes.filter((node) => !node.hidden).map((node) => node.dataset.find.split(" ")[0]);
 """
 ROWS = "return [...document.querySelectorAll('%s tbody tr')].filter((row) => !row.hidden).map((row) => row.textContent)"
 
