@@ -112,10 +112,10 @@ def anchors_of(profile: Figures) -> Anchors:
     Args:
         profile: of a run.
     """
-    rows = _known(lambda: operation_rows(profile), ())
-    files = _known(lambda: source_view(profile), ())
-    tree = _known(lambda: tree_of(profile), LayerNode("", ""))
-    trace = _known(lambda: profile.execution_trace, None)
+    rows = _known(lambda: operation_rows(profile)) or ()
+    files = _known(lambda: source_view(profile)) or ()
+    tree = _known(lambda: tree_of(profile)) or LayerNode("", "")
+    trace = _known(lambda: profile.execution_trace)
     by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in rows:
         by_place[row.line, row.layer_path].append(row.number)
@@ -128,12 +128,12 @@ def anchors_of(profile: Figures) -> Anchors:
     )
 
 
-def _known(figure: Callable[[], T], default: T) -> T:
-    """A figure that an unknown trip count or the file of an older version may lack; its section says so."""
+def _known(figure: Callable[[], T]) -> T | None:
+    """A figure; None where an unknown trip count or the file of an older version lacks it, which its section says."""
     try:
         return figure()
     except ProfileError:
-        return default
+        return None
 
 
 def listed_files(files: Iterable[SourceFile]) -> list[SourceFile]:
@@ -148,34 +148,34 @@ def listed_children(node: LayerNode) -> list[LayerNode]:
 
 
 def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     ids: dict[tuple[str, int], str] = {}
     for file in listed_files(files):
         for number in file.shown():
             if number is not None and number in file.costs:
-                anchor = _unused(f"line-{file.name}:{number}", taken)
+                anchor = _unused(f"line-{file.name}:{number}", used_ids)
                 ids[file.path, number] = anchor
                 ids.setdefault((file.name, number), anchor)
     return ids
 
 
 def _layer_ids(root: LayerNode) -> dict[str, str]:
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     ids: dict[str, str] = {}
     stack = listed_children(root)
     while stack:
         node = stack.pop()
-        ids[node.path] = _unused(f"layer-{node.path}", taken)
+        ids[node.path] = _unused(f"layer-{node.path}", used_ids)
         stack.extend(listed_children(node))
     if NO_LAYER in ids:
         ids[""] = ids[NO_LAYER]
     return ids
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    """An id, which has no spaces, that is not taken."""
+def _unused(name: str, used_ids: set[str]) -> str:
+    """An id, which has no spaces, that is not used."""
     base = "_".join(name.split())
     candidates = (base if n == 1 else f"{base}-{n}" for n in count(1))
-    anchor = next(candidate for candidate in candidates if candidate not in taken)
-    taken.add(anchor)
+    anchor = next(candidate for candidate in candidates if candidate not in used_ids)
+    used_ids.add(anchor)
     return anchor

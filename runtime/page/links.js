@@ -17,9 +17,17 @@
 
   // --- addresses --------------------------------------------------------------------------------------------------------
 
+  function idOf(hash) {
+    try {
+      return decodeURIComponent(hash.slice(1));
+    } catch {
+      return hash.slice(1); // no address of this page
+    }
+  }
+
   // Shows the row of an address: unfolds what it is in, and ends a search that hides it.
   function reveal(hash) {
-    const row = hash.length > 1 ? byId(decodeURIComponent(hash.slice(1))) : null;
+    const row = byId(idOf(hash));
     if (!row || row.tagName === "SECTION" || row.tagName === "MAIN") return;
     if (row.closest("[hidden]")) clearSearch();
     for (let part = row.parentElement; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
@@ -65,6 +73,7 @@
 
   // Shows the slices that a link means.
   function show(meant) {
+    if (!chart("trace")) return; // it is not drawn yet
     const [kind, ...values] = meant.split(" ");
     const rest = values.join(" ");
     if (kind === "span") {
