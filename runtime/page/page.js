@@ -55,7 +55,8 @@ window.ipujaxPage = (() => {
         } else if (part.label_text_color !== undefined) {
           part.setv({ label_text_color: front, background_fill_color: back, background_fill_alpha: 0.8, border_line_color: line });
         } else if (part.name === "capacity") {
-          part.setv({ [part.text === undefined ? "line_color" : "text_color"]: front });
+          if (part.text === undefined) part.setv({ line_color: front });
+          else part.setv({ text_color: front, background_fill_color: back, background_fill_alpha: 0.8 });
         } else if (part.color_mapper !== undefined) {
           part.setv({ major_label_text_color: front, title_text_color: front, major_tick_line_color: quiet });
         }
