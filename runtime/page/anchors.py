@@ -25,7 +25,7 @@ from ipujax.runtime.views import LayerNode, SourceFile, operation_rows, source_v
 
 MOST_OPERATIONS = 300  # listed, the most expensive
 MOST_FILES = 12
-MOST_CHILDREN = 300  # of a layer that are listed, the most expensive; the others are one row
+MOST_CHILDREN, MOST_LAYERS = 300, 3_000  # of one layer, and of all, that are listed, the most expensive
 _SAFE = "/:[]@!$&'()*+,;=~"  # in fragments of addresses
 
 T = TypeVar("T")
@@ -48,6 +48,11 @@ class Anchors:
     lines: Mapping[tuple[str, int], str] = field(default_factory=dict)
     rows: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     has_trace: bool = False
+
+    def listed_children(self, node: LayerNode) -> list[LayerNode]:
+        """The layers inside a layer that are listed, most expensive first."""
+        listed = (child for child in node.children.values() if child.path in self.layers)
+        return sorted(listed, key=lambda child: -child.cycles)
 
     def line_id(self, line: str, file: str = "") -> str:
         """The id of a line of source, "" if it is not listed.
@@ -142,8 +147,7 @@ def listed_files(files: Iterable[SourceFile]) -> list[SourceFile]:
     return ([file for file in files if file.cycles] or files)[:MOST_FILES]
 
 
-def listed_children(node: LayerNode) -> list[LayerNode]:
-    """The layers inside a layer that are shown, most expensive first."""
+def _children(node: LayerNode) -> list[LayerNode]:
     return sorted(node.children.values(), key=lambda child: -child.cycles)[:MOST_CHILDREN]
 
 
@@ -162,11 +166,13 @@ def _line_ids(files: Iterable[SourceFile]) -> dict[tuple[str, int], str]:
 def _layer_ids(root: LayerNode) -> dict[str, str]:
     used_ids: set[str] = set()
     ids: dict[str, str] = {}
-    stack = listed_children(root)
+    nodes, stack = list[LayerNode](), _children(root)
     while stack:
-        node = stack.pop()
+        nodes.append(stack.pop())
+        stack.extend(_children(nodes[-1]))
+    nodes.sort(key=lambda node: -node.cycles)  # no layer takes more than the one it is in, which stays before it
+    for node in nodes[:MOST_LAYERS]:
         ids[node.path] = _unused(f"layer-{node.path}", used_ids)
-        stack.extend(listed_children(node))
     if NO_LAYER in ids:
         ids[""] = ids[NO_LAYER]
     return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ipujax.runtime.markup import Markup, joined, tag
-from ipujax.runtime.page.anchors import Anchors, listed_children
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
@@ -39,7 +39,7 @@ def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Secti
     tree = tag(
         "div",
         _head(parts if len(parts) > 1 else [], limiting_ipu),
-        *(_node(child, root.cycles, parts, 0, anchors) for child in listed_children(root)),
+        *(_node(child, root.cycles, parts, 0, anchors) for child in anchors.listed_children(root)),
         class_="tree scroll layers",
         id="layer-tree",
         tabindex=0,
@@ -118,7 +118,7 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
     words = " ".join([node.path, *(part for part in parts if part and node.parts[part])])
     if not node.children:
         return tag("div", label, class_="leaf", id=anchor, data_find=words)
-    inside = [_node(child, total, parts, level + 1, anchors) for child in listed_children(node)]
+    inside = [_node(child, total, parts, level + 1, anchors) for child in anchors.listed_children(node)]
     rest = len(node.children) - len(inside)
     if rest:
         inside.append(tag("div", f"… {rest:,} more layers", class_="leaf"))

@@ -9,15 +9,30 @@ from urllib.parse import quote, unquote
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ipujax as ipu
 from ipujax.runtime.compile import compile as ipu_compile
-from ipujax.runtime.page.anchors import Anchors, anchors_of
+from ipujax.runtime.graph import Access, Axis, Execute, Graph, Sequence, VertexGroup, element
+from ipujax.runtime.page.anchors import MOST_LAYERS, Anchors, anchors_of
+from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.profile import NO_LAYER
 from ipujax.runtime.report import Profile
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor.mapping import grid
+from ipujax.runtime.views import tree_of
 from tests.runtime.page.test_pages import EVIL, Page, evil_profile, page_of
-from tests.runtime.profile.profile_helpers import looping, trained_program
+from tests.runtime.profile.profile_helpers import (
+    SIZE,
+    TARGET,
+    codelet,
+    inputs,
+    looping,
+    output,
+    trained_program,
+    variables,
+)
 from tests.runtime.profile.test_saved import OLD
 
 
@@ -147,6 +162,28 @@ def test_what_a_page_leaves_out_is_text():
     assert anchors.layer("b") == "b" and anchors.layer("a", "text") == '<a href="#layer-a">text</a>'
     assert anchors.line("model.py:8 (f)") == "model.py:8 (f)" and "line-model.py:7" in anchors.line("model.py:7 (f)")
     assert anchors.trace("op", 3) == "" and 'data-show="span 0 1 2"' in anchors.trace("span", 0, 1, 2)
+
+
+def test_of_many_layers_the_most_expensive_are_listed():
+    graph = Graph(TARGET)
+    steps, layers = [], MOST_LAYERS + 500
+    a, b = variables(graph, "a", "b")
+    for number in range(layers):
+        with graph.debug_origin(
+            Origin(f"model.py:{number} (f)", layer=f"group[{number // 100}]/block[{number % 100}]")
+        ):
+            compute_set = graph.add_compute_set(f"step{number}")
+        cuts, tiles = grid((SIZE,), (4,)).cuts[0], np.arange(4, dtype=np.int32)
+        accesses = tuple(Access(tensor, (element(0),)) for tensor in ((a, b) if number % 2 else (b, a)))
+        cycles = 90 if number == layers - 1 else 3
+        vertices = VertexGroup(codelet(f"code{cycles}", cycles), (Axis("i", cuts),), accesses, tiles)
+        graph.add_vertices(compute_set, vertices)
+        steps.append(Execute(compute_set))
+    profile = Profile(ipu_compile(graph, Sequence(*inputs(b), *steps, output(a))))
+    anchors = anchors_of(profile)
+    assert len(anchors.layers) <= MOST_LAYERS + 1 and f"group[{(layers - 1) // 100}]/block[99]" in anchors.layers
+    section = layer_section(tree_of(profile), 0, anchors)
+    assert set(Page(section.body).ids) >= set(anchors.layers.values()) and "more layers" in section.body
 
 
 def test_names_that_are_markup_have_addresses(tmp_path):
