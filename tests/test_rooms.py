@@ -58,7 +58,9 @@ ROOMS: dict[str, str] = {
     ),
     "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
-    "runtime.page": "runtime.graph runtime.markup runtime.profile runtime.target runtime.views",
+    "runtime.page": (
+        "runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor runtime.views"
+    ),
     "runtime.report": (
         "runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile runtime.schema"
         " runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"

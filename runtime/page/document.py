@@ -84,7 +84,9 @@ class Alarm:
     ways: Sequence[str]
 
 
-def document(title: str, subtitle: str, sections: Sequence[Section], alarm: Alarm | None = None) -> str:
+def document(
+    title: str, subtitle: str, sections: Sequence[Section], alarm: Alarm | None = None, *, is_searched: bool = False
+) -> str:
     """The text of a page.
 
     Args:
@@ -92,6 +94,7 @@ def document(title: str, subtitle: str, sections: Sequence[Section], alarm: Alar
         subtitle: a line under it.
         sections: its parts, in order.
         alarm: what goes before them.
+        is_searched: whether there is a box that searches all sections.
 
     Raises:
         ProfileError: there are charts, and Bokeh is not installed.
@@ -111,12 +114,12 @@ def document(title: str, subtitle: str, sections: Sequence[Section], alarm: Alar
         [
             tag("a", "Skip to the report", href="#main", class_="skip"),
             tag("header", *_heading(title, alarm), tag("p", subtitle), _ways(alarm)),
-            tag("nav", *links, aria_label="Sections"),
+            tag("nav", *links, _search_box() if is_searched else "", aria_label="Sections"),
             tag("main", *map(_section, sections), id="main"),
             Markup(f'<script type="application/json" id="page-data">{_json(data)}</script>'),
             resources,
             drawing,
-            Markup(f"<script>{_file('page.js')}</script>"),
+            Markup(f"<script>{_file('page.js')}{_file('links.js')}</script>"),
         ]
     )
     for name, place in places.items():
@@ -136,6 +139,20 @@ def _ways(alarm: Alarm | None) -> Markup:
     if alarm is None or not alarm.ways:
         return Markup()
     return tag("div", tag("p", "Try:"), tag("ul", *(tag("li", way) for way in alarm.ways)), class_="ways")
+
+
+def _search_box() -> Markup:
+    """A field that filters all tables and marks slices of the trace; hidden where no script runs."""
+    says = "Search operations, lines, layers, variables"
+    field = tag(
+        "input",
+        type="search",
+        id="search",
+        placeholder="Search all tables  ( / )",
+        aria_label=says,
+        aria_keyshortcuts="/",
+    )
+    return tag("div", field, tag("output", id="found", aria_live="polite"), class_="search", hidden=True)
 
 
 def _theme_button() -> Markup:

@@ -5,27 +5,33 @@ Input: a `LayerNode`. Output: a section, of markup alone: the icicle is boxes as
 
 from __future__ import annotations
 
+import re
+
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
-_MOST_CHILDREN = 300  # of a layer that are listed, the most expensive; the others are one row
+_NUMBER = re.compile(r"\d+")
 _MOST_LEVELS = 6  # of the icicle
 _THINNEST = 0.002  # of the icicle's width; what is less is left out
 _OPEN_LEVELS = 2
+_LARGE = 0.5  # share of the program of a layer that is open at first, however deep
+_SMALL = 0.001  # share of the program of a part of training that has no column
 
 
-def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
+def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Section:
     """The section.
 
     Args:
         root: the whole model.
         limiting_ipu: whose cycles have a column of their own.
+        anchors: of the page.
     """
-    parts = [part for part in PARTS if root.parts[part]]
+    parts = [part for part in PARTS if root.parts[part] > _SMALL * root.cycles]
     intro = (
         "Layers are name scopes, or functions where there is none. Cycles are busy cycles of all IPUs, shares are of "
         "the whole program; peak is bytes of variables that are live when most is, always those of the whole run."
@@ -33,58 +39,69 @@ def layer_section(root: LayerNode, limiting_ipu: int) -> Section:
     tree = tag(
         "div",
         _head(parts if len(parts) > 1 else [], limiting_ipu),
-        *(_node(child, root.cycles, parts, 0) for child in _shown(root)),
+        *(_node(child, root.cycles, parts, 0, anchors) for child in anchors.listed_children(root)),
         class_="tree scroll layers",
         id="layer-tree",
         tabindex=0,
         role="region",
         aria_label="Layers",
+        data_search="layers",
     )
-    return Section("layers", "Layers", joined([sentence(intro), _icicle(root), fold_buttons(), tree]))
+    return Section("layers", "Layers", joined([sentence(intro), _icicle(root, anchors), fold_buttons(), tree]))
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
     """The names of the columns."""
     return tag(
         "div",
+        tag("span", "layer", class_="name"),
+        tag("span", class_="links"),
         tag("span", "cycles", class_="cycles"),
         tag("span", "share", class_="share"),
         tag("span", class_="track"),
-        *(tag("span", PART_LABELS.get(part, part)[:8], class_="share") for part in parts),
+        *(tag("span", PART_LABELS.get(part, part), class_="share") for part in parts),
         tag("span", f"on IPU {limiting_ipu}", class_="cycles"),
         *(tag("span", name, class_="share") for name in ("FLOP", "peak", "always")),
-        tag("span", " layer", class_="name"),
         class_="head",
     )
 
 
-def _shown(node: LayerNode) -> list[LayerNode]:
-    return sorted(node.children.values(), key=lambda child: -child.cycles)[:_MOST_CHILDREN]
+def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
+    """Boxes as wide as the cycles of layers, those inside a layer under it; each is a link to its row."""
+    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1, anchors) for child in _by_number(root)]
+    return tag("div", *boxes, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
 
 
-def _icicle(root: LayerNode) -> Markup:
-    """Boxes as wide as the cycles of layers, those inside a layer under it."""
-    boxes = [_box(child, max(1, root.cycles), max(1, root.cycles), 1) for child in root.children.values()]
-    return tag("div", *boxes, class_="icicle", role="img", aria_label="Cycles of layers, as listed below")
+def _by_number(node: LayerNode) -> list[LayerNode]:
+    """The layers inside a layer in the order of the program, those of one kind by their numbers."""
+    kinds: dict[str, int] = {}
+
+    def place(child: LayerNode) -> tuple[int, list[int]]:
+        kind = kinds.setdefault(_NUMBER.sub("*", child.name), len(kinds))
+        return kind, list(map(int, _NUMBER.findall(child.name)))
+
+    return sorted(node.children.values(), key=place)
 
 
-def _box(node: LayerNode, outer: int, total: int, level: int) -> Markup:
+def _box(node: LayerNode, outer: int, total: int, level: int, anchors: Anchors) -> Markup:
     share = node.cycles / total
     if share < _THINNEST:
         return Markup()
-    label = tag("span", node.name, title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
+    label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
     inside: list[object] = []
     if level < _MOST_LEVELS and node.children:
-        inside = [_box(child, max(1, node.cycles), total, level + 1) for child in node.children.values()]
+        inside = [_box(child, max(1, node.cycles), total, level + 1, anchors) for child in _by_number(node)]
     below = tag("div", *inside, class_="below") if inside else Markup()
     return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / outer:.2f}%")
 
 
-def _node(node: LayerNode, total: int, parts: list[str], level: int) -> Markup:
+def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: Anchors) -> Markup:
     by_part = [tag("span", f"{node.parts[part] / max(1, total):.1%}", class_="share") for part in parts]
     known = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = joined(
         [
+            tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{level}rem"),
+            tag("span", anchors.trace("layer", node.path) if node.cycles else "", class_="links"),
             tag("span", f"{node.cycles:,}", class_="cycles"),
             tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),
             tag("span", bar(node.cycles, total), class_="track"),
@@ -93,15 +110,18 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int) -> Markup:
             tag("span", f"{node.flops:.2e}", class_="share"),
             tag("span", size(node.peak_bytes), class_="share"),
             tag("span", size(node.always_bytes), class_="share"),
-            tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{1 + level}rem"),
             " ",
-            tag("span", ", ".join(node.lines[:2]), class_="line"),
+            tag("span", joined(map(anchors.line, node.lines[:2]), ", "), class_="line"),
         ]
     )
+    anchor = anchors.layers.get(node.path)
+    words = " ".join([node.path, *(part for part in parts if part and node.parts[part])])
     if not node.children:
-        return tag("div", label, class_="leaf")
-    inside = [_node(child, total, parts, level + 1) for child in _shown(node)]
+        return tag("div", label, class_="leaf", id=anchor, data_find=words)
+    inside = [_node(child, total, parts, level + 1, anchors) for child in anchors.listed_children(node)]
     rest = len(node.children) - len(inside)
     if rest:
         inside.append(tag("div", f"… {rest:,} more layers", class_="leaf"))
-    return tag("details", tag("summary", label), *inside, open=level < _OPEN_LEVELS)
+    heading = tag("summary", label, id=anchor)
+    is_open = level < _OPEN_LEVELS or node.cycles > _LARGE * total
+    return tag("details", heading, *inside, data_find=words, open=is_open)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import (
     ACCENT,
     AMOUNTS,
@@ -31,11 +32,12 @@ _LABEL = 2.0  # rows above a chip, for its name
 _MOST_ALWAYS = 12  # rows of what is always live
 
 
-def memory_section(view: MemoryView) -> Section:
+def memory_section(view: MemoryView, anchors: Anchors) -> Section:
     """Bytes of all tiles.
 
     Args:
         view: of a profile.
+        anchors: of the page.
     """
     worst, used, over = int(view.tile_bytes.argmax()), int(view.tile_bytes.max()), _tiles_over(view)
     body = joined(
@@ -56,7 +58,7 @@ def memory_section(view: MemoryView) -> Section:
             ),
             _contrast(view),
             by_role(view),
-            fullest_tile(view),
+            fullest_tile(view, anchors),
             tag("h3", "What is on a tile"),
             _tile_chooser(view, worst),
             tag("details", tag("summary", "By category"), parts_table("Category", view.categories, worst)),
@@ -97,7 +99,7 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
     return joined(
         [
             tag("p", tag("label", f"Tile (0 to {last:,}) ", number), " ", tag("output", id="tile-total"), for_=None),
-            tag("div", id="tile-contents", aria_live="polite"),
+            tag("div", id="tile-contents", aria_live="polite", data_search="tile"),
             sentence(f"{note} {view.missing}") if note or view.missing else "",
         ]
     )
@@ -200,7 +202,7 @@ def liveness_section(view: LivenessView) -> Section:
             chart_place("liveness", f"Live bytes at each step; most at {name} with {size(most)}"),
             zoom_buttons("liveness", "steps of the program"),
             tag("p", tag("label", "Step ", slider), " ", tag("output", id="step-name"), class_="wide"),
-            tag("div", id="step-variables", aria_live="polite"),
+            tag("div", id="step-variables", aria_live="polite", data_search="step"),
             tag(
                 "details",
                 tag("summary", f"Always live: {len(view.always):,} things, {size(view.always_bytes)}"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.anchors import MOST_OPERATIONS, Anchors
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
@@ -19,7 +20,6 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow
 from ipujax.runtime.views.operation_view import exchange_bandwidth, peaks
 
-MOST_ROWS = 300
 _HEADS = (
     "Operation",
     "Line",
@@ -34,15 +34,16 @@ _HEADS = (
 )
 
 
-def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
+def operations_section(rows: Sequence[OperationRow], target: Target, anchors: Anchors) -> Section:
     """All operations.
 
     Args:
         rows: most cycles first.
         target: the machine of one replica.
+        anchors: of the page.
     """
-    shown = rows[:MOST_ROWS]
-    rest = f" The {len(rows) - MOST_ROWS:,} cheapest are left out." if len(rows) > MOST_ROWS else ""
+    shown, left_out = rows[:MOST_OPERATIONS], len(rows) - MOST_OPERATIONS
+    rest = f" The {left_out:,} cheapest are left out." if left_out > 0 else ""
     body = joined(
         [
             sentence(
@@ -50,7 +51,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
                 "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
                 f"time of its exchanges too.{rest}"
             ),
-            _table(shown),
+            _table(shown, anchors),
             tag("h3", "Roofline"),
             sentence(
                 "Rates of one IPU over what operations do for each byte they exchange. "
@@ -62,7 +63,7 @@ def operations_section(rows: Sequence[OperationRow], target: Target) -> Section:
     return Section("operations", "Operations", body, {"roofline": _roofline(rows, target)})
 
 
-def _table(rows: Sequence[OperationRow]) -> Markup:
+def _table(rows: Sequence[OperationRow], anchors: Anchors) -> Markup:
     heads = (
         tag(
             "th",
@@ -73,16 +74,17 @@ def _table(rows: Sequence[OperationRow]) -> Markup:
         for n, head in enumerate(_HEADS)
     )
     most = max((row.cycles for row in rows), default=0)
-    body = tag("tbody", *(_row(row, most) for row in rows))
+    body = tag("tbody", *(_row(row, most, anchors) for row in rows))
     table = tag("table", tag("thead", tag("tr", *heads)), body, class_="sortable", id="operations-table")
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label="Operations")
+    label = {"role": "region", "aria_label": "Operations"}
+    return tag("div", table, class_="scroll", tabindex=0, data_search="operations", **label)
 
 
-def _row(row: OperationRow, most: int) -> Markup:
+def _row(row: OperationRow, most: int, anchors: Anchors) -> Markup:
     computes = bool(row.flops)
     cells = (
-        (joined([row.name, tag("span", row.layer, class_="line of-layer") if row.layer else ""]), row.name),
-        (row.line, row.line),
+        (joined([row.name, " ", anchors.trace("op", row.number), _layer(row, anchors)]), row.name),
+        (anchors.line(row.line, row.file), row.line),
         (joined([f"{row.cycles:,}", bar(row.cycles, most)]), row.cycles),
         (f"{row.share:.1%}", row.share),
         (size(row.moved_bytes), row.moved_bytes),
@@ -98,12 +100,22 @@ def _row(row: OperationRow, most: int) -> Markup:
             tag("td", shown, data_value=value, class_="text" if n < 2 else "number")
             for n, (shown, value) in enumerate(cells)
         ),
+        id=f"op-{row.number}",
     )
+
+
+def _layer(row: OperationRow, anchors: Anchors) -> Markup:
+    """The layer of an operation and its part of training, below its name."""
+    if not row.layer:
+        return Markup()
+    part = row.layer.removeprefix(row.layer_path)
+    layer = anchors.layer(row.layer_path) if row.layer_path else ""
+    return tag("span", layer, part, class_="line of-layer")
 
 
 def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
     """Rates over intensities, both logarithmic."""
-    points = [(row, row.intensity) for row in rows[:MOST_ROWS] if row.intensity and row.flops_per_second]
+    points = [(row, row.intensity) for row in rows[:MOST_OPERATIONS] if row.intensity and row.flops_per_second]
     found = np.array([intensity for _, intensity in points] or [1.0])
     rates, bandwidth = peaks(target), exchange_bandwidth(target)
     low, high = min(found.min(), 0.1) / 2, max(found.max(), 4 * max(rates.values()) / bandwidth)

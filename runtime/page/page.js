@@ -54,6 +54,9 @@ window.ipujaxPage = (() => {
           part.setv({ grid_line_color: line, grid_line_alpha: 0.7 });
         } else if (part.label_text_color !== undefined) {
           part.setv({ label_text_color: front, background_fill_color: back, background_fill_alpha: 0.8, border_line_color: line });
+        } else if (part.name === "capacity") {
+          if (part.text === undefined) part.setv({ line_color: front });
+          else part.setv({ text_color: front, background_fill_color: back, background_fill_alpha: 0.8 });
         } else if (part.color_mapper !== undefined) {
           part.setv({ major_label_text_color: front, title_text_color: front, major_tick_line_color: quiet });
         }
@@ -201,20 +204,6 @@ window.ipujaxPage = (() => {
     list.append(...rows);
   }
 
-  // Shows the rows of a table that have all words of a search somewhere.
-  function filter(field) {
-    const place = byId(field.dataset.filter);
-    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const rows = [...place.querySelector("table").tBodies[0].rows];
-    let shown = 0;
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
-      shown += !row.hidden;
-    }
-    byId(field.dataset.filter + "-count").textContent = `${number(shown)} of ${number(rows.length)}`;
-  }
-
   function fold(button) {
     const open = button.dataset.fold === "open";
     for (const part of button.closest("section").querySelectorAll(".tree details")) part.open = open;
@@ -255,6 +244,7 @@ window.ipujaxPage = (() => {
     }
     if (!parts.length) parts.push(paragraph("Only the total of this tile is known."));
     byId("tile-contents").replaceChildren(...parts);
+    window.ipujaxPage?.filterAgain?.(byId("tile-contents"));
   }
 
   // Ends the scale of colours at the fullest tile, or at what a tile has.
@@ -292,6 +282,7 @@ window.ipujaxPage = (() => {
     byId("step-name").textContent = `${number(step)}: ${live.names[step]}, ${size(live.bytes[step])} live`;
     const rows = live.largest[step].map((n) => live.variables[n]).map(([name, bytes, line]) => [size(bytes), name, line]);
     byId("step-variables").replaceChildren(table(["Bytes", "Largest that are not always live", "Line"], rows));
+    window.ipujaxPage?.filterAgain?.(byId("step-variables"));
     const figure = chart("liveness");
     const cursor = figure && figure.center.find((part) => part.name === "cursor");
     if (cursor) cursor.setv({ location: step });
@@ -304,7 +295,6 @@ window.ipujaxPage = (() => {
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     for (const button of document.querySelectorAll("[data-sort]")) button.addEventListener("click", () => sort(button));
-    for (const field of document.querySelectorAll("[data-filter]")) field.addEventListener("input", () => filter(field));
     for (const button of document.querySelectorAll("[data-fold]")) {
       button.addEventListener("click", () => fold(button));
     }
@@ -338,11 +328,12 @@ window.ipujaxPage = (() => {
       if (chart("trace")) labelSlices();
       if (data.liveness && byId("step")) showStep(Number(byId("step").value));
       document.documentElement.dataset.ready = "true";
+      window.ipujaxPage.reveal?.(location.hash); // charts have moved what is below them
     } else if (left) {
       setTimeout(() => waitForCharts(left - 1), 100);
     }
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return { size, tileAt, label: (n) => data.labels[n], stepAt: (x) => showStep(Math.round(x)), showTile, zoom, showAll, labelSlices, chart };
+  return { data, byId, number, size, tileAt, label: (n) => data.labels[n], stepAt: (x) => showStep(Math.round(x)), showTile, zoom, showAll, labelSlices, chart };
 })();

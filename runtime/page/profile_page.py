@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.anchors import Anchors, anchors_of, link
 from ipujax.runtime.page.document import Alarm, Section, document, sentence
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
@@ -20,6 +21,7 @@ from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
 from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.tensor import Origin, shown_layer
 from ipujax.runtime.views import (
     Answer,
     answers,
@@ -31,6 +33,8 @@ from ipujax.runtime.views import (
     trace_view,
     tree_of,
 )
+
+MakeSection = Callable[[Figures, Anchors], Section]
 
 
 def profile_page(profile: Figures) -> str:
@@ -44,8 +48,11 @@ def profile_page(profile: Figures) -> str:
     """
     over = out_of_memory(profile.memory)
     alarm = Alarm("Out of memory", over, _ways_to_fit(profile)) if over else None
-    sections = [_section(name, make, profile) for name, make in SECTIONS.items()]
-    return document(profile.title, profile.brief, [section for section in sections if section.body], alarm)
+    anchors = anchors_of(profile)
+    sections = [_section(name, make, profile, anchors) for name, make in SECTIONS.items()]
+    return document(
+        profile.title, profile.brief, [section for section in sections if section.body], alarm, is_searched=True
+    )
 
 
 def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
@@ -53,24 +60,30 @@ def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
     return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
-def _section(name: tuple[str, str], make: Callable[[Figures], Section], profile: Figures) -> Section:
+def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors: Anchors) -> Section:
     """A section, or why there is none."""
     try:
-        return make(profile)
+        return make(profile, anchors)
     except ProfileError as error:
         if "bokeh" in error.what:
             raise
         return Section(*name, tag("p", f"Not known: {error.what}. {error.hint or ''}", class_="missing"))
 
 
-def _summary(profile: Figures) -> Section:
-    return Section(
-        "summary", "Summary", joined([tag("div", *map(_answer, answers(profile)), class_="answers"), _totals(profile)])
-    )
+def _summary(profile: Figures, anchors: Anchors) -> Section:
+    cards = tag("div", *(_answer(answer, anchors) for answer in answers(profile)), class_="answers")
+    return Section("summary", "Summary", joined([cards, _totals(profile)]))
 
 
-def _answer(answer: Answer) -> Markup:
-    more = tag("a", "Show", href=f"#{answer.section}") if answer.section else ""
+def _answer(answer: Answer, anchors: Anchors) -> Markup:
+    row = ""
+    if answer.section == "source":
+        row = anchors.line_id(answer.subject)
+    elif answer.section == "layers":
+        row = anchors.layers.get(answer.subject, "")
+    elif answer.section == "operations":  # which the most expensive one answers
+        row = next(iter(anchors.operations.values()), "")
+    more = link("Show", row or answer.section)
     hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
     return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, more)
 
@@ -101,7 +114,7 @@ def _totals(profile: Figures) -> Markup:
         ),
     ]
     figures = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
-    return joined([figures, _phases_by_ipu(profile)])
+    return tag("div", figures, _phases_by_ipu(profile), class_="figures")
 
 
 def _phases_by_ipu(profile: Figures) -> Markup:
@@ -119,21 +132,28 @@ def _phases_by_ipu(profile: Figures) -> Markup:
     return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")
 
 
-def _trace(profile: Figures) -> Section:
+def _trace(profile: Figures, anchors: Anchors) -> Section:
     """The execution trace, with the tasks of pipelines if it is known that there are some."""
-    view = trace_view(profile)
+    view, rows = trace_view(profile), operation_rows(profile)
     try:
         tasks = task_view(profile)
     except ProfileError:  # saved by a version that knew none
-        return trace_section(view)
-    return trace_section(view, tasks if len(tasks.start) else None)
+        return trace_section(view, rows, anchors)
+    return trace_section(view, rows, anchors, tasks if len(tasks.start) else None)
 
 
-def _warnings(profile: Figures) -> Section:
+def _warnings(profile: Figures, anchors: Anchors) -> Section:
     """Fallbacks, foreign dtypes, bounds that are not met, and what does not fit."""
-    fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, str(f.origin)) for f in profile.fallbacks]
-    emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, str(e.origin)) for e in profile.emulated]
-    unmet = [(str(bound), str(bound.origin)) for bound in profile.unmet_bounds]
+
+    def place(origin: Origin) -> Markup:
+        """The line and the layer of an operation, with a link to its slices."""
+        layer = shown_layer(origin.layer)
+        links = [anchors.line(str(origin), origin.file), anchors.layer(layer) if layer else ""]
+        return joined([*filter(None, links), anchors.trace("line", *filter(None, [anchors.line_id(str(origin))]))], " ")
+
+    fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, place(f.origin)) for f in profile.fallbacks]
+    emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, place(e.origin)) for e in profile.emulated]
+    unmet = [(str(bound), place(bound.origin)) for bound in profile.unmet_bounds]
     over = int((profile.memory.overflowed_bytes > 0).sum())
     parts: list[object] = []
     if over:
@@ -153,19 +173,22 @@ def _warnings(profile: Figures) -> Section:
         )
     if unmet:
         parts.append(table(("Operation", "Line"), unmet, "Planned with more memory than the available proportion"))
-    return Section("warnings", "Fallbacks and warnings", joined(parts or [sentence("None.")]))
+    body = tag("div", *(parts or [sentence("None.")]), data_search="warnings")
+    return Section("warnings", "Fallbacks and warnings", body)
 
 
 # Id and heading of each section, and what makes it, in the order of the page.
-SECTIONS: dict[tuple[str, str], Callable[[Figures], Section]] = {
+SECTIONS: dict[tuple[str, str], MakeSection] = {
     ("summary", "Summary"): _summary,
-    ("layers", "Layers"): lambda profile: layer_section(tree_of(profile), profile.limiting_ipu),
-    ("operations", "Operations"): lambda profile: operations_section(operation_rows(profile), profile.target),
+    ("layers", "Layers"): lambda profile, anchors: layer_section(tree_of(profile), profile.limiting_ipu, anchors),
+    ("operations", "Operations"): lambda profile, anchors: operations_section(
+        operation_rows(profile), profile.target, anchors
+    ),
     ("stages", "Stages"): stages_section,
     ("trace", "Execution trace"): _trace,
-    ("memory", "Memory"): lambda profile: memory_section(memory_view(profile)),
-    ("liveness", "Liveness"): lambda profile: liveness_section(liveness_view(profile)),
-    ("program", "Program"): lambda profile: program_section(profile.program_costs),
-    ("source", "Source"): lambda profile: source_section(source_view(profile)),
+    ("memory", "Memory"): lambda profile, anchors: memory_section(memory_view(profile), anchors),
+    ("liveness", "Liveness"): lambda profile, _: liveness_section(liveness_view(profile)),
+    ("program", "Program"): lambda profile, anchors: program_section(profile.program_costs, anchors),
+    ("source", "Source"): lambda profile, anchors: source_section(source_view(profile), anchors),
     ("warnings", "Fallbacks and warnings"): _warnings,
 }

@@ -6,6 +6,7 @@ Input: `ProgramNode`. Output: a section.
 from __future__ import annotations
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile import ProgramNode
@@ -14,22 +15,24 @@ MOST_CHILDREN = 1_500
 _OPEN_LEVELS = 2
 
 
-def program_section(root: ProgramNode) -> Section:
+def program_section(root: ProgramNode, anchors: Anchors) -> Section:
     """The tree.
 
     Args:
         root: of it.
+        anchors: of the page.
     """
     intro = (
         "Cycles of each part, their share, its kind, name and line. They are those of all runs, on the IPU that spends "
         "most; idle time is left out."
     )
-    tree = tag("div", _node(root, root.cycles, 0), class_="tree scroll", id="tree", tabindex=0, role="region")
+    label = {"role": "region", "aria_label": "Program", "data_search": "program"}
+    tree = tag("div", _node(root, root.cycles, 0, anchors), class_="tree scroll", id="tree", tabindex=0, **label)
     body = joined([sentence(intro), fold_buttons(), tree])
     return Section("program", "Program", body)
 
 
-def _node(node: ProgramNode, total: int, level: int) -> Markup:
+def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup:
     label = joined(
         [
             tag("span", f"{node.cycles:,}", class_="cycles"),
@@ -39,13 +42,13 @@ def _node(node: ProgramNode, total: int, level: int) -> Markup:
             " ",
             tag("span", node.name, class_="name"),
             " ",
-            tag("span", node.line, class_="line") if node.line else "",
+            tag("span", anchors.line(node.line), class_="line") if node.line else "",
             f" {node.runs:,} ×" if node.runs != 1 else "",
         ]
     )
     if not node.children:
         return tag("div", label, class_="leaf")
-    shown = [_node(child, total, level + 1) for child in node.children[:MOST_CHILDREN]]
+    shown = [_node(child, total, level + 1, anchors) for child in node.children[:MOST_CHILDREN]]
     rest = node.children[MOST_CHILDREN:]
     if rest:
         cycles = sum(child.cycles for child in rest)

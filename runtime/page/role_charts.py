@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
-from ipujax.runtime.page.charts import ACCENT, SECOND, bar, bytes_axis, chart, legend, with_separators
+from ipujax.runtime.page.anchors import Anchors
+from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, legend, with_separators
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import CategoryRow, MemoryView
@@ -33,9 +34,9 @@ ROLE_COLOURS = {
     "constants": "#6A3D9A",
     "buffers of operations": "#B5651D",
     "vertex state": "#9E9E9E",
-    "vertex code": "#4D4D4D",
-    "control code": "#7A7A7A",
-    "exchange code": "#2B2B2B",
+    "vertex code": "#7F8FA9",
+    "control code": "#A9B6CB",
+    "exchange code": "#54627B",
     "stacks and headers": "#BDBDBD",
     "gaps": "#E0E0E0",
 }
@@ -82,15 +83,16 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
     return table(head, rows)
 
 
-def fullest_tile(view: MemoryView) -> Markup:
+def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
     """The fullest tile at each step, and all that it holds when it is fullest.
 
     Args:
         view: of a profile.
+        anchors: of the page.
     """
     worst, used = int(view.tile_bytes.argmax()), int(view.tile_bytes.max())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
-    return joined([title, _over_time(view), _items(view, worst, used)])
+    return joined([title, _over_time(view), _items(view, worst, used, anchors)])
 
 
 def _over_time(view: MemoryView) -> Markup:
@@ -108,25 +110,23 @@ def _over_time(view: MemoryView) -> Markup:
     return joined([sentence(said), chart_place("fullest", f"Bytes of the fullest tile at each step. {said}")])
 
 
-def _items(view: MemoryView, worst: int, used: int) -> Markup:
-    """All that is on the tile at its peak, with a field to search in."""
+def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
+    """All that is on the tile at its peak, with links to what makes it."""
     head = ("Bytes", "Of it on all tiles", "Name", "Role", "Line", "Layer")
     rows = [
         (
             f"{item.num_bytes:,}",
             size(item.whole_bytes) if item.whole_bytes else "",
-            item.readable,
+            joined([item.readable, " ", anchors.trace_at(str(item.origin), item.layer)]),
             item.role or item.category,
-            str(item.origin) if item.origin.line or item.origin.path else "",
-            item.layer,
+            anchors.line(str(item.origin), item.origin.file) if item.origin.line or item.origin.path else "",
+            anchors.layer(item.layer) if item.layer else "",
         )
         for item in view.fullest
     ]
-    search = tag("input", type="search", data_filter="fullest-items", placeholder="name, role, line or layer")
-    count = tag("output", f"{len(rows):,} of {len(rows):,}", id="fullest-items-count", aria_live="polite")
-    field = tag("p", tag("label", "Search ", search), " ", count)
     what = f"All that is on tile {worst:,} at its peak: {len(rows):,} things of {used:,} bytes together"
-    return tag("div", field, tag("div", table(head, rows, what), id="fullest-items", class_="scroll", tabindex=0))
+    label = {"role": "region", "aria_label": what, "data_search": "memory"}
+    return tag("div", table(head, rows, what), id="fullest-items", class_="scroll", tabindex=0, **label)
 
 
 def role_charts(view: MemoryView) -> dict[str, Any]:
@@ -170,12 +170,14 @@ def _steps(view: MemoryView) -> Any:
 
 
 def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
-    """The chart with a line at what a tile has, which is always in sight, and its axes."""
+    """The chart with its axes, and a line at the memory of a tile, which is always in sight."""
     capacity = view.bytes_per_tile
-    line = bokeh("models").Span(
-        location=capacity, dimension="width", line_dash="dashed", line_color=SECOND, name="capacity"
-    )
-    figure.add_layout(line)
+    models, colour = bokeh("models"), "#1a1a1a"  # `page.js` paints both as the texts of the page
+    style = {"line_dash": "dashed", "line_width": 2, "line_color": colour}
+    figure.add_layout(models.Span(location=capacity, dimension="width", name="capacity", **style))
+    place = {"x": 6, "x_units": "screen", "y": capacity, "y_offset": 3}
+    text = {"text": f"a tile has {size(capacity)}", "text_font_size": "11px", "text_color": colour}
+    figure.add_layout(models.Label(name="capacity", **place, **text))
     figure.y_range.start, figure.y_range.end = 0, 1.05 * max(capacity, int(view.tile_bytes.max()))
     figure.x_range.start, figure.x_range.end = 0, width + 0.5
     with_separators(figure, "x")

@@ -9,39 +9,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ipujax.runtime.markup import Markup, joined, tag
+from ipujax.runtime.page.anchors import MOST_FILES, Anchors, listed_files
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import SourceFile
 from ipujax.runtime.views.source_view import LineCost
 
-MOST_FILES = 12
-_HEADS = ("Cycles", "", "Share", "Line", "", "Moved", "Variables")
-_CODE = 4  # the column of the text
+_HEADS = ("Cycles", "", "Share", "Links", "Line", "", "Moved", "Variables")
+_CODE = 5  # the column of the text
 
 
-def source_section(files: Sequence[SourceFile]) -> Section:
+def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
     """The files.
 
     Args:
-        files: dearest first.
+        files: most expensive first.
+        anchors: of the page.
     """
     most = max((cost.cycles for file in files for cost in file.costs.values()), default=0)
-    files = [file for file in files if file.cycles] or files
-    listings = [_file(file, most, number == 0) for number, file in enumerate(files[:MOST_FILES])]
-    rest = f"{len(files) - MOST_FILES:,} more files are left out." if len(files) > MOST_FILES else ""
+    listings = [_file(file, most, number == 0, anchors) for number, file in enumerate(listed_files(files))]
+    left_out = sum(bool(file.cycles) for file in files) - MOST_FILES
+    rest = f"{left_out:,} more files are left out." if left_out > 0 else ""
     intro = "Cycles of a line are those of all its operations. Files are shown as they were when this page was made."
     return Section("source", "Source", joined([sentence(f"{intro} {rest}"), *listings]))
 
 
-def _file(file: SourceFile, most: int, is_open: bool) -> Markup:
+def _file(file: SourceFile, most: int, is_open: bool, anchors: Anchors) -> Markup:
     head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in _HEADS)))
     dearest = max(file.costs, key=lambda number: file.costs[number].cycles)
-    rows = (_line(file, number, most, number == dearest) for number in file.shown())
+    rows = (_line(file, number, most, number == dearest, anchors) for number in file.shown())
     title = joined([tag("strong", file.name), f" {file.cycles:,} cycles on {len(file.costs):,} lines "])
     missing = "" if file.lines else sentence("The text of this file could not be read.")
     listing = tag("table", head, tag("tbody", *rows), class_="code")
-    region = tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label=file.name)
+    label = {"role": "region", "aria_label": file.name}
+    region = tag("div", listing, class_="scroll", tabindex=0, data_search="source", **label)
     head_line = tag("summary", title, tag("span", _folder(file), class_="line"))
     return tag("details", head_line, missing, region, open=is_open)
 
@@ -51,15 +53,17 @@ def _folder(file: SourceFile) -> str:
     return file.path if Path(file.path).name == file.name else ""
 
 
-def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool) -> Markup:
+def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool, anchors: Anchors) -> Markup:
     if number is None:
         return tag("tr", tag("td", "⋯", colspan=len(_HEADS)))
     cost = file.costs.get(number, LineCost())
     text = file.lines[number - 1] if number <= len(file.lines) else ""
+    anchor = anchors.lines.get((file.path, number), "")
     cells = (
         f"{cost.cycles:,}" if cost.cycles else "",
         bar(cost.cycles, most) if cost.cycles else "",
         f"{cost.share:.1%}" if cost.cycles else "",
+        joined(_links(cost, anchor, anchors), " "),
         number,
         tag("code", text),
         size(cost.moved_bytes) if cost.moved_bytes else "",
@@ -67,4 +71,19 @@ def _line(file: SourceFile, number: int | None, most: int, is_dearest: bool) -> 
     )
     shown = (tag("td", cell, class_=None if n == _CODE else "number") for n, cell in enumerate(cells))
     is_dear, title = cost.cycles > 0.1 * most > 0, ", ".join(cost.names[:6]) or None
-    return tag("tr", *shown, title=title, class_="dear" if is_dear else None, data_dearest=is_dearest)
+    marks = {"class_": "dear" if is_dear else None, "data_dearest": is_dearest}
+    return tag("tr", *shown, title=title, id=anchor or None, data_find=_found_by(file, number, cost), **marks)
+
+
+def _found_by(file: SourceFile, number: int, cost: LineCost) -> str | None:
+    """Texts beside that of a line by which a search finds it."""
+    return " ".join([f"{file.name}:{number}", *cost.names, *cost.layers]) if cost.names or cost.layers else None
+
+
+def _links(cost: LineCost, anchor: str, anchors: Anchors) -> list[Markup | str]:
+    """Links to the most expensive operation of a line, its layer, and its slices in the trace."""
+    if not cost.cycles or not anchor:
+        return []
+    operation = anchors.operation(cost.operation, "operation") if cost.operation in anchors.operations else ""
+    layer = anchors.layer(cost.layers[0], "layer") if cost.layers and cost.layers[0] in anchors.layers else ""
+    return [part for part in (operation, layer, anchors.trace("line", anchor)) if part]

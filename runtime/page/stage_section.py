@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.markup import Markup, joined, table, tag
+from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import chart, legend, with_separators, zoom_buttons, zooms_by_wheel
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
-from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile import Figures, StageCost, TaskTrace
 from ipujax.runtime.views import STAGE_HEAD, STAGE_NOTE, TaskView, pipeline_sentence, stage_cells, task_view
 
 _HALF = 0.36  # of a row
@@ -22,11 +23,12 @@ _LISTED = 400  # tasks
 _WIDE = 8  # IPUs, from which on rows are lower
 
 
-def stages_section(profile: Figures) -> Section:
+def stages_section(profile: Figures, anchors: Anchors) -> Section:
     """What each stage does, and when.
 
     Args:
         profile: of a run.
+        anchors: of the page.
 
     Raises:
         ProfileError: a loop whose trip count is unknown, or a profile saved by a version that knew no stages.
@@ -34,22 +36,34 @@ def stages_section(profile: Figures) -> Section:
     pipelines, rows = profile.pipelines, profile.stages
     if not pipelines:
         return Section("stages", "Stages", Markup())
-    cells = (stage_cells(row, profile.cycles, len(pipelines) > 1) for row in rows)
+    tasks = profile.tasks
+    cells = [
+        (joined([name, " ", _trace_of_stage(tasks, row, anchors)]), *others)
+        for row in rows
+        for name, *others in [stage_cells(row, profile.cycles, len(pipelines) > 1)]
+    ]
     head = [name.capitalize() if name != "IPU" else name for name in STAGE_HEAD]
     shared = "" if len({row.ipu for row in rows}) == len(rows) else " Stages of one IPU share what is in no task."
     caption = f"What the IPU of each stage does. {STAGE_NOTE}{shared}"
     parts: list[object] = [*(sentence(pipeline_sentence(pipeline)) for pipeline in pipelines)]
-    parts.append(
-        tag("div", table(head, cells, caption), class_="scroll", tabindex=0, role="region", aria_label="Stages")
-    )
-    if not len(profile.tasks):
+    label = {"role": "region", "aria_label": "Stages"}
+    parts.append(tag("div", table(head, cells, caption), class_="scroll", tabindex=0, **label))
+    if not len(tasks):
         return Section("stages", "Stages", joined(parts))
     view = task_view(profile)
-    parts += _drawn(view)
+    parts += _drawn(view, anchors)
     return Section("stages", "Stages", joined(parts), {"tasks": _tasks(view)})
 
 
-def _drawn(view: TaskView) -> list[object]:
+def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Markup:
+    """A link to the tasks of a stage in the trace."""
+    mine = (tasks.pipeline == row.pipeline) & (tasks.stage == row.stage)
+    if not mine.any():
+        return Markup()
+    return anchors.trace("span", row.ipu, int(tasks.start[mine].min()), int(tasks.end[mine].max()))
+
+
+def _drawn(view: TaskView, anchors: Anchors) -> list[object]:
     """What is around the chart, and what says the same in words."""
     notes = ["Numbers are micro-batches.", LINES_NOTE]
     if view.left_out:
@@ -64,18 +78,23 @@ def _drawn(view: TaskView) -> list[object]:
         legend(task_legend(view)),
         chart_place("tasks", about),
         zoom_buttons("tasks", "tasks over time"),
-        _listed(view),
+        _listed(view, anchors),
     ]
 
 
-def _listed(view: TaskView) -> Markup:
+def _listed(view: TaskView, anchors: Anchors) -> Markup:
     """The first tasks as a table, folded."""
     shown = range(min(_LISTED, len(view.labels)))
     columns = (view.ipu, view.start, view.end, view.busy, view.waited)
-    rows = [(view.labels[n], *(int(column[n]) for column in columns)) for n in shown]
+    rows = []
+    for n in shown:
+        ipu, start, end, *spent = (int(column[n]) for column in columns)
+        name = joined([view.labels[n], " ", anchors.trace("span", ipu, start, end)])
+        rows.append((name, ipu, start, end, *spent))
     what = f"All {len(rows):,} tasks" if len(rows) == len(view.labels) else f"The first {len(rows):,} tasks"
     head = ("Task", "IPU", "Starts at", "Ends at", "Cycles of work", "Cycles waited before or in it")
-    inside = tag("div", table(head, rows), class_="scroll", tabindex=0, role="region", aria_label=what)
+    label = {"role": "region", "aria_label": what, "data_search": "tasks"}
+    inside = tag("div", table(head, rows), class_="scroll", tabindex=0, **label)
     return tag("details", tag("summary", f"{what} in words"), inside)
 
 

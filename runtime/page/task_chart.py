@@ -36,7 +36,7 @@ def task_legend(view: TaskView) -> dict[str, str]:
     return {kind.replace("_", " of "): KIND_COLOURS[kind] for kind in kinds} | {"handed on": HANDED_ON}
 
 
-def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float) -> None:
+def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float, opacity: float = 0.7) -> None:
     """Draws tasks into a figure.
 
     Args:
@@ -44,6 +44,7 @@ def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float) -> N
         view: tasks.
         middle: where on the vertical axis each task is, float64[tasks].
         half: half of its height there.
+        opacity: of the lines between tasks.
     """
     models, boxes = bokeh("models"), []
     for number in np.unique(view.kind).tolist():
@@ -59,6 +60,6 @@ def add_tasks(figure: Any, view: TaskView, middle: np.ndarray, half: float) -> N
         writer, reader = view.links.T
         ends = {"x0": view.end[writer], "y0": middle[writer], "x1": view.start[reader], "y1": middle[reader]}
         source = models.ColumnDataSource(ends)
-        figure.segment("x0", "y0", "x1", "y1", source=source, name="links", line_color=HANDED_ON, line_alpha=0.7)
-        figure.scatter("x1", "y1", source=source, size=4, color=HANDED_ON, alpha=0.8)
+        figure.segment("x0", "y0", "x1", "y1", source=source, name="links", line_color=HANDED_ON, line_alpha=opacity)
+        figure.scatter("x1", "y1", source=source, size=4, color=HANDED_ON, alpha=opacity)
     figure.add_tools(models.HoverTool(tooltips=_TOOLTIPS, point_policy="follow_mouse", renderers=boxes))

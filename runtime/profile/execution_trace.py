@@ -7,7 +7,7 @@ Limits: those of `timeline.spans`. Bytes are those of all tiles; a step that sev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,6 +40,9 @@ class ExecutionTrace:
         line: see `name`.
         iterations: iterations of a loop that each step holds, int64[steps].
         joined: steps of the program that each step holds, int64[steps].
+        row_sets: distinct lists of rows of operations, numbers in `Figures.step_costs`.
+        rows: the number in `row_sets` of the rows that each step belongs to, int64[steps]; by member, that with most
+            cycles first. The list is empty for folded iterations, and in profiles that were saved without.
         live_bytes: bytes live at each step, what is always live included, −1 where that is not known; int64[steps].
         step: the step of each span of time of an IPU, int64[spans]; in order of IPU, then of time.
         ipu: the IPU of each span, int64[spans].
@@ -57,6 +60,8 @@ class ExecutionTrace:
     line: np.ndarray
     iterations: np.ndarray
     joined: np.ndarray
+    row_sets: tuple[tuple[int, ...], ...]
+    rows: np.ndarray
     live_bytes: np.ndarray
     step: np.ndarray
     ipu: np.ndarray
@@ -81,7 +86,15 @@ class ExecutionTrace:
         joined = int(self.joined[step])
         if times > 1:
             return f"{times:,} iterations of {name}, folded"
-        return f"{joined:,} steps, folded; the most expensive is {name}" if joined > 1 else name
+        return f"{name}, most of {joined:,} steps, folded" if joined > 1 else name
+
+    def rows_of(self, step: int) -> tuple[int, ...]:
+        """The rows of operations of a step, see `rows`.
+
+        Args:
+            step: its number.
+        """
+        return self.row_sets[self.rows[step]]
 
     def data(self) -> Json:
         """The columns as JSON-able data."""
@@ -99,16 +112,19 @@ class ExecutionTrace:
             KeyError, TypeError, ValueError: data of something else.
         """
         names, lines = tuple(data["names"]), tuple(data["lines"])
-        numbers = {item.name: np.array(data[item.name], np.int64) for item in fields(cls)[2:]}
+        row_sets = tuple(map(tuple, data.get("row_sets", [()])))
+        columns = {"rows": [0] * len(data["name"])} | dict(data)
+        numbers = {name: np.array(columns[name], np.int64) for name in _COLUMNS}
         for name, width in _WIDTHS.items():
             numbers[name] = numbers[name].reshape(-1, width)
-        trace = cls(names, lines, **numbers)
+        trace = cls(names, lines, row_sets=row_sets, **numbers)
         sizes = {len(getattr(trace, name)) for name in ("step", "ipu", "start", "end", "work", "after", "moved")}
         if len(sizes) > 1 or (len(trace.step) and trace.step.max() >= len(trace.name)):
             raise ValueError("columns of a trace differ in length")
         return trace
 
 
+_COLUMNS = tuple(item.name for item in fields(ExecutionTrace) if item.name not in ("names", "lines", "row_sets"))
 _WIDTHS = {"work": len(PHASES), "after": 2}
 
 
@@ -171,14 +187,19 @@ def phase_cycles_of_ipus(trace: ExecutionTrace) -> tuple[dict[str, int], ...]:
     return tuple(dict(zip(TRACE_PHASES, row, strict=True)) for row in cycles.tolist())
 
 
-def execution_trace(executable: Executable, spans: Spans, clocks: np.ndarray) -> ExecutionTrace:
+def execution_trace(
+    executable: Executable, spans: Spans, clocks: np.ndarray, rows: Sequence[tuple[int, ...]] = ()
+) -> ExecutionTrace:
     """The columns of a run.
 
     Args:
         executable: what ran.
         spans: of the run.
         clocks: cycle at which each IPU ends, int64[ipus].
+        rows: numbers of the rows of operations of each step; none are known when empty.
     """
+    row_sets: dict[tuple[int, ...], int] = {}
+    row_set = [row_sets.setdefault(numbers, len(row_sets)) for numbers in rows or [()] * len(spans.nodes)]
     names: dict[str, int] = {}
     lines: dict[str, int] = {}
     places = [_place(node) for node in spans.nodes]
@@ -195,6 +216,8 @@ def execution_trace(executable: Executable, spans: Spans, clocks: np.ndarray) ->
         np.array(line, np.int64),
         spans.iterations,
         spans.joined,
+        tuple(row_sets),
+        np.array(row_set, np.int64),
         np.array([live.get(node, _NO_BYTES) for node in spans.nodes], np.int64),
         spans.step,
         spans.ipu,

@@ -30,6 +30,7 @@ from ipujax.runtime.profile.execution_trace import ExecutionTrace, execution_tra
 from ipujax.runtime.profile.program_costs import ProgramNode, program_costs
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, step_costs
+from ipujax.runtime.profile.step_rows import StepRows
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
@@ -42,7 +43,7 @@ from ipujax.runtime.sections.trace import program_trace
 from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import Recording, TaskSpans, Timeline
+from ipujax.runtime.timeline import Recording, TaskSpans, Timeline, TimelineStep
 
 LINES = ("user", "library")  # whose lines of source
 
@@ -355,6 +356,10 @@ class Figures:
         return liveness_section(self.executable, self.numbering)
 
     @cached_property
+    def _step_rows(self) -> StepRows:
+        return StepRows(self.executable, self._ran.program, self.step_costs)
+
+    @cached_property
     def execution_trace(self) -> ExecutionTrace:
         """When each IPU does what, as columns; what timelines are made from.
 
@@ -362,7 +367,8 @@ class Figures:
             ProfileError: as `timeline`.
         """
         spans = self._ran.spans_of(self.recording)
-        return execution_trace(self.executable, spans, self.timeline.clocks)
+        rows = list(map(self._step_rows.of_members, spans.members))
+        return execution_trace(self.executable, spans, self.timeline.clocks, rows)
 
     @cached_property
     def _task_spans(self) -> TaskSpans:
@@ -424,6 +430,10 @@ class Figures:
     def _host_report(self) -> dict[str, Any]:
         return {} if self.host is None else {"hostData": self.host.to_data()}
 
+    def _origin_of(self, step: TimelineStep) -> Origin:
+        """The line, layer and part of training of most of a step."""
+        return self.step_costs[self._step_rows.of(step.program, step.caller)[0]].origin
+
     def execution(self) -> dict[str, Any]:
         """The execution profile, JSON-able: profilerMode, programTrace, simulation, and hostData if it was measured.
 
@@ -432,5 +442,5 @@ class Figures:
         """
         trip_counts = self.executable.options.trip_counts
         trace, length = program_trace(self._ran.program, self.numbering, self.timeline, trip_counts, self.recording)
-        report = execution_report(self.executable, self.numbering, self.timeline, trace, length)
+        report = execution_report(self.executable, self.numbering, self.timeline, trace, length, self._origin_of)
         return report | self._host_report

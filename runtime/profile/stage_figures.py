@@ -7,17 +7,19 @@ idle time outside of pipelines.
 
     waits of an IPU ::= fill: before its first task | steady: between tasks | drain: after its last
     bubble          ::= the share of the time from the first task to the last in which IPUs do nothing for the pipeline
-    ideal           ::= the bubble of the schedule if all stages took equally long and handing on took no time
+    ideal           ::= the bubble of the schedule if all IPUs worked equally long, and so did the stages of each, and
+                        handing on took no time
 
-Source of the ideal: the order of the schedule's tasks, each as soon as what it waits for is done; for equal stages this
-is (p − 1)(T_F + T_B) of GPipe and 1F1B (arXiv 2104.04473) and what other schedules say of theirs.
+Source of the ideal: the order of the schedule's tasks, each as soon as what it waits for is done; with one stage an IPU
+this is (p − 1)(T_F + T_B) of GPipe and 1F1B (arXiv 2104.04473) and what other schedules say of theirs. Stages that
+share an IPU have equal parts of its work: an embedding and a head on one IPU are not twice the work of the others.
 Limits: an IPU is said to wait for the stage elsewhere whose task ended last before it went on, of those that it
 exchanges values with where exchanges are buffered. Waits are not told apart where there are too many tasks to trace.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -92,7 +94,7 @@ class PipelineCost:
         cycles: from the first task to the last.
         bubble_cycles: cycles thereof that an IPU does nothing for the pipeline, on average: it waits, unless there is
             something to do outside of the pipeline, such as its part of the update.
-        ideal_share: share of the time that is idle with equal stages and free exchanges.
+        ideal_share: share of the time that is idle if IPUs worked equally long and exchanges were free.
         slowest_stage: the stage with most cycles on the IPU whose tasks take most.
     """
 
@@ -310,7 +312,7 @@ def pipeline_costs(spans: TaskSpans, trace: TaskTrace, stages: tuple[StageCost, 
 
 
 def ideal_share(trace: TaskTrace, pipeline: int) -> float:
-    """The share of the time in which IPUs would be idle if all stages took equally long and exchanges no time.
+    """The share of the time in which IPUs would be idle if all worked equally long and exchanges took no time.
 
     Args:
         trace: of a run; with the order of the tasks of each IPU.
@@ -328,11 +330,13 @@ def ideal_share(trace: TaskTrace, pipeline: int) -> float:
     done: dict[tuple[int, int, int], float] = {}
     free = dict.fromkeys(layout.ipus, 0.0)
     total = 0.0
+    sharing = Counter(layout.ipus)
     columns = (column[rows].tolist() for column in (trace.stage, trace.kind, trace.micro_batch))
     for stage, kind, micro_batch in zip(*columns, strict=True):
         ipu = layout.ipus[stage]
         ready = max((done.get((*task, micro_batch), 0.0) for task in waits[stage, kind]), default=0.0)
-        free[ipu] = done[stage, kind, micro_batch] = max(free[ipu], ready) + means[kind]
-        total += means[kind]
+        cycles = means[kind] / sharing[ipu]
+        free[ipu] = done[stage, kind, micro_batch] = max(free[ipu], ready) + cycles
+        total += cycles
     whole = max(free.values()) * len(free)
     return 1 - total / whole if whole else 0.0

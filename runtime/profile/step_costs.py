@@ -9,6 +9,7 @@ Operations are counted as codelets say; those of a fallback, and of user codelet
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -78,6 +79,26 @@ def row_key(origin: Origin, name: str) -> RowKey:
     return str(origin), origin.library, *origin.callers[:1], origin.layer, origin.part, name
 
 
+def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
+    """An origin with the layer and the part of training that rows have.
+
+    Args:
+        origin: of a share of a step.
+        has_backward: whether the program has a backward pass.
+    """
+    part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
+    return replace(origin, layer=shown_layer(origin.layer), part=part)
+
+
+def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:
+    """Whether a program has a backward pass.
+
+    Args:
+        shares_of_steps: of all its steps.
+    """
+    return any(share.origin.part == "backward" for shares in shares_of_steps for share in shares)
+
+
 @dataclass(slots=True)
 class _Sum:
     """What is added up for one row."""
@@ -132,8 +153,7 @@ def step_costs(
     """
     attribution = Attribution(executable, program)
     steps = {node: attribution.shares(node) for node in executable.steps}
-    has_backward = any(share.origin.part == "backward" for shares in steps.values() for share in shares)
-    table = _Table(executable, ids, has_backward)
+    table = _Table(executable, ids, has_backward(steps.values()))
     for node, shares in steps.items():
         table.add_step(node, shares, timeline.executions.get(node, 0))
     for variable in executable.graph.variables:
@@ -157,8 +177,7 @@ class _Table:
 
     def sum_of(self, origin: Origin, name: str) -> _Sum:
         """The row of an operation, a new one if need be."""
-        part = part_of(origin, has_backward=self.has_backward and bool(origin.line))  # transfers have no line
-        origin = replace(origin, layer=shown_layer(origin.layer), part=part)
+        origin = origin_of_row(origin, has_backward=self.has_backward)
         key = row_key(origin, name)
         if key not in self.sums:
             work = np.zeros((self.executable.target.num_ipus, len(PHASES)), np.int64)

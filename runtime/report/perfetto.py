@@ -4,6 +4,8 @@ Input: `Figures`. Output: data of the trace event format. Every IPU is a process
 and, where they move something, its I/O tiles; the host is a process with a thread for each IPU; live bytes are a
 counter. On compute tiles a step is a slice, and its phases are slices inside it; idle time is a slice between steps.
 Around the steps of a task of a pipeline is a slice of the task, and arrows go between tasks (`task_events`).
+Steps and their phases have the line, the layer and the part of training of most of the step among their arguments, and
+a step of several layers has all of them in `layers`.
 Times are microseconds, as the format wants; the cycles of every slice are among its arguments, and those of the phases
 of an IPU add up to the profile's. Iterations of loops beyond the first few are one slice, as its name says.
 Source: Google, "Trace Event Format"; https://ui.perfetto.dev opens such files.
@@ -11,7 +13,8 @@ Source: Google, "Trace Event Format"; https://ui.perfetto.dev opens such files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,14 +30,16 @@ from ipujax.runtime.profile import (
     slices,
 )
 from ipujax.runtime.report.task_events import TASKS, task_arrows, task_slices, thread_of_tasks
+from ipujax.runtime.tensor import Origin
 
 Event = dict[str, Any]
 COMPUTE_TILES, IO_TILES = 1, 2  # thread ids of an IPU
+_LAYERS = 20  # that a step names, at most
 _DIGITS = 6  # of microseconds: a thousandth of a cycle
 _HOST_EXCHANGE, _IDLE = TRACE_PHASES.index("host_exchange"), TRACE_PHASES.index("idle")
 FOLDED = (
-    "What is called 'n iterations of …, folded' or 'n steps, folded' is several things as one slice; in it each phase"
-    " is one slice for all of them, in no order of time."
+    "What is called 'n iterations of …, folded' or '…, most of n steps, folded' is several things as one slice; in it"
+    " each phase is one slice for all of them, in no order of time."
 )
 
 
@@ -52,7 +57,7 @@ def perfetto(profile: Figures) -> dict[str, Any]:
         tasks = profile.tasks
     except ProfileError:  # saved by a version that knew none; its trace has the steps alone
         tasks = NO_TASKS
-    writer = _Writer(trace, tasks, 1e6 / target.clock_hz)
+    writer = _Writer(trace, tasks, _places(profile), 1e6 / target.clock_hz)
     about = {
         "machine": f"{target.num_ipus} × {target.name}",
         "replicas": profile.replicas,
@@ -64,10 +69,40 @@ def perfetto(profile: Figures) -> dict[str, Any]:
     return {"traceEvents": list(writer.events()), "displayTimeUnit": "ns", "otherData": about}
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Arguments of slices of one step: `common` of all of them, `more` of the slice of the step itself."""
+
+    common: dict[str, str]
+    more: dict[str, Any]
+
+
+def _places(profile: Figures) -> list[_Place]:
+    """The arguments of the slices of each step."""
+    trace, rows = profile.execution_trace, profile.step_costs
+    sets = [_place([rows[number].origin for number in numbers]) for numbers in trace.row_sets]
+    places = []
+    for line, number in zip(trace.line.tolist(), trace.rows.tolist(), strict=True):
+        place = sets[number]
+        places.append(place if place.common else _Place({"line": trace.lines[line]}, {}))
+    return places
+
+
+def _place(origins: Sequence[Origin]) -> _Place:
+    if not origins:
+        return _Place({}, {})
+    facts = {"line": str(origins[0]), "layer": origins[0].layer, "part": origins[0].part}
+    layers = list(dict.fromkeys(origin.layer for origin in origins if origin.layer))
+    return _Place(
+        {name: fact for name, fact in facts.items() if fact}, {"layers": layers[:_LAYERS]} if len(layers) > 1 else {}
+    )
+
+
 class _Writer:
     """Makes the events of one trace."""
 
-    def __init__(self, trace: ExecutionTrace, tasks: TaskTrace, microseconds: float) -> None:
+    def __init__(self, trace: ExecutionTrace, tasks: TaskTrace, places: list[_Place], microseconds: float) -> None:
+        self.places = places
         self.tasks, self.task_thread = tasks, thread_of_tasks(trace, tasks, COMPUTE_TILES)
         self.trace, self.microseconds, self.cut = trace, microseconds, slices(trace)
         self.num_ipus, self.end = len(trace.clocks), int(trace.clocks.max(initial=0))
@@ -107,7 +142,7 @@ class _Writer:
         trace = self.trace
         for row in np.flatnonzero(trace.work.any(1)).tolist():
             step, start, end = int(trace.step[row]), int(trace.start[row]), int(trace.end[row])
-            facts: dict[str, Any] = {"line": trace.lines[trace.line[step]]}
+            facts: dict[str, Any] = self.places[step].common | self.places[step].more
             facts |= {"iterations": int(trace.iterations[step])} if trace.iterations[step] > 1 else {}
             ipu = int(trace.ipu[row]) + 1
             yield self.slice(trace.label(step), "step", ipu, COMPUTE_TILES, start, end - start, **facts)
@@ -115,11 +150,12 @@ class _Writer:
     def phases(self) -> Iterator[Event]:
         columns = (getattr(self.cut, name).tolist() for name in ("ipu", "start", "cycles", "phase", "span"))
         for ipu, start, cycles, phase, span in zip(*columns, strict=True):
-            name, label = TRACE_PHASES[phase], self.trace.label(int(self.trace.step[span]))
-            facts = {"before": label} if phase == _IDLE else {}
+            step = int(self.trace.step[span])
+            name, label = TRACE_PHASES[phase], self.trace.label(step)
+            facts = {"before": label} if phase == _IDLE else self.places[step].common
             yield self.slice(name.replace("_", " "), name, ipu + 1, COMPUTE_TILES, start, cycles, **facts)
             if phase == _HOST_EXCHANGE:
-                yield self.slice(label, "host", self.host, ipu + 1, start, cycles)
+                yield self.slice(label, "host", self.host, ipu + 1, start, cycles, **facts)
         for ipu in np.flatnonzero(self.trace.clocks < self.end).tolist():
             clock = int(self.trace.clocks[ipu])
             yield self.slice(
@@ -130,10 +166,11 @@ class _Writer:
         """What I/O tiles move while the others go on; inside what is folded it is not known when."""
         trace = self.trace
         for row in np.flatnonzero(trace.moved).tolist():
-            label, ipu, start = trace.label(int(trace.step[row])), int(trace.ipu[row]) + 1, int(trace.start[row])
-            length = min(int(trace.moved[row]), int(trace.end[row]) - start)
+            step, ipu, start = int(trace.step[row]), int(trace.ipu[row]) + 1, int(trace.start[row])
             moved = int(trace.moved[row])
-            yield self.slice(label, "io_transfer", ipu, IO_TILES, start, length) | {"args": {"cycles": moved}}
+            length = min(moved, int(trace.end[row]) - start)
+            event = self.slice(trace.label(step), "io_transfer", ipu, IO_TILES, start, length)
+            yield event | {"args": {"cycles": moved, **self.places[step].common}}
 
     def live_bytes(self) -> Iterator[Event]:
         trace = self.trace

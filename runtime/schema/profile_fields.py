@@ -132,15 +132,16 @@ _MOVES: dict[str, Kind] = _STEP | {"totalData": LARGE, "dataBalance": REAL}
 _COMPUTES: dict[str, Kind] = {"computeSet": _index("compute sets"), "threadBalance": REAL, "cyclesOverlapped": WHOLE}
 _EXCHANGES: dict[str, Kind] = {"exchange": _index("exchanges"), "cyclesOverlapped": WHOLE}
 _NAME: dict[str, Kind] = {"name": TEXT}
+_PLACE = _NAME | _records(TEXT, "line", "layer", "part")
 _SYNC = Record({"type": TEXT, "syncType": TEXT})
 STEP = Tagged(
     "type",
     {
         "Sync": _SYNC,
-        "OnTileExecute": Record(_STEP | _COMPUTES, _NAME),
-        "DoExchange": Record(_MOVES | _EXCHANGES, _NAME),
-        "GlobalExchange": Record(_MOVES | {"externalExchange": _index("external exchanges")}, _NAME),
-        "StreamCopy": Record(_MOVES | {"hostExchange": _index("host exchanges")}, _NAME),
+        "OnTileExecute": Record(_STEP | _COMPUTES, _PLACE),
+        "DoExchange": Record(_MOVES | _EXCHANGES, _PLACE),
+        "GlobalExchange": Record(_MOVES | {"externalExchange": _index("external exchanges")}, _PLACE),
+        "StreamCopy": Record(_MOVES | {"hostExchange": _index("host exchanges")}, _PLACE),
     },
 )
 _SIMULATION = Record({"cycles": WHOLE, "tileCycles": _TILE_CYCLES, "steps": List(STEP)})
@@ -157,7 +158,10 @@ TRACE = Record(
     | _records(List(Whole(1), _STEPS), "iterations", "joined")
     | {"live_bytes": List(Whole(-1), _STEPS), "step": List(_index(_STEPS), _SPANS), "ipu": List(_index("IPUs"), _SPANS)}
     | _records(List(WHOLE, _SPANS), "start", "end", "moved")
-    | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)}
+    | {"work": List(Row((WHOLE,) * len(PHASES)), _SPANS), "after": List(Row((WHOLE, WHOLE)), _SPANS)},
+    # Before steps were told by operation.
+    {"row_sets": List(List(_index("operations")), "sets of rows"), "rows": List(_index("sets of rows"), _STEPS)},
+    ("row_sets", "rows"),
 )
 _KIND = Text(TASK_KINDS)
 _PIPELINE = Record(
@@ -187,7 +191,11 @@ _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
 RUN = Record(
     {"cycles": WHOLE}
     | {"overlapped_cycles": WHOLE, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
-    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "step_costs": List(_STEP_COST), "execution": EXECUTION},
+    | {
+        "vertex_type_cycles": Map(Row((LARGE, LARGE))),
+        "step_costs": List(_STEP_COST, "operations"),
+        "execution": EXECUTION,
+    },
     # Before rows of operations had phases and layers.
     {"operations": Record(_records(List(_OPERATION), *LINES))}
     # Before stages of pipelines were told apart.

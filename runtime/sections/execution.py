@@ -4,6 +4,7 @@ Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: di
 them. Also the totals that the text for people shows: cycles of all tiles by activity, and by vertex type.
 Source: Poplar & PopLibs user guide, "Profiling", section "Execution profile".
 Limits: `steps` shows the first iteration of every loop; `repeats`, an addition, says how often a step ran in all.
+Steps have `line`, `layer` and `part`, additions, where these are known.
 `programTrace` ends after `program_trace.TRACE_LIMIT` ids; `programTraceLength`, an addition, says how many there are.
 `cyclesOverlapped` and `copySharedStructure` are always 0: nothing overlaps, and structures are not shared.
 """
@@ -11,6 +12,7 @@ Limits: `steps` shows the first iteration of every loop; `repeats`, an addition,
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from ipujax.runtime.graph import If, Leaf, Program, RepeatWhile, Switch
 from ipujax.runtime.sections.ids import Activity, Json, Numbering
 from ipujax.runtime.sections.programs import decision_sync
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import SYNC, Timeline, TimelineStep
 
 # The name of an activity's cycles in `tileCycles`, by its program type.
@@ -33,7 +36,12 @@ _TILE_CYCLES = {
 
 
 def execution_report(
-    executable: Executable, ids: Numbering, timeline: Timeline, trace: list[int], trace_length: int
+    executable: Executable,
+    ids: Numbering,
+    timeline: Timeline,
+    trace: list[int],
+    trace_length: int,
+    origin_of: Callable[[TimelineStep], Origin],
 ) -> Json:
     """The execution profile of one run.
 
@@ -43,11 +51,12 @@ def execution_report(
         timeline: the run.
         trace: ids of the programs that ran, the first of them.
         trace_length: how many there are in all.
+        origin_of: the line, the layer and the part of training of most of a step.
     """
     steps: list[Json] = []
     for step in timeline.walk():
         if step.program in ids.activities:
-            steps.extend(_leaf_steps(executable, ids, timeline, step))
+            steps.extend(_leaf_steps(executable, ids, timeline, step, _place(origin_of(step))))
         elif isinstance(step.program, If | Switch | RepeatWhile) and not step.children:  # a loop's test is a child
             steps.append({"type": "Sync", "syncType": decision_sync(executable.target)})
     simulation = {"cycles": timeline.cycles, "tileCycles": tile_cycles(executable, ids, timeline), "steps": steps}
@@ -101,7 +110,15 @@ def vertex_type_cycles(ids: Numbering, timeline: Timeline) -> dict[str, tuple[in
     return {name: (ran[name], cycles[name]) for name in sorted(ran, key=lambda name: (-cycles[name], name))}
 
 
-def _leaf_steps(executable: Executable, ids: Numbering, timeline: Timeline, step: TimelineStep) -> list[Json]:
+def _place(origin: Origin) -> Json:
+    """Additions to Poplar's fields: where most of a step comes from; what is not known is left out."""
+    facts = {"line": origin.line, "layer": origin.layer, "part": origin.part}
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _leaf_steps(
+    executable: Executable, ids: Numbering, timeline: Timeline, step: TimelineStep, place: Json
+) -> list[Json]:
     """The steps of one leaf as it ran first, with the syncs that are part of it."""
     leaf, activities = step.program, ids.activities[step.program]
     assert isinstance(leaf, Leaf)
@@ -116,7 +133,7 @@ def _leaf_steps(executable: Executable, ids: Numbering, timeline: Timeline, step
         if sync_cycles and (number == 0 or activity.type == "DoExchange"):
             rows.append({"type": "Sync", "syncType": "External" if is_global else "Internal"})
             clock += sync_cycles
-        row = _step(activity, program, clock, timeline.executions[leaf], executable.target)
+        row = _step(activity, program, clock, timeline.executions[leaf], executable.target) | place
         if "computeSet" in activity.facts:
             row["threadBalance"] = _thread_balance(ids, activity)
         rows.append(row)

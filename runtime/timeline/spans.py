@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.graph import Call, Program, Repeat, Sequence
+from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 from ipujax.runtime.timeline.timeline import Recording, TimelineStep, Walker
 
 MOST_STEPS = 4_000  # of spans of one IPU; more make files of traces large and slow to look at
+
+
+Member = tuple[Program, Origin]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +33,8 @@ class Spans:
         nodes: the program node of each step: a leaf or a decision, or the loop whose iterations are one step.
         iterations: of each step: 1, or how many iterations of its loop it holds, int64[steps].
         joined: how many steps of the program each step holds, int64[steps].
+        members: the leaves and decisions of each step, the most expensive first, each with the origin of the call that
+            runs it, `Origin()` outside of functions; none for folded iterations.
         step: the step of each span, int64[spans].
         ipu: the IPU of each span, int64[spans].
         start: cycle at which it begins, waiting done, int64[spans].
@@ -40,6 +46,7 @@ class Spans:
     nodes: tuple[Program, ...]
     iterations: np.ndarray
     joined: np.ndarray
+    members: tuple[tuple[Member, ...], ...]
     step: np.ndarray
     ipu: np.ndarray
     start: np.ndarray
@@ -87,6 +94,7 @@ class _Row:
     ends: tuple[int, ...]
     work: np.ndarray  # [num_ipus, 5]
     moved: np.ndarray  # [num_ipus]
+    members: tuple[Member, ...]
     iterations: int = 1
     joined: int = 1
 
@@ -114,7 +122,7 @@ class _Tracer(Walker):
             for _, ipu, cycles in step.transfers:
                 moved[ipu] += cycles
             row = into[-1]
-            self.rows.append(_Row(leaf, row.ipus, row.starts, row.ends, step.work, moved))
+            self.rows.append(_Row(leaf, row.ipus, row.starts, row.ends, step.work, moved, ((leaf, row.caller),)))
 
     def loop(
         self,
@@ -145,7 +153,7 @@ class _Tracer(Walker):
         ipus = tuple(np.flatnonzero((after > clocks) | (moved > 0)).tolist())
         index = list(ipus)
         starts, ends = tuple(clocks[index].tolist()), tuple(after[index].tolist())
-        self.rows.append(_Row(node, ipus, starts, ends, work, moved, count))
+        self.rows.append(_Row(node, ipus, starts, ends, work, moved, (), count))
 
 
 def _one(rows: list[_Row]) -> _Row:
@@ -159,9 +167,10 @@ def _one(rows: list[_Row]) -> _Row:
             first.setdefault(ipu, start)
             last[ipu] = end
     work, moved = (np.sum([getattr(row, name) for row in rows], 0) for name in ("work", "moved"))
-    dearest, ipus = max(rows, key=lambda row: int(row.work.sum())), tuple(sorted(first))
+    by_work, ipus = sorted(rows, key=lambda row: -int(row.work.sum())), tuple(sorted(first))
     starts, ends = (tuple(times[ipu] for ipu in ipus) for times in (first, last))
-    return _Row(dearest.node, ipus, starts, ends, work, moved, 1, sum(row.joined for row in rows))
+    members = tuple(member for row in by_work for member in row.members)
+    return _Row(by_work[0].node, ipus, starts, ends, work, moved, members, 1, sum(row.joined for row in rows))
 
 
 def _joined(rows: list[_Row], most: int) -> list[_Row]:
@@ -186,5 +195,5 @@ def _as_spans(rows: list[_Row], num_ipus: int) -> Spans:
     order = np.lexsort((step, start, ipu))
     step, ipu, start, end = step[order], ipu[order], start[order], end[order]
     iterations, joined = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("iterations", "joined"))
-    nodes = tuple(row.node for row in rows)
-    return Spans(nodes, iterations, joined, step, ipu, start, end, work[step, ipu], moved[step, ipu])
+    nodes, members = tuple(row.node for row in rows), tuple(row.members for row in rows)
+    return Spans(nodes, iterations, joined, members, step, ipu, start, end, work[step, ipu], moved[step, ipu])

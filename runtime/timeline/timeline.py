@@ -29,6 +29,7 @@ from ipujax.runtime.graph import (
     distinct,
     while_names,
 )
+from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
 
@@ -48,6 +49,7 @@ class TimelineStep:
         ends: cycle at which each of them ends.
         repeats: iterations of a loop; 1 for a leaf.
         children: the steps of the first iteration of a loop.
+        caller: the origin of the innermost call that runs it, `Origin()` outside of functions.
     """
 
     program: Program
@@ -56,6 +58,7 @@ class TimelineStep:
     ends: tuple[int, ...]
     repeats: int = 1
     children: tuple[TimelineStep, ...] = ()
+    caller: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +159,7 @@ class Walker:
         self.executions: Counter[Program] = Counter()
         self.work = np.zeros((num_ipus, len(PHASES)), np.int64)
         self.overlapped = np.zeros(num_ipus, np.int64)
+        self._caller = Origin()  # of the innermost call
         self._matrices: dict[Program, np.ndarray] = {}
         self._dearest: dict[Program, int] = {}
         self._changing: dict[Program, bool] = {}
@@ -173,9 +177,15 @@ class Walker:
     def visit(self, program: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
         """Advances `state` by one run of `program`, in place, and counts it as `times` runs; `into` gets the steps."""
         match program:
-            case ProgramSequence() | Call():
+            case ProgramSequence():
                 for child in program.children():
                     self.visit(child, state, times, into)
+            case Call(function, origin):
+                outer = self._caller
+                if origin != Origin():  # as `profile.attribution` sees calls
+                    self._caller = compose(outer, origin)
+                self.visit(function.body, state, times, into)
+                self._caller = outer
             case Repeat(count, body):
                 self.loop(program, (body,), count, state, times, into)
             case RepeatWhile(_, _, body):
@@ -212,7 +222,7 @@ class Walker:
             if step.transfers:  # as I/O tiles see it
                 ends = [int(state[row, 0]) for row, _, _ in step.transfers]
                 starts = [end - cycles for end, (_, _, cycles) in zip(ends, step.transfers, strict=True)]
-            into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends)))
+            into.append(TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends), caller=self._caller))
 
     def loop(
         self,

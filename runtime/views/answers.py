@@ -217,6 +217,10 @@ def line_to_change(profile: Figures) -> Answer:
     if not known:
         return Answer(LINE, "No line of source is known for what takes time.", section="source")
     top = known[0]
+    if top.share < _SHORT and lines[0] is not top:
+        other = f"{lines[0].origin} takes {lines[0].share:.1%}"
+        text = f"No line of source takes more than {top.share:.1%} of the run; {other}."
+        return Answer(LINE, text, "", top.origin.line, top.share, "source")
     phases = sorted(top.phases, key=lambda name: -top.phases[name])
     shares = {name: top.phases[name] / max(1, top.cycles) for name in phases}
     most = phases[: 1 if shares[phases[0]] > _MOST else 2]

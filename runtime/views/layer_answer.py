@@ -30,6 +30,9 @@ def layer_answer(profile: Figures) -> Answer:
         hint = "name layers by jax.named_scope, or write them as functions"
         return Answer(LAYER, "No layer is known.", hint)
     top = kinds[0]
+    if top.cycles < _SMALL * total:
+        text = f"No layer takes more than {top.cycles / total:.1%} of the busy cycles; the others are in no layer."
+        return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
     innermost = max((kind for kind in kinds if _is_innermost(kind)), key=lambda kind: kind.cycles)
     text = f"{_shown(top, total)}{_parts(top.parts)}."
     if innermost is not top:

@@ -33,6 +33,9 @@ class OperationRow:
         precision: that dtype.
         layer: the layer and the part of training it belongs to, "" where neither is known.
         phase: that takes most of it; empty in files of older versions.
+        number: of it in `Figures.step_costs`.
+        layer_path: the layer alone.
+        file: path of the file of `line`, "" where that is not known.
     """
 
     name: str
@@ -49,6 +52,9 @@ class OperationRow:
     precision: str
     layer: str = ""
     phase: str = ""
+    number: int = 0
+    layer_path: str = ""
+    file: str = ""
 
     @property
     def intensity(self) -> float | None:
@@ -87,11 +93,11 @@ def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
         ProfileError: a loop whose trip count is unknown.
     """
     total = max(1, profile.busy_cycles)
-    rows = [_row(step, total, profile.target) for step in profile.step_costs]
+    rows = [_row(number, step, total, profile.target) for number, step in enumerate(profile.step_costs)]
     return tuple(sorted(rows, key=lambda row: (-row.cycles, -row.moved_bytes, -row.variable_bytes)))
 
 
-def _row(step: StepCost, total: int, target: Target) -> OperationRow:
+def _row(number: int, step: StepCost, total: int, target: Target) -> OperationRow:
     return OperationRow(
         step.name,
         str(step.origin),
@@ -107,4 +113,7 @@ def _row(step: StepCost, total: int, target: Target) -> OperationRow:
         step.precision,
         ", ".join(filter(None, (step.origin.layer, step.origin.part))),
         max(step.phases, key=lambda name: step.phases[name], default=""),
+        number,
+        step.origin.layer,
+        step.origin.file,
     )

@@ -28,6 +28,8 @@ class LineCost:
         moved_bytes: bytes that arrive on tiles or the host.
         variable_bytes: size of its variables.
         names: of its operations, dearest first.
+        layers: of them, most expensive first.
+        operation: number in `Figures.step_costs` of the most expensive; None where none takes time.
     """
 
     cycles: int = 0
@@ -35,6 +37,8 @@ class LineCost:
     moved_bytes: int = 0
     variable_bytes: int = 0
     names: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    operation: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,12 +94,17 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
             cost.cycles += row.cycles
             cost.share += row.share
             cost.names += tuple(name for name in row.names if name not in cost.names)
-    for step in profile.step_costs:
+    rows = sorted(enumerate(profile.step_costs), key=lambda row: -row[1].cycles)
+    for number, step in rows:
         if (place := _place(step.origin, list(texts))) is not None:
             names[place[0]] = place[2]
             cost = costs[place[0]][place[1]]
             cost.moved_bytes += step.moved_bytes
             cost.variable_bytes += step.variable_bytes
+            if step.cycles and cost.operation is None:
+                cost.operation = number
+            if step.origin.layer and step.origin.layer not in cost.layers:
+                cost.layers += (step.origin.layer,)
     files = [SourceFile(path, tuple(texts.get(path, ())), dict(found), names[path]) for path, found in costs.items()]
     return tuple(sorted(files, key=lambda file: -file.cycles))
 

@@ -113,9 +113,10 @@ def bubble_sentence(pipeline: PipelineCost) -> str:
     Args:
         pipeline: of a profile, traced.
     """
+    equal = "equal stages" if pipeline.num_stages == pipeline.num_ipus else "IPUs of equal work"
     return (
         f"Its bubble is {pipeline.bubble_share:.1%} of that time ({pipeline.bubble_cycles:,} cycles an IPU); with "
-        f"equal stages and free exchanges {pipeline.schedule} with {pipeline.micro_batches:,} micro-batches has "
+        f"{equal} and free exchanges {pipeline.schedule} with {pipeline.micro_batches:,} micro-batches has "
         f"{pipeline.ideal_share:.1%}."
     )
 

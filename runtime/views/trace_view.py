@@ -15,6 +15,7 @@ from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, Figures, Slices
 MOST_SLICES = 30_000
 _MOST_REPEATS = 60
 _MOST_FOLDED = 2_000
+_MOST_SPANS = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +33,12 @@ class TraceView:
         labels: texts.
         spent: cycles of each phase of each IPU, to the cycle; idle time up to the end of the run. int64[ipus, phases].
         moved: (IPU, start, end, label) of what I/O tiles move meanwhile, int64[transfers, 4].
-        folded: (IPU, start, end, label) of what holds several iterations or steps, int64[spans, 4]; the longest.
+        folded: (IPU, start, end, label) of what holds several iterations, int64[spans, 4]; the longest.
+        is_joined: whether neighbouring steps are one slice.
         is_cut: whether slices are shares of equal parts of time.
+        row_sets: as of `ExecutionTrace`.
+        rows: the number in `row_sets` of the rows of operations of each label, int64[steps].
+        spans: (IPU, start, end, label) of the steps of each IPU in order of time, int64[spans, 4]; the longest.
     """
 
     num_ipus: int
@@ -47,7 +52,11 @@ class TraceView:
     spent: np.ndarray
     moved: np.ndarray
     folded: np.ndarray
+    is_joined: bool
     is_cut: bool
+    row_sets: tuple[tuple[int, ...], ...]
+    rows: np.ndarray
+    spans: np.ndarray
 
     @property
     def is_folded(self) -> bool:
@@ -71,7 +80,9 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
     length = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
     moved = np.stack([trace.ipu[rows], trace.start[rows], length, trace.step[rows]], 1)[:most_slices]
     labels = tuple(trace.label(step) for step in range(len(trace.name)))
-    columns = _repeated(trace, cut)
+    columns = _repeated(trace, cut, _MOST_REPEATS)
+    if len(columns[0]) > most_slices:
+        columns = _repeated(trace, cut, 1)
     spent = np.zeros((num_ipus, len(TRACE_PHASES)), np.int64)
     np.add.at(spent, (cut.ipu, cut.phase), cut.cycles)
     spent[:, -1] += profile.cycles - spent.sum(1)
@@ -81,24 +92,42 @@ def trace_view(profile: Figures, most_slices: int = MOST_SLICES) -> TraceView:
         columns = _shares(columns, num_ipus, profile.cycles, bins, len(labels))
         labels = (*labels, "several steps")
     ipu, start, end, phase, label = columns
-    folded = _folded(trace)
-    return TraceView(num_ipus, profile.cycles, ipu, start, end, phase, label, labels, spent, moved, folded, is_cut)
+    folded = _longest(trace, (trace.iterations > 1)[trace.step] & (trace.end > trace.start), _MOST_FOLDED)
+    spans = _longest(trace, trace.work.any(1) & (trace.end > trace.start), _MOST_SPANS)
+    return TraceView(
+        num_ipus=num_ipus,
+        cycles=profile.cycles,
+        ipu=ipu,
+        start=start,
+        end=end,
+        phase=phase,
+        label=label,
+        labels=labels,
+        spent=spent,
+        moved=moved,
+        folded=folded,
+        is_joined=bool((trace.joined > 1).any()),
+        is_cut=is_cut,
+        row_sets=trace.row_sets,
+        rows=trace.rows,
+        spans=spans,
+    )
 
 
-def _folded(trace: ExecutionTrace) -> np.ndarray:
-    """The longest spans that hold several iterations or steps."""
-    rows = np.flatnonzero(trace.is_folded & (trace.end > trace.start))
-    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:_MOST_FOLDED]
+def _longest(trace: ExecutionTrace, is_chosen: np.ndarray, most: int) -> np.ndarray:
+    """(IPU, start, end, step) of the longest of some spans, in their order."""
+    rows = np.flatnonzero(is_chosen)
+    longest = np.argsort(trace.start[rows] - trace.end[rows], kind="stable")[:most]
     rows = np.sort(rows[longest])
     return np.stack([trace.ipu[rows], trace.start[rows], trace.end[rows], trace.step[rows]], 1)
 
 
-def _repeated(trace: ExecutionTrace, cut: Slices) -> tuple[np.ndarray, ...]:
+def _repeated(trace: ExecutionTrace, cut: Slices, most_repeats: int) -> tuple[np.ndarray, ...]:
     """Slices, those of folded iterations as a pattern that repeats, so that they do not look like long phases."""
     step = trace.step[cut.span]
     times = np.maximum(trace.iterations, trace.joined)[step]
     first, last = trace.start[cut.span], trace.end[cut.span]
-    times = np.where(cut.start >= first, np.minimum(times, _MOST_REPEATS), 1)  # what is before is the wait for it
+    times = np.where(cut.start >= first, np.minimum(times, most_repeats), 1)  # what is before is the wait for it
     row = np.repeat(np.arange(len(step)), times)
     number = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
     origin, period = np.where(times > 1, first, cut.start)[row], np.where(times > 1, last - first, 0)[row]

@@ -19,6 +19,7 @@ from ipujax.runtime.profile import TRACE_PHASES, slices
 from ipujax.runtime.profile.stage_figures import ideal_share
 from ipujax.runtime.report import Profile
 from ipujax.runtime.timeline.task_spans import task_spans
+from ipujax.runtime.views.stage_view import bubble_sentence
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, parameters
 from tests.marks import slow_but
 
@@ -93,6 +94,16 @@ def test_the_ideal_of_zb_h1_and_of_one_task_at_a_time() -> None:
     bubble, work = 3 * (forward + split - weight), 8 * (forward + split + weight)
     assert ideal_share(replace(trace, busy=times), 0) == pytest.approx(bubble / (bubble + work))
     assert profile_of("sequential", "lockstep").pipelines[0].ideal_share == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("micro_batches", [8, 16])
+@pytest.mark.filterwarnings("ignore:loss uses 2 of the 4 IPUs")
+def test_stages_that_share_an_ipu_are_parts_of_its_work(micro_batches: int) -> None:
+    """Stages 0 and 2 are halves of IPU 0: IPU 1 waits for half a task before its first, and after its last."""
+    (pipeline,) = profile_of("grouped", "buffered", 3, micro_batches, device_mapping=(0, 1, 0)).pipelines
+    assert (pipeline.num_stages, pipeline.num_ipus) == (3, 2)
+    assert pipeline.ideal_share == pytest.approx(0.5 / (micro_batches + 0.5))
+    assert pipeline.ideal_share < pipeline.bubble_share and "with IPUs of equal work and" in bubble_sentence(pipeline)
 
 
 @pytest.mark.parametrize(("schedule", "exchange"), slow_but(QUICK, CASES))

@@ -77,7 +77,7 @@ def test_long_programs_have_steps_joined():
     executable = trained_program()
     trace = execution_trace(executable, executable.spans_of(None, 2), Profile(executable).timeline.clocks)
     assert len(trace.name) == 2 and trace.joined.sum() == 4
-    assert trace.label(0) == "2 steps, folded; the most expensive is popops::Dear/compute"
+    assert trace.label(0) == "popops::Dear/compute, most of 2 steps, folded"
 
 
 def test_a_trace_is_data_and_again_a_trace():

@@ -30,6 +30,7 @@ from ipujax.runtime.views.answers import (
     waiting_ipu,
 )
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS
+from ipujax.runtime.views.layer_answer import layer_answer
 from tests.runtime.helpers import machine
 from tests.runtime.profile.profile_helpers import (
     F32,
@@ -218,3 +219,20 @@ def test_a_line_of_several_phases_names_two_and_host_streams_say_what_to_try():
     answer = line_to_change(profile)
     assert "compute (40%) and exchange (35%)" in answer.sentence
     assert answer.hint.startswith("compute: half") and "; exchange: fewer" in answer.hint
+
+
+def test_lines_and_layers_that_take_next_to_nothing_are_not_to_change():
+    graph = Graph(TARGET)
+    a, b = variables(graph, "a", "b")
+    origin = Origin("model.py:3 (f)", layer="f")
+    with graph.debug_origin(origin):
+        compute_set = graph.add_compute_set("step")
+    cuts = grid((SIZE,), (4,)).cuts[0]
+    accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, b))
+    axes, tiles = (Axis("i", cuts),), np.arange(4, dtype=np.int32)
+    graph.add_vertices(compute_set, VertexGroup(codelet("step", 1), axes, accesses, tiles))
+    profile = Profile(compile(graph, Sequence(*inputs(a), Execute(compute_set), output(b))))
+    line, layer = line_to_change(profile), layer_answer(profile)
+    assert line.share < 0.02 and line.sentence.startswith("No line of source takes more than 1.0%")
+    assert "host stream out takes 9" in line.sentence and not line.hint
+    assert layer.sentence.startswith("No layer takes more than 1.0%") and layer.subject == "f"

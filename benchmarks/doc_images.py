@@ -1,0 +1,245 @@
+"""Makes the pictures of the documentation from the runs that they show.
+
+    python benchmarks/doc_images.py                 # docs/images/readme_profile.svg, of the README's program
+    python benchmarks/doc_images.py --screenshots   # also the PNG files, by Chromium and Selenium
+
+The picture of the README needs no browser: `tests/benchmarks/test_doc_images.py` runs the README and compares the
+numbers in the picture; `pytest --update-golden` writes it anew. Screenshots are parts of the pages of benchmark models,
+each at most 300 KB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from models import MODELS
+
+import ipujax as ipu
+from ipujax.runtime.page.charts import PHASE_COLOURS
+from ipujax.runtime.views import Answer, answers
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+README_PICTURE = IMAGES / "readme_profile.svg"
+_EDGE = 16  # pixels around what a screenshot shows
+MOST_BYTES = 300_000  # of a PNG file
+
+# --- the picture of the README ----------------------------------------------------------------------------------------
+
+_WIDTH, _MARGIN, _LINE = 1000, 24, 20  # pixels
+_COLUMNS = 62  # characters of a line of a card, at 13 pixels
+_LEAST_SHARE = 0.01  # of the run, of a phase that has a name
+
+
+def readme_picture(profile: ipu.Profile) -> str:
+    """What a run costs, as SVG: phases as a bar, and a card for each question with its answer.
+
+    Args:
+        profile: of the run.
+    """
+    cards = [card for card in answers(profile) if card.question != "Where does an IPU wait?"]  # there is one
+    parts = [_text(profile.identity.function, 40, size=20, weight=600), _text(profile.brief, 62, fill="#555555")]
+    parts += _phase_bar(profile, 80)
+    y, height = 150, 0
+    for number, card in enumerate(cards):
+        left = _MARGIN + (number % 2) * (_WIDTH // 2 - 8)
+        lines, drawn = _card(card, left, y)
+        parts += drawn
+        height = max(height, lines * _LINE + 52)
+        if number % 2 or number == len(cards) - 1:
+            y, height = y + height + 8, 0
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 8}" font-family="system-ui, sans-serif"'
+    back = f'<rect width="{_WIDTH}" height="{y + 8}" fill="#ffffff"/>'
+    return "\n".join([f'{head} font-size="13" role="img">', back, *parts, "</svg>\n"])
+
+
+def _text(text: str, y: int, x: int = _MARGIN, size: int = 13, weight: int = 400, fill: str = "#1a1a1a") -> str:
+    style = f'font-size="{size}" font-weight="{weight}" fill="{fill}"'
+    return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'
+
+
+def _phase_bar(profile: ipu.Profile, y: int) -> list[str]:
+    """The phases of the limiting IPU beside each other, and their names below."""
+    parts, x, name_x = list[str](), float(_MARGIN), _MARGIN
+    for name, cycles in profile.phase_cycles.items():
+        share = cycles / max(1, profile.cycles)
+        width = share * (_WIDTH - 2 * _MARGIN)
+        parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="22" fill="{PHASE_COLOURS[name]}"/>')
+        x += width
+        if share >= _LEAST_SHARE:
+            parts.append(f'<rect x="{name_x}" y="{y + 33}" width="12" height="12" fill="{PHASE_COLOURS[name]}"/>')
+            parts.append(_text(f"{name.replace('_', ' ')} {share:.1%}", y + 44, name_x + 18))
+            name_x += 170
+    return parts
+
+
+def _card(card: Answer, x: int, y: int) -> tuple[int, list[str]]:
+    """How many lines a card has, and its elements."""
+    lines = [(line, "#1a1a1a") for line in textwrap.wrap(card.sentence, _COLUMNS)]
+    lines += [(line, "#555555") for line in textwrap.wrap(f"Try: {card.hint}", _COLUMNS) if card.hint]
+    height = len(lines) * _LINE + 44
+    frame = (
+        f'<rect x="{x}" y="{y}" width="{_WIDTH // 2 - 32}" height="{height}" rx="8" fill="#f4f6f8" stroke="#d6d6d6"/>'
+    )
+    texts = [_text(line, y + 50 + n * _LINE, x + 14, fill=fill) for n, (line, fill) in enumerate(lines)]
+    return len(lines), [frame, _text(card.question, y + 26, x + 14, size=14, weight=600), *texts]
+
+
+def texts_of(picture: str) -> str:
+    """The texts of a picture, for those who compare its numbers.
+
+    Args:
+        picture: of `readme_picture`.
+    """
+    return "\n".join(re.findall(r"<text [^>]*>(.*?)</text>", picture))
+
+
+# --- screenshots ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Screenshot:
+    """A part of a page.
+
+    Args:
+        model: name of a benchmark model.
+        first: selector of the first element that is shown.
+        last: selector of the last one; the first alone when empty.
+        before: script that runs before.
+        height: pixels that are shown at most.
+        is_dark: whether the page is dark.
+    """
+
+    model: str
+    first: str
+    last: str = ""
+    before: str = ""
+    height: int = 1_000
+    is_dark: bool = False
+
+
+_TRACE = ("#trace", "#picked")
+_TOP_OPERATION = "document.querySelector('#operations tbody .to-trace').click();"
+SCREENSHOTS = {
+    "report_summary": Screenshot("digits-cnn", "header", "#summary .answers"),
+    "report_operations": Screenshot("digits-cnn", "#operations", height=760),
+    "bert_summary": Screenshot("bert-base", "header", "#summary .answers", height=1_250),
+    "bert_layers": Screenshot("bert-base", "#layers"),
+    "bert_stages": Screenshot("bert-base", "#stages", "#chart-tasks"),
+    "bert_trace": Screenshot("bert-base", *_TRACE, before=_TOP_OPERATION),
+    "bert_memory": Screenshot("bert-base", "#memory", "#chart-roles + .legend", is_dark=True),
+    "transformer_layers": Screenshot("transformer-loop", "#layers", height=780),
+    "transformer_search": Screenshot(
+        "transformer-loop",
+        "nav",
+        "#picked",
+        "document.getElementById('search').value = 'attention backward'; ipujaxPage.search();"
+        "document.querySelectorAll('#summary, #layers, #stages').forEach((part) => (part.hidden = true));"
+        "document.querySelectorAll('#operations h3, #chart-roofline, #operations h3 + p').forEach((x) => x.remove());"
+        "document.querySelector('#operations .scroll').style.maxHeight = '20rem';",
+        1_100,
+    ),
+}
+
+
+def profile_of(name: str) -> ipu.Profile:
+    """The profile of a training step of a benchmark model.
+
+    Args:
+        name: of the model.
+    """
+    model = MODELS[name]()
+    options = ipu.Options(**{"allow_out_of_memory": True, "progress": False, **model.options})
+    how = {"device": model.device(), "donate_argnums": model.donate_argnums, "options": options}
+    return ipu.jit(model.step, **how, **model.jit).profile(*model.args)
+
+
+def make_screenshots(names: Sequence[str]) -> None:
+    """Writes PNG files of parts of pages.
+
+    Args:
+        names: of `SCREENSHOTS`.
+    """
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1240,1400"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options)
+    models = list(dict.fromkeys(SCREENSHOTS[name].model for name in names))
+    try:
+        for model in models:
+            with tempfile.TemporaryDirectory() as folder:
+                page = Path(folder) / "page.html"
+                profile_of(model).to_html(page)
+                for name in names:
+                    if SCREENSHOTS[name].model == model:
+                        _shoot(browser, page, SCREENSHOTS[name], IMAGES / f"{name}.png")
+    finally:
+        browser.quit()
+
+
+def _shoot(browser: Any, page: Path, part: Screenshot, path: Path) -> None:
+    browser.get(page.as_uri())
+    while browser.execute_script("return document.documentElement.dataset.ready") != "true":
+        time.sleep(0.05)
+    dark = "document.getElementById('theme').click();" if part.is_dark else ""
+    browser.execute_script(f"{part.before} {dark} document.querySelector('nav').style.position = 'static';")
+    time.sleep(1)  # until charts are drawn anew
+    box = browser.execute_script(
+        "const [first, last] = [...arguments].map((x) => document.querySelector(x).getBoundingClientRect());"
+        "return [first.top + scrollY, last.bottom + scrollY];",
+        part.first,
+        part.last or part.first,
+    )
+    height = min(part.height, box[1] - box[0] + 2 * _EDGE)
+    area = {"x": 0, "y": max(0, box[0] - _EDGE), "width": 1240, "height": height, "scale": 1}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": area, "captureBeyondViewport": True})
+    path.write_bytes(base64.b64decode(shot["data"]))
+    size = path.stat().st_size
+    print(f"{path.relative_to(ROOT)}: {size:,} B")
+    if size > MOST_BYTES:
+        sys.exit(f"{path.name} is larger than {MOST_BYTES:,} B")
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+
+
+def readme_profile() -> ipu.Profile:
+    """The profile that the first program of the README prints."""
+    (code, *_) = re.findall(r"```python\n(.*?)```\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code, "train.py", "exec", dont_inherit=True), names)
+    return names["compiled"].profile
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Makes the pictures.
+
+    Args:
+        argv: of the command line.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--screenshots", action="store_true", help="also the PNG files; needs Chromium and Selenium")
+    parser.add_argument("--only", choices=SCREENSHOTS, action="append", help="of the screenshots")
+    args = parser.parse_args(argv)
+    README_PICTURE.write_text(readme_picture(readme_profile()), encoding="utf-8")
+    if args.screenshots or args.only:
+        make_screenshots(args.only or list(SCREENSHOTS))
+
+
+if __name__ == "__main__":
+    main()

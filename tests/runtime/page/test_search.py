@@ -1,0 +1,158 @@
+"""Links, clicks on the trace and the search box of a page in Chromium; skipped without it, as `test_browser`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.page.test_browser import (
+    browser,
+    errors,
+    find,
+    frame,
+    opened,
+    pointer,
+    pytestmark as needs_chromium,
+    until,
+)
+from tests.runtime.page.test_links import profile
+
+pytestmark = needs_chromium
+FIXTURES = browser, profile  # of the modules they are from
+ESCAPE = "\ue00c"
+MARKED = """
+const drawn = ipujaxPage.chart("trace").renderers.find((part) => part.name === "selected");
+return drawn.data_source.data.left.length;
+"""
+NODES = """
+const nodes = [...document.querySelectorAll('#layer-tree details, #layer-tree .leaf')];
+return nodes.filter((node) => !node.hidden).map((node) => node.dataset.find.split(" ")[0]);
+"""
+ROWS = "return [...document.querySelectorAll('%s tbody tr')].filter((row) => !row.hidden).map((row) => row.textContent)"
+
+
+@pytest.fixture(scope="module")
+def page(browser, profile, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    profile.to_html(path)
+    opened(browser, path)
+    return browser
+
+
+def shown(page):
+    return page.execute_script("const r = ipujaxPage.chart('trace').x_range; return [r.start, r.end]")
+
+
+def picked(page):
+    return find(page, "#picked").text
+
+
+def is_in_view(page, selector):
+    box = "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+    return page.execute_script(f"{box} return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight", selector)
+
+
+def write(page, text):
+    field = find(page, "#search")
+    field.clear()
+    field.send_keys(text)
+    page.execute_script("ipujaxPage.search()")
+
+
+def test_a_row_leads_to_its_slices_and_back(page, profile):
+    products = [n for n, row in enumerate(profile.step_costs) if row.name == "dot_general"]
+    number = max(products, key=lambda n: profile.step_costs[n].cycles)
+    find(page, f"#op-{number} .to-trace").send_keys("\n")  # by the keyboard
+    until(lambda: is_in_view(page, "#chart-trace"))
+    trace, row = profile.execution_trace, profile.step_costs[number]
+    spans = [n for n, step in enumerate(trace.step.tolist()) if number in trace.rows_of(step)]
+    assert page.execute_script(MARKED) == len(spans) and f"slice 1 of {len(spans)} of {row.name}" in picked(page)
+    first = min(spans, key=lambda n: (trace.start[n], trace.ipu[n]))
+    start, end = shown(page)
+    assert start <= trace.start[first] and trace.end[first] <= end and end - start < profile.cycles
+    page.execute_script("arguments[0].click()", find(page, f"#picked a[href='#op-{number}']"))
+    until(lambda: is_in_view(page, f"#op-{number}"))
+    if len(spans) > 1:
+        page.execute_script("arguments[0].click()", find(page, "[data-pick='next']"))
+        assert f"slice 2 of {len(spans)}" in picked(page)
+
+
+def test_a_click_on_a_slice_names_its_operation_line_and_layer(page, profile):
+    page.execute_script("ipujaxPage.zoom('trace', 'all')")
+    trace = profile.execution_trace
+    span = int((trace.end - trace.start).argmax())
+    left, top, width, height = frame(page, "trace")
+    x = left + width * (trace.start[span] + trace.end[span]) / 2 / profile.cycles
+    y = top + height * (trace.ipu[span] + 0.5) / profile.target.num_ipus
+    moves = pointer(page)
+    moves.pointer_action.move_to_location(round(x), round(y)).click()
+    moves.perform()
+    label = trace.label(int(trace.step[span]))
+    until(lambda: picked(page).startswith(f"{label} on IPU {trace.ipu[span]}"))
+    assert page.execute_script(MARKED) == 1
+    rows = [profile.step_costs[n] for n in trace.rows_of(int(trace.step[span]))]
+    for row in rows[:3]:
+        assert row.name in picked(page) and str(row.origin) in picked(page) and row.origin.layer in picked(page)
+    page.execute_script("arguments[0].click()", find(page, "[data-pick='none']"))
+    assert picked(page) == "No slice is chosen." and page.execute_script(MARKED) == 0
+    page.execute_script("arguments[0].click()", find(page, "[data-pick='longest']"))
+    assert picked(page).startswith(label)
+
+
+@pytest.mark.parametrize("kind", ["layer", "line", "span"])
+def test_layers_lines_and_tasks_lead_to_the_trace(page, kind):
+    page.execute_script("arguments[0].click()", find(page, f"[data-show^='{kind}']"))
+    assert page.execute_script(MARKED) > 0 and "slice 1 of" in picked(page)
+
+
+def test_addresses_unfold_what_they_are_in(page):
+    layer = page.execute_script("return [...document.querySelectorAll('#layer-tree .leaf')].pop().id")
+    page.execute_script("for (const part of document.querySelectorAll('#layers details')) part.open = false")
+    page.execute_script("location.hash = '#' + encodeURIComponent(arguments[0])", layer)
+    until(lambda: page.execute_script("return document.getElementById(arguments[0]).offsetHeight > 0", layer))
+
+
+def test_one_box_searches_all_tables_and_marks_the_trace(page, profile):
+    find(page, "body").send_keys("/")
+    assert page.execute_script("return document.activeElement.id") == "search"
+    write(page, "DENSE dot_general")
+    for text in page.execute_script(ROWS % "#operations"):
+        assert "dense" in text and "dot_general" in text
+    meant = [
+        n
+        for n, row in enumerate(profile.step_costs)
+        if row.name.startswith("dot_general") and "dense" in str(row.origin)
+    ]
+    assert len(page.execute_script(ROWS % "#operations")) >= len(meant) > 0
+    trace = profile.execution_trace
+    spans = sum(any(n in trace.rows_of(step) for n in meant) for step in trace.step.tolist())
+    assert page.execute_script(MARKED) == spans and f"Trace {spans}" in find(page, "#found").text
+    write(page, "no such name")
+    assert page.execute_script(ROWS % "#operations") == page.execute_script(ROWS % "#fullest-items") == []
+    assert find(page, "#found").text == "Nothing has all these words."
+    find(page, "#search").send_keys(ESCAPE)
+    assert len(page.execute_script(ROWS % "#operations")) == len(profile.step_costs)
+    assert find(page, "#search").get_attribute("value") == find(page, "#found").text == ""
+    assert page.execute_script(MARKED) == 0
+
+
+def test_the_box_finds_variables_layers_and_lines(page, profile):
+    variable = next(item for item in profile.memory.largest if item.category == "variable")
+    write(page, variable.readable.upper()[:30])
+    found = page.execute_script(ROWS % "#fullest-items")
+    assert 0 < len(found) < len(profile.memory.largest)
+    assert all(variable.readable[:30].lower() in text.lower() for text in found)
+    write(page, "spectrum")
+    nodes = page.execute_script(NODES)
+    assert nodes and all("spectrum" in node or any(other.startswith(f"{node}/") for other in nodes) for node in nodes)
+    assert any("svd" in text for text in page.execute_script(ROWS % "#source"))
+    find(page, "#search").send_keys(ESCAPE)
+
+
+def test_an_address_that_a_search_hides_ends_it(page):
+    write(page, "spectrum")
+    rows = "[...document.querySelectorAll('#operations tbody tr')]"
+    hidden = page.execute_script(f"return {rows}.find((row) => row.hidden).id")
+    page.execute_script("location.hash = '#' + arguments[0]", hidden)
+    until(lambda: is_in_view(page, f"#{hidden}"))
+    assert find(page, "#search").get_attribute("value") == ""
+    assert errors(page) == []
