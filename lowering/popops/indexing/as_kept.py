@@ -41,13 +41,8 @@ def scatter_as_kept(
 ) -> tuple[ScatterSpec, Tensor, Tensor, Callable[[Tensor], Tensor]]:
     """Rewrites a scatter for the memory order of its table.
 
-    Args:
-        spec: the scatter.
-        table: tensor of shape `spec.table_shape`.
-        updates: tensor of shape `spec.update_shape`.
-
     Returns:
-        Spec, table and updates for `plan_scatter`, and the function from its result to a table of `spec`.
+        Spec, table and updates for `plan_scatter`, and the function from its result to a table of the shape of `table`.
     """
     order = _order_of_table(table, updates)
     ordered = scatter_in_order(spec, order)

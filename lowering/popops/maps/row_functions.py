@@ -71,12 +71,10 @@ def each_row(
     name: str,
     operations: int = 1,
 ) -> list[Tensor]:
-    """Applies a function to each row of a tensor.
+    """Applies a function to each row along `axis` of a tensor with at least one element.
 
     Args:
         title: name of the codelet.
-        x: tensor with at least one element.
-        axis: dimension of the rows.
         fun: hashable function of a block, to blocks of the results.
         results: length of the rows of each result, and its dtype.
         operations: number of operations of `fun` for one element of `x`.

@@ -45,14 +45,9 @@ def spread_blocks(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: An
 
 
 def longest_share(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
-    """Outputs of the busiest tile of a stage of `reduce_partials`.
+    """Outputs of the busiest tile of a stage of `reduce_partials`, of `size` in total.
 
-    Args:
-        size: outputs.
-        slots: partials of each output before the stage, int or int64 array, as the next and the last.
-        stage_slots: partials of each output after the stage.
-        dtype: dtype of the partials.
-        tiles: number of tiles.
+    `slots` and `stage_slots` are the partials of each output before and after the stage, int or int64 arrays.
     """
     grains = -(-size // grain(dtype))
     return np.minimum(size, -(-grains // spread_blocks(size, slots, stage_slots, dtype, tiles)) * grain(dtype))
