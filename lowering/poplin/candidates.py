@@ -65,9 +65,9 @@ def output_order(kind: VertexKind, rank: int) -> list[int]:
 class Candidates:
     """Candidate plans of one kind of vertex; arrays have one entry a candidate."""
 
-    spec: ConvSpec  # the convolution
-    kind: VertexKind  # kind of the vertices
-    target: Target  # the machine
+    spec: ConvSpec
+    kind: VertexKind
+    target: Target
     grains: Dims[int]  # multiples that the cuts of each dimension are
     splits: np.ndarray  # blocks of each dimension, int64[dimensions, candidates]
     block: Dims[np.ndarray]  # lengths of the largest block

@@ -47,9 +47,9 @@ class ConvParams:
     """Parameters of `lax.conv_general_dilated` that a codelet needs, with the layout of its blocks."""
 
     dimension_numbers: lax.ConvDimensionNumbers  # those of operands without a group dimension
-    lhs: Layout  # layout of the activations
-    rhs: Layout  # layout of the weights: `batch` is their output channel, `channel` their input channel
-    out: Layout  # layout of the result
+    lhs: Layout  # of the activations
+    rhs: Layout  # of the weights: `batch` is their output channel, `channel` their input channel
+    out: Layout
     groups_in_batch: bool  # whether groups divide the batch of the activations (`batch_group_count`)
     precision: Any  # argument of JAX
 

@@ -75,7 +75,7 @@ class Plan:
     """Split of a convolution over tiles."""
 
     spec: ConvSpec  # the convolution of one step
-    kind: VertexKind  # kind of the vertices
+    kind: VertexKind
     splits: Dims[int]  # blocks of each dimension
     grains: Dims[int]  # multiples that the cuts of each dimension are
     cost: PlanCost  # estimated cycles of one step

@@ -44,8 +44,8 @@ def add_in_steps(
         is_loop: whether the steps are a loop.
     """
     if not is_loop:
-        results = [add_step(part, prog) for part in _parts(graph, operand, dim, steps, prog, name)]
-        return _joined(graph, results, out_dim, out_channel, prog, name)
+        results = [add_step(part, prog) for part in _slices(graph, operand, dim, steps, prog, name)]
+        return _join(graph, results, out_dim, out_channel, prog, name)
     stack = _stack_of(graph, operand, dim, channel, steps, prog, name)
     body = ProgramSequence()
     counter = new_counter(graph, 0, prog, name)
@@ -85,15 +85,13 @@ def _divided(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramS
     return stack
 
 
-def _parts(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
+def _slices(graph: Graph, operand: Tensor, dim: int, steps: int, prog: ProgramSequence, name: str) -> list[Tensor]:
     stack = _divided(graph, operand, dim, steps, prog, name)
     limits = stack.shape[1:]
     return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
 
 
-def _joined(
-    graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str
-) -> Tensor:
+def _join(graph: Graph, results: Sequence[Tensor], dim: int, channel: int, prog: ProgramSequence, name: str) -> Tensor:
     """Copies the results of steps to one variable, of which any view can be taken."""
     joined = concat(results, dim)
     order = MemoryOrder.with_channels(joined.shape, channel)

@@ -60,7 +60,7 @@ class ConvSpec:
     rhs_dilation: tuple[int, ...]  # dilation of the kernel
     lhs_dtype: Any  # dtype of the activations
     rhs_dtype: Any  # dtype of the weights
-    out_dtype: Any  # dtype of the result
+    out_dtype: Any
     partials_dtype: Any  # dtype of the partial results when a reduced dimension is split
     # Whether the plan maps the activations to tiles, so that tiles store some of their operands
     lhs_is_free: bool = False

@@ -86,7 +86,7 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
 
 def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
     """Multiples of the cuts of each dimension; with `in_groups` multiples of the operands' channel groups too."""
-    grain = _of_kind(kind, spec, target, in_groups)
+    grain = _kind_grains(kind, spec, target, in_groups)
     if not in_groups:
         return grain
     # Half a group is an exchange fragment for each element of the dimension around it.
@@ -94,12 +94,12 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
     return Dims.of([max(n, sizes.get(axis, 1)) for axis, n in enumerate(grain)])
 
 
-def _of_kind(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
+def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
     arith = arithmetic(spec, target)
     extents = spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
-    outs = _group(extents.out_channels)
-    ins = _group(extents.in_channels) if in_groups else 1
+    outs = _channel_group(extents.out_channels)
+    ins = _channel_group(extents.in_channels) if in_groups else 1
     if not kind.uses_amp:
         return replace(ones, out_channels=outs, in_channels=ins)
     assert arith.precision is not None, "AMP kinds apply to half and float only"
@@ -130,7 +130,7 @@ def _group_size(memory: Memory, positions: Mapping[int, int]) -> dict[int, int]:
     return {positions[inner]: size} if axes.count(inner) > 1 and inner in positions else {}
 
 
-def _group(channels: int) -> int:
+def _channel_group(channels: int) -> int:
     return GROUP_CHANNELS if channels > GROUP_CHANNELS and channels % GROUP_CHANNELS == 0 else 1
 
 

@@ -57,13 +57,10 @@ def per_key(
     name: str,
     cut_results: bool = False,
 ) -> list[Tensor]:
-    """Applies a function of keys to arrays of them; returns a new tensor for each result.
+    """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
 
     Args:
-        fun: hashable function of blocks, applied to each key independently.
-        title: name of the codelet.
         operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
-        keys_rank: rank of the array of keys.
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
         cut_results: whether the result of one key may be cut; there is a single result then.
     """

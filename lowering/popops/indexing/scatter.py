@@ -424,7 +424,7 @@ class _MemoryAndCombinationCost:
     table: Literal["neutral", "constant", "free", "elsewhere"]  # kind of the table that is combined last
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        # Code must be in the elements of memory before the interleaved ones: scaled to the bytes of a full tile.
+        # Code fits below the interleaved region only: scaled to the bytes of a full tile.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
         if self.monoid is None:

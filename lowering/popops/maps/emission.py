@@ -25,7 +25,7 @@ class Emission:
     operands: tuple[Variable, ...]  # variables of its operands, each once
     variables: tuple[Variable, ...]  # variables that it added, except constants
     steps: tuple[tuple[str, tuple[VertexGroup, ...]], ...]  # name and vertices of each compute set, in order
-    results: tuple[Tensor, ...]  # results of the operation
+    results: tuple[Tensor, ...]
 
     def replay(self, graph: Graph, operands: Sequence[Variable], prog: ProgramSequence, name: str) -> list[Tensor]:
         """Adds equal vertices on other operands; maps their unmapped variables as those of the first operands."""
